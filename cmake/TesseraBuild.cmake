@@ -1,0 +1,88 @@
+# What every target shares: output folders, language level, warnings, the sanitizer,
+# and the functions that declare a layer, a program and a test.
+include(GNUInstallDirs)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# One setting for libraries and programs, so that all of them can share one precompiled header.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+# A unit that includes libtorch takes about 1 GB: two at a time.
+set_property(GLOBAL PROPERTY JOB_POOLS heavy=2)
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+set(TESSERA_SANITIZE "" CACHE STRING "Value of -fsanitize=, for example address,undefined")
+
+add_library(tessera_options INTERFACE)
+# Results must not depend on how a compiler fuses a*b+c (see kernels/portable_math.h).
+target_compile_options(tessera_options INTERFACE
+  -Wall -Wextra -Wpedantic -ffp-contract=off)
+if(TESSERA_SANITIZE)
+  target_compile_options(tessera_options INTERFACE
+    -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
+endif()
+
+# tessera_layer(<name> SOURCES <file>... [USES <target>...] [PRIVATE <target>...] [NO_TORCH])
+# A layer: the shared library libtessera_<name>.so, known as tessera::<name>.
+function(tessera_layer name)
+  cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;USES;PRIVATE" ${ARGN})
+  add_library(tessera_${name} SHARED ${ARG_SOURCES})
+  add_library(tessera::${name} ALIAS tessera_${name})
+  set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(tessera_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(tessera_${name} PUBLIC cxx_std_20)
+  target_link_libraries(tessera_${name} PUBLIC ${ARG_USES}
+    PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:tessera_options>)
+  if(NOT ARG_NO_TORCH)
+    target_link_libraries(tessera_${name} PUBLIC tessera::libtorch)
+    tessera_use_pch(tessera_${name})
+  endif()
+  install(TARGETS tessera_${name} EXPORT tesseraTargets)
+endfunction()
+
+# tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL])
+function(tessera_program name)
+  cmake_parse_arguments(ARG "NO_TORCH;NO_INSTALL" "" "SOURCES;USES" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_USES} tessera_options)
+  if(NOT ARG_NO_TORCH)
+    tessera_use_pch(${name})
+  endif()
+  if(NOT ARG_NO_INSTALL)
+    install(TARGETS ${name})
+  endif()
+endfunction()
+
+# tessera_test(<name> SOURCES <file>... USES <target>... [NO_TORCH] [TIMEOUT <seconds>])
+# A GoogleTest program; each of its tests becomes one CTest test.
+function(tessera_test name)
+  cmake_parse_arguments(ARG "NO_TORCH" "TIMEOUT" "SOURCES;USES" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  if(NOT ARG_NO_TORCH)
+    tessera_use_pch(${name})
+  endif()
+  # Discovery at test time: a build must not have to run programs.
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1")
+endfunction()

@@ -1,0 +1,90 @@
+# Finds libtorch (>= 2.11) and defines
+#   tessera::libtorch       headers, torch_cpu and c10: what every layer needs
+#   tessera::libtorch_cuda  torch_cuda and c10_cuda; only where a CUDA toolkit is found
+# Used by our own build and, installed, by tesseraConfig.cmake.
+#
+# CPU programs link torch_cpu alone: they start faster and take less memory than with the CUDA
+# libraries loaded, and what needs CUDA is in libtessera_cuda.so, loaded on demand.
+
+set(TESSERA_TORCH_VERSION 2.11)
+
+# The wheel that scripts/setup installs, unless the caller points elsewhere.
+file(GLOB _tessera_wheel "${CMAKE_CURRENT_LIST_DIR}/../.deps/venv/lib/python3*/site-packages/torch")
+find_path(TESSERA_TORCH_ROOT include/torch/csrc/api/include/torch/torch.h
+  HINTS ${Torch_DIR}/../../.. ${Torch_ROOT} ${_tessera_wheel}
+  PATH_SUFFIXES libtorch torch
+  DOC "The folder of libtorch that holds include/ and lib/")
+if(NOT TESSERA_TORCH_ROOT)
+  message(FATAL_ERROR "libtorch was not found. Run scripts/setup, or pass "
+    "-DCMAKE_PREFIX_PATH=DIR where DIR holds libtorch's include/ and lib/.")
+endif()
+
+file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/version.h _version_lines
+  REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" _torch_version "${_version_lines}")
+if(_torch_version VERSION_LESS TESSERA_TORCH_VERSION)
+  message(FATAL_ERROR "libtorch ${_torch_version} in ${TESSERA_TORCH_ROOT} is too old: "
+    "Tessera needs ${TESSERA_TORCH_VERSION} or newer. Run scripts/setup or pass another CMAKE_PREFIX_PATH.")
+endif()
+
+find_package(CUDAToolkit QUIET)
+set(TESSERA_TORCH_HAS_CUDA OFF)
+if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so AND CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
+  set(TESSERA_TORCH_HAS_CUDA ON)
+endif()
+
+# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit, and asks for a GPU unless
+# the architectures are named. Without a toolkit the CPU half is described by hand.
+if(TESSERA_TORCH_HAS_CUDA OR NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
+  if(NOT DEFINED TORCH_CUDA_ARCH_LIST)
+    set(TORCH_CUDA_ARCH_LIST "9.0")
+  endif()
+  set(ENV{TORCH_CUDA_ARCH_LIST} "${TORCH_CUDA_ARCH_LIST}")
+  find_package(Torch REQUIRED PATHS ${TESSERA_TORCH_ROOT}/share/cmake/Torch NO_DEFAULT_PATH)
+else()
+  foreach(lib c10 torch_cpu)
+    if(NOT TARGET ${lib})
+      add_library(${lib} SHARED IMPORTED)
+      set_target_properties(${lib} PROPERTIES IMPORTED_LOCATION ${TESSERA_TORCH_ROOT}/lib/lib${lib}.so)
+    endif()
+  endforeach()
+endif()
+
+if(NOT TARGET tessera::libtorch)
+  add_library(tessera::libtorch INTERFACE IMPORTED GLOBAL)
+  target_include_directories(tessera::libtorch SYSTEM INTERFACE
+    ${TESSERA_TORCH_ROOT}/include ${TESSERA_TORCH_ROOT}/include/torch/csrc/api/include)
+  # By file: the imported target torch_cpu would bring CUDA's libraries along.
+  target_link_libraries(tessera::libtorch INTERFACE
+    ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so ${TESSERA_TORCH_ROOT}/lib/libc10.so)
+  target_link_options(tessera::libtorch INTERFACE
+    "-Wl,-rpath,${TESSERA_TORCH_ROOT}/lib" "-Wl,--allow-shlib-undefined")
+endif()
+
+if(TESSERA_TORCH_HAS_CUDA AND NOT TARGET tessera::libtorch_cuda)
+  add_library(tessera::libtorch_cuda INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(tessera::libtorch_cuda INTERFACE tessera::libtorch
+    "-Wl,--no-as-needed" ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so
+    ${TESSERA_TORCH_ROOT}/lib/libc10_cuda.so "-Wl,--as-needed" CUDA::cudart)
+endif()
+
+# One precompiled header, made once and reused by every target that includes libtorch.
+function(tessera_use_pch target)
+  if(NOT TESSERA_PCH)
+    return()
+  endif()
+  if(NOT TARGET tessera_pch)
+    file(WRITE ${CMAKE_BINARY_DIR}/pch/pch.cpp "// Owner of the precompiled header.\n")
+    add_library(tessera_pch OBJECT ${CMAKE_BINARY_DIR}/pch/pch.cpp)
+    target_link_libraries(tessera_pch PRIVATE tessera::libtorch tessera_options)
+    # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
+    target_precompile_headers(tessera_pch PRIVATE
+      <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
+      <torch/library.h> <algorithm> <memory> <string> <vector>)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+      target_compile_options(tessera_pch PRIVATE -fpch-instantiate-templates)
+    endif()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
+endfunction()

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace tessera {
+
+/// What every failure of this library throws. One line: what was asked, what was found, what to do.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+/// The arguments, streamed one after another.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+}  // namespace detail
+
+/// Throws Error with the parts streamed into one message.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  throw Error(detail::concat(parts...));
+}
+
+}  // namespace tessera
+
+/// Throws tessera::Error with the remaining arguments streamed into one message unless `condition`.
+#define TESSERA_CHECK(condition, ...) \
+  do {                                \
+    if (!(condition)) [[unlikely]] {  \
+      ::tessera::fail(__VA_ARGS__);   \
+    }                                 \
+  } while (false)

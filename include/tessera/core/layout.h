@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/core/placement.h"
+
+namespace tessera {
+
+/// One factor of a tensor dimension: `extent` positions, split over `mesh_dims` in this order, each
+/// level as torch.chunk splits what the level before left (so extents that don't divide are fine).
+/// No mesh dimension: the digit stays local.
+struct Digit {
+  std::int64_t extent = 0;  ///< 0: the whole dimension (the only digit of it)
+  std::vector<int> mesh_dims;
+  friend bool operator==(const Digit&, const Digit&) = default;
+};
+
+/// The mesh dimension over which a tensor is a pending reduction.
+struct PartialDim {
+  int mesh_dim = 0;
+  ReduceOp op = ReduceOp::kSum;
+  friend bool operator==(const PartialDim&, const PartialDim&) = default;
+};
+
+/// How a tensor lies on a mesh: for each tensor dimension an ordered list of digits, major first,
+/// whose extents multiply to the size; and the mesh dimensions over which it is partial. A mesh
+/// dimension that appears nowhere replicates.
+///
+/// Immutable and interned: two equal layouts are one object, so that comparing and hashing is
+/// comparing pointers. Canonical form: a dimension that no mesh dimension splits has no digits; a
+/// dimension with a single digit has extent 0; neighbouring local digits are merged; `partial` is
+/// ordered by mesh dimension. Layouts therefore do not depend on tensor sizes, except where a
+/// dimension has several digits (a flattened view of a sharded inner dimension).
+class Layout {
+ public:
+  using Dims = std::vector<std::vector<Digit>>;
+
+  /// The one layout with this content, canonicalised. Thread safe; never freed.
+  /// Throws Error if a mesh dimension is used twice or is out of range.
+  static const Layout* intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
+                              std::vector<PartialDim> partial = {});
+  /// Replicated on every mesh dimension.
+  static const Layout* replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
+
+  const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
+  int mesh_ndim() const { return static_cast<int>(mesh_sizes_.size()); }
+  int tensor_ndim() const { return static_cast<int>(dims_.size()); }
+  const Dims& dims() const { return dims_; }
+  const std::vector<Digit>& digits(int tensor_dim) const {
+    return dims_[static_cast<std::size_t>(tensor_dim)];
+  }
+  const std::vector<PartialDim>& partial() const { return partial_; }
+
+  /// No shard and no partial.
+  bool is_replicated() const { return replicated_; }
+  bool is_partial() const { return !partial_.empty(); }
+  /// The tensor dimension that `mesh_dim` splits, or -1.
+  int sharded_dim(int mesh_dim) const;
+  /// The reduction pending over `mesh_dim`, or nullptr.
+  const PartialDim* partial_on(int mesh_dim) const;
+  /// The mesh dimensions that split `tensor_dim`, in order of application.
+  std::vector<int> mesh_dims_of(int tensor_dim) const;
+
+ private:
+  Layout(std::vector<std::int64_t> mesh_sizes, Dims dims, std::vector<PartialDim> partial);
+
+  std::vector<std::int64_t> mesh_sizes_;
+  Dims dims_;
+  std::vector<PartialDim> partial_;
+  bool replicated_ = false;
+};
+
+using LayoutPtr = const Layout*;
+
+/// From PyTorch's form. Later mesh dimensions split what earlier ones left, and a StridedShard is
+/// turned into the order that it stands for. `sizes` are the tensor's global sizes. Negative Shard
+/// dimensions count from the end. Throws Error for a dimension out of range, a list of the wrong
+/// length, or a StridedShard whose pieces don't line up with the shards that follow it.
+LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
+                    std::span<const std::int64_t> sizes);
+/// To PyTorch's form; an order other than the mesh's becomes StridedShard.
+Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
+/// Compact and exact, for messages: "[tp,dp | -] partial{}".
+std::string to_string(const Layout& layout);
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// The sizes and names of a mesh's dimensions, outermost first: rank order is row-major.
+class MeshShape {
+ public:
+  MeshShape() = default;
+  /// `names` is empty or one unique name per size. Throws Error on a size < 1 or a bad name.
+  explicit MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names = {});
+
+  int ndim() const { return static_cast<int>(sizes_.size()); }
+  std::int64_t size(int dim) const { return sizes_.at(static_cast<std::size_t>(dim)); }
+  const std::vector<std::int64_t>& sizes() const { return sizes_; }
+  const std::vector<std::string>& names() const { return names_; }
+  /// The product of the sizes.
+  std::int64_t numel() const;
+  /// The index of the dimension called `name`. Throws Error, listing the names, if there is none.
+  int dim(std::string_view name) const;
+  /// Row-major coordinate of the `index`-th position, and back.
+  std::vector<std::int64_t> coordinate(std::int64_t index) const;
+  std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
+
+  friend bool operator==(const MeshShape&, const MeshShape&) = default;
+
+ private:
+  std::vector<std::int64_t> sizes_;
+  std::vector<std::string> names_;
+};
+
+/// "(dp=2, tp=2)", or "(2, 2)" without names.
+std::string to_string(const MeshShape& shape);
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/core/layout.h"
+
+namespace tessera {
+
+enum class StepKind : std::uint8_t {
+  kAllGather,      ///< `dim` is gathered over `mesh_dims`
+  kReduceScatter,  ///< partial over `mesh_dims` becomes a shard of `dim`
+  kAllReduce,      ///< partial over `mesh_dims` becomes replicated
+  kAllToAll,       ///< a shard of `dim` becomes a shard of `to_dim`
+  kSlice,          ///< replicated becomes a shard of `dim`: local
+  kMakePartial,    ///< replicated becomes partial: coordinate 0 keeps the value, others the identity
+};
+
+/// One step of a redistribution: at most one collective, always on the last (innermost) mesh
+/// dimensions of a tensor dimension's digit.
+struct Step {
+  StepKind kind;
+  std::vector<int> mesh_dims;  ///< one, or several that form one flattened group, outermost first
+  int dim = -1;
+  int to_dim = -1;
+  ReduceOp op = ReduceOp::kSum;
+  LayoutPtr from = nullptr;
+  LayoutPtr to = nullptr;
+  std::int64_t bytes = 0;  ///< that one rank sends, at most
+};
+
+/// Time of a collective: latency + bytes / bandwidth, per mesh dimension.
+struct CostModel {
+  double latency_us = 10.0;
+  double bytes_per_us = 80'000.0;
+};
+
+struct Plan {
+  std::vector<Step> steps;
+  double cost_us = 0;
+  std::int64_t bytes() const;
+};
+
+/// The cheapest sequence of steps from `from` to `to` for a tensor of `sizes` with elements of
+/// `itemsize` bytes: a shortest path over layouts. Pure and deterministic: every rank finds the same
+/// plan without talking. Throws Error if the layouts are of different meshes or ranks, or if no
+/// sequence exists.
+Plan plan_redistribution(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes,
+                         std::int64_t itemsize, const CostModel& model = {});
+/// One line per step.
+std::string to_string(const Plan& plan);
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "tessera/core/layout.h"
+#include "tessera/core/placement.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+/// How a tensor lies: on which mesh, and how.
+struct ShardingSpec {
+  DeviceMesh mesh;
+  LayoutPtr layout = nullptr;
+  friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
+};
+
+/// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
+/// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle adds
+/// what is particular to it. PyTorch's DTensor.
+class DistributedTensor {
+ public:
+  DistributedTensor() = default;
+  /// The typed handle of a tensor that is distributed; throws Error for a plain one.
+  explicit DistributedTensor(at::Tensor tensor);
+
+  /// Wraps this rank's part. Without `sizes` the global sizes are computed from the local ones
+  /// (even shards assumed; with uneven shards pass them). No communication.
+  /// Gradient: Shard -> Shard, Replicate -> Replicate, Partial -> Replicate.
+  static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                                      const Placements& placements,
+                                      std::optional<std::vector<std::int64_t>> sizes = {});
+  static DistributedTensor from_local(const at::Tensor& local, const ShardingSpec& spec,
+                                      std::vector<std::int64_t> sizes);
+
+  /// This rank's part. Gradient: the local gradient is taken to lie as `grad_placements` say
+  /// (default: as this tensor, Partial as Replicate).
+  at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
+  /// To other placements on the same mesh. Collective if data must move. Gradient: a
+  /// redistribution back (to Replicate where this tensor is Partial).
+  DistributedTensor redistribute(const Placements& placements) const;
+  DistributedTensor redistribute(LayoutPtr layout) const;
+  /// The whole tensor, plain, on every rank. Collective.
+  at::Tensor full_tensor() const;
+
+  Placements placements() const;
+  LayoutPtr layout() const;
+  const ShardingSpec& spec() const;
+  const DeviceMesh& mesh() const;
+  const at::Tensor& tensor() const { return tensor_; }
+  operator const at::Tensor&() const { return tensor_; }
+
+ private:
+  at::Tensor tensor_;
+};
+
+/// Whether a tensor is distributed.
+bool is_distributed(const at::Tensor& tensor);
+/// The spec of a distributed tensor. Throws Error for a plain one.
+const ShardingSpec& sharding_spec(const at::Tensor& tensor);
+/// The local tensor of a distributed tensor without autograd, or the tensor itself if it is plain.
+const at::Tensor& local_tensor(const at::Tensor& tensor);
+/// A distributed tensor around `local` below autograd (a leaf without gradient history).
+at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
+                            std::vector<std::int64_t> sizes);
+
+/// Spreads `tensor`, the same on every rank, over the mesh: each rank keeps its slice, no
+/// communication. On a meta tensor: a meta local of the right shape.
+/// Gradient: a redistribution to Replicate.
+DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                    const Placements& placements);
+
+}  // namespace tessera

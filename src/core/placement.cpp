@@ -1,0 +1,1 @@
+#include "tessera/core/placement.h"
