@@ -19,7 +19,7 @@ if(NOT TESSERA_TORCH_ROOT)
     "-DCMAKE_PREFIX_PATH=DIR where DIR holds libtorch's include/ and lib/.")
 endif()
 
-file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/version.h _version_lines
+file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/headeronly/version.h _version_lines
   REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" _torch_version "${_version_lines}")
 if(_torch_version VERSION_LESS TESSERA_TORCH_VERSION)
