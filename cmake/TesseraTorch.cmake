@@ -86,5 +86,7 @@ function(tessera_use_pch target)
     endif()
   endif()
   target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  # CMake compiles programs with -fPIE, for which a precompiled header made with -fPIC is refused.
+  target_compile_options(${target} PRIVATE -fPIC)
   set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
 endfunction()
