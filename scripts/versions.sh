@@ -1,0 +1,46 @@
+# Every version that Tessera pins; read by scripts/setup and scripts/test.
+# shellcheck shell=bash disable=SC2034
+
+supported_distributions="Debian 12, Debian 13, Ubuntu 24.04"
+minimum_python=3.10
+
+# libtorch is this wheel, installed without what it depends on.
+torch_wheel=torch==2.11.0
+
+# The wheel for each shared library that libtorch loads and the machine may lack. The versions are
+# those that torch 2.11.0 was built with (cuda-toolkit 13.0.2).
+declare -A library_wheels=(
+  [libcudart.so.13]=nvidia-cuda-runtime==13.0.96
+  [libcupti.so.13]=nvidia-cuda-cupti==13.0.85
+  [libcublas.so.13]=nvidia-cublas==13.1.0.3
+  [libcublasLt.so.13]=nvidia-cublas==13.1.0.3
+  [libcudnn.so.9]=nvidia-cudnn-cu13==9.19.0.56
+  [libcufft.so.12]=nvidia-cufft==12.0.0.61
+  [libcufile.so.0]=nvidia-cufile==1.15.1.6
+  [libcurand.so.10]=nvidia-curand==10.4.0.35
+  [libcusolver.so.12]=nvidia-cusolver==12.0.4.66
+  [libcusparse.so.12]=nvidia-cusparse==12.6.3.3
+  [libcusparseLt.so.0]=nvidia-cusparselt-cu13==0.8.0
+  [libnccl.so.2]=nvidia-nccl-cu13==2.28.9
+  [libnvJitLink.so.13]=nvidia-nvjitlink==13.0.88
+  [libnvshmem_host.so.3]=nvidia-nvshmem-cu13==3.4.5
+)
+
+# Distribution packages: the tools of a build, the libraries, the demo's text (Perl's manual).
+tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
+library_packages=(
+  libgloo-dev librange-v3-dev libgtest-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
+  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev)
+text_packages=(perl-doc)
+# What scripts/test and the clang presets add.
+test_packages=(clang clang-tidy libclang-rt-dev lld)
+
+# Python packages of the tests: torch's own and transformers' needs in full, so installed without
+# looking at dependencies; clang-format is the one version that decides about the format.
+test_wheels=(
+  certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==14.0.6 expecttest==0.3.0
+  filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
+  jinja2==3.1.6 markupsafe==3.0.4 mpmath==1.3.0 networkx==3.4.2 numpy==2.2.6 packaging==25.0
+  pluggy==1.7.0 pygments==2.21.0 pytest==8.4.2 pyyaml==6.0.3 regex==2025.11.3 requests==2.34.2
+  safetensors==0.7.0 setuptools==80.9.0 sympy==1.14.0 tokenizers==0.22.2 tqdm==4.70.1
+  transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)
