@@ -1,50 +1,25 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <memory>
+#include <filesystem>
+#include <span>
 #include <string>
-#include <vector>
+
+#include "tessera/data/token_source.h"
 
 namespace tessera::data {
 
-/// A sequence of token ids that is read in place.
-class TokenSource {
- public:
-  virtual ~TokenSource() = default;
-  virtual std::int64_t size() const = 0;
-  /// Tokens [begin, begin + out.size()) as int64.
-  virtual void read(std::int64_t begin, std::span<std::int64_t> out) const = 0;
-};
-using TokenSourcePtr = std::shared_ptr<const TokenSource>;
-
-/// The memory-mapped llm.c shards that match a glob, in sorted order, as one sequence (header of 256
-/// int32: magic 20240520 and uint16 tokens, or 20240801 and uint32; version; count). Throws Error
-/// for no match, a bad magic or version, or a file shorter than its count.
+/// The memory-mapped llm.c shards that match a glob, in byte order of their names, as one sequence.
+/// A shard is a header of 256 int32 (magic, version, token count) and the tokens, little endian:
+/// magic 20240520 and uint16, or 20240801 and uint32. Throws Error, naming the file, for no match,
+/// a bad magic or version, a length other than the count says, or anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
-/// Tokens in memory.
-TokenSourcePtr make_token_source(std::vector<std::int64_t> tokens);
 
-/// Batches of `batch` sequences of `sequence` tokens. Sample n = step * batch + i, modulo
-/// floor((N - 1) / sequence), is tokens [n * S, n * S + S + 1): inputs are its first S, targets its
-/// last S. Throws Error if there are fewer samples than `batch`.
-class BatchLoader {
- public:
-  BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
-              std::int64_t vocabulary);
-  struct Batch {
-    at::Tensor inputs;   ///< (rows, S) int64
-    at::Tensor targets;  ///< (rows, S) int64
-  };
-  /// Rows [first, last) of the batch of `step` (0-based). Throws Error for a token id outside
-  /// [0, vocabulary), with its position.
-  Batch load(std::int64_t step, std::int64_t first, std::int64_t last) const;
-  std::int64_t samples() const { return samples_; }
+enum class TokenWidth { kUint16, kUint32 };
 
- private:
-  TokenSourcePtr tokens_;
-  std::int64_t batch_, sequence_, vocabulary_, samples_;
-};
+/// Writes one such shard; it appears complete or not at all. Throws Error for a token that `width`
+/// can't hold, more than 2^31 - 1 tokens, or a failing write.
+void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
+                       TokenWidth width = TokenWidth::kUint16);
 
 }  // namespace tessera::data

@@ -1,0 +1,160 @@
+#include "tessera/data/token_shards.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <numeric>
+
+#include "tessera/core/error.h"
+#include "testing/files.h"
+
+namespace tessera::data {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+/// A shard's bytes, written by hand.
+template <class Token>
+std::string ShardBytes(std::int32_t magic, std::int32_t version, std::int32_t count,
+                       const std::vector<Token>& tokens) {
+  std::vector<std::int32_t> header(256, 0);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = count;
+  std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+  return bytes.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token));
+}
+
+std::vector<std::int64_t> ReadAll(const TokenSource& source) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(source.size()));
+  source.read(0, tokens);
+  return tokens;
+}
+
+using Uint16s = std::vector<std::uint16_t>;
+using Uint32s = std::vector<std::uint32_t>;
+using Tokens = std::vector<std::int64_t>;
+
+TEST(TokenShards, ReadsUint16) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {7, 0, 65535}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{7, 0, 65535}));
+}
+
+TEST(TokenShards, ReadsUint32) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint32_t>(20240801, 7, 2, {128255, 4294967295}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "a.bin")), (Tokens{128255, 4294967295}));
+}
+
+TEST(TokenShards, JoinsFilesInByteOrder) {
+  TemporaryFolder folder;
+  WriteFile(folder / "b.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {3, 4}));
+  WriteFile(folder / "B.bin", ShardBytes<std::uint16_t>(20240520, 1, 2, {1, 2}));
+  WriteFile(folder / "c.bin", ShardBytes<std::uint16_t>(20240520, 1, 0, {}));
+  WriteFile(folder / "d.bin", ShardBytes<std::uint32_t>(20240801, 7, 1, {5}));
+  EXPECT_EQ(ReadAll(*open_token_shards(folder / "*.bin")), (Tokens{1, 2, 3, 4, 5}));
+}
+
+TEST(TokenShards, ReadsAcrossFileBoundaries) {
+  TemporaryFolder folder;
+  WriteFile(folder / "0.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {0, 1, 2}));
+  WriteFile(folder / "1.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {3}));
+  WriteFile(folder / "2.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {4, 5, 6}));
+  const auto source = open_token_shards(folder / "?.bin");
+  for (std::int64_t begin = 0; begin <= 7; ++begin) {
+    for (std::int64_t count = 0; begin + count <= 7; ++count) {
+      Tokens expected(static_cast<std::size_t>(count)), found(expected.size());
+      std::iota(expected.begin(), expected.end(), begin);
+      source->read(begin, found);
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(TokenShards, RefusesARangeOutside) {
+  const auto source = make_token_source({1, 2, 3});
+  Tokens two(2);
+  EXPECT_THROW(source->read(2, two), Error);
+  EXPECT_THROW(source->read(-1, two), Error);
+}
+
+TEST(TokenShards, NamesThePatternThatMatchesNothing) {
+  TemporaryFolder folder;
+  EXPECT_THAT_ERROR(open_token_shards(folder / "*.bin"), "no token shard matches");
+}
+
+TEST(TokenShards, RefusesABadMagic) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240521, 1, 1, {1}));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "magic is 20240521");
+}
+
+TEST(TokenShards, RefusesAnUnknownVersion) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 2, 1, {1}));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "version 2");
+}
+
+TEST(TokenShards, RefusesAFileShorterThanItsHeader) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", std::string(1023, '\0'));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "too few for its header");
+  WriteFile(folder / "a.bin", "");
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "has 0 bytes");
+}
+
+TEST(TokenShards, RefusesAFileShorterThanItsCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2}));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
+}
+
+TEST(TokenShards, RefusesAFileLongerThanItsCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {1, 2}));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "it is damaged");
+}
+
+TEST(TokenShards, RefusesANegativeCount) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, -1, {}));
+  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "-1 tokens");
+}
+
+TEST(TokenShards, RefusesFoldersAndPipes) {
+  TemporaryFolder folder;
+  EXPECT_THAT_ERROR(open_token_shards(folder.path()), "not a regular file");
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
+}
+
+TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
+  TemporaryFolder folder;
+  write_token_shard(folder / "a.bin", Tokens{7, 0, 65535});
+  EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
+            ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
+  write_token_shard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
+            ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
+}
+
+TEST(WriteTokenShard, RefusesTokensThatDontFit) {
+  TemporaryFolder folder;
+  EXPECT_THAT_ERROR(write_token_shard(folder / "a.bin", Tokens{1, 65536}), "position 1");
+  EXPECT_THAT_ERROR(write_token_shard(folder / "a.bin", Tokens{-1}), "token -1");
+  EXPECT_TRUE(folder.files().empty());
+}
+
+TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
+  TemporaryFolder folder;
+  EXPECT_THAT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
+  std::filesystem::create_directory(folder / "taken");
+  WriteFile(folder / "taken/x", "");
+  EXPECT_THAT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot write");
+  EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
+}
+
+}  // namespace
+}  // namespace tessera::data
