@@ -31,15 +31,20 @@ struct PartialDim {
 ///
 /// Immutable and interned: two equal layouts are one object, so that comparing and hashing is
 /// comparing pointers. Canonical form: a dimension that no mesh dimension splits has no digits; a
-/// dimension with a single digit has extent 0; neighbouring local digits are merged; `partial` is
-/// ordered by mesh dimension. Layouts therefore do not depend on tensor sizes, except where a
-/// dimension has several digits (a flattened view of a sharded inner dimension).
+/// dimension with a single digit has extent 0; neighbouring digits that are one digit are merged
+/// ([2 over dp][8] is [16 over dp] for dp=2); `partial` is ordered by mesh dimension. Layouts
+/// therefore do not depend on tensor sizes, except where a dimension has several digits (a
+/// flattened view of a sharded inner dimension).
+///
+/// Partial over several mesh dimensions of unlike reductions: each term of an outer mesh dimension
+/// is itself the reduction over the inner ones, so inner mesh dimensions are reduced first.
 class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
   /// The one layout with this content, canonicalised. Thread safe; never freed.
-  /// Throws Error if a mesh dimension is used twice or is out of range.
+  /// Throws Error if a mesh dimension is used twice or is out of range, or if one of several digits
+  /// of a dimension lacks its extent.
   static const Layout* intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                               std::vector<PartialDim> partial = {});
   /// Replicated on every mesh dimension.
@@ -58,7 +63,7 @@ class Layout {
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
   /// The tensor dimension that `mesh_dim` splits, or -1.
-  int sharded_dim(int mesh_dim) const;
+  int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
   /// The reduction pending over `mesh_dim`, or nullptr.
   const PartialDim* partial_on(int mesh_dim) const;
   /// The mesh dimensions that split `tensor_dim`, in order of application.
@@ -70,6 +75,7 @@ class Layout {
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
+  std::vector<int> sharded_dim_;  // of each mesh dimension
   bool replicated_ = false;
 };
 
@@ -81,9 +87,11 @@ using LayoutPtr = const Layout*;
 /// length, or a StridedShard whose pieces don't line up with the shards that follow it.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// To PyTorch's form; an order other than the mesh's becomes StridedShard.
+/// To PyTorch's form; an order other than the mesh's becomes StridedShard. Throws Error where that
+/// form cannot say it: several digits of which one in front is split unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// Compact and exact, for messages: "[tp,dp | -] partial{}".
+/// Compact and exact, for messages: "[m1,m0 | -] partial{m2:sum}"; m0 is mesh dimension 0, the
+/// digits of a dimension are written "2 x 8:m0" (a local digit of 2, then 8 split over m0).
 std::string to_string(const Layout& layout);
 
 }  // namespace tessera

@@ -1,68 +1,45 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "tessera/core/layout.h"
+#include "tessera/core/op_call.h"
 
 namespace tessera {
 
-/// What a rule sees of a tensor: its global sizes.
-struct TensorMeta {
-  std::vector<std::int64_t> sizes;
-  std::int64_t itemsize = 4;
-};
-
-/// An argument that is a tensor: its index in OpCall::tensors.
-struct TensorRef {
-  int index = -1;
-};
-
-/// An argument of an operator, in schema order, free of libtorch's types. monostate is None.
-using Argument = std::variant<std::monostate, bool, std::int64_t, double, std::string,
-                              std::vector<std::int64_t>, TensorRef, std::vector<TensorRef>>;
-
-/// A call of an operator on distributed tensors, as its rule sees it.
-struct OpCall {
-  std::string_view op;  ///< name with overload: "aten::add.Tensor"; no overload: "aten::mm"
-  std::vector<Argument> args;
-  std::vector<TensorMeta> tensors;
-
-  const TensorMeta& tensor(std::size_t arg) const;      ///< argument `arg`, a tensor
-  bool has_tensor(std::size_t arg) const;               ///< present and not None
-  std::int64_t integer(std::size_t arg) const;          ///< an integer or a bool
-  std::int64_t integer_or(std::size_t arg, std::int64_t otherwise) const;
-  bool boolean_or(std::size_t arg, bool otherwise) const;
-  std::vector<std::int64_t> integers(std::size_t arg) const;  ///< a list; empty for None
-};
-
 /// How one operator may be sharded, in the einsum style of GSPMD and Shardy: every dimension of
-/// every tensor is an ordered list of factors (major first). Sharding a factor shards, on the same
-/// mesh dimensions, each tensor that has it; an output that lacks it becomes partial if the factor
-/// is a reduction, and the factor must stay whole if it is not.
+/// every tensor is an ordered list of factors (major first) whose sizes multiply to its size.
+/// Sharding a factor shards, on the same mesh dimensions, each tensor that has it; an output that
+/// lacks it becomes partial if the factor is a reduction, and the factor must stay whole if it is
+/// not. Inputs that lack it are replicated.
 ///
 /// It is a rule for one mesh dimension at a time; propagate() expands it over a mesh.
 struct ShardingRule {
   struct Factor {
     std::int64_t size = 1;
-    /// Absent from the outputs: the reduction that makes it so. nullopt: must stay whole.
-    std::optional<ReduceOp> reduction;
+    /// What becomes of outputs that lack the factor. nullopt: it must stay whole.
+    std::optional<ReduceOp> reduction = std::nullopt;
     /// May be split unevenly. False where a shard's result depends on its size (a mean).
     bool uneven = true;
     /// Must stay whole although outputs have it (the dimension of a softmax or a sort).
     bool whole = false;
   };
-  using Factors = std::vector<int>;           ///< of one tensor dimension; empty: size 1, no factor
+  /// Of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or, in an input,
+  /// must stay whole and has nothing that corresponds to it.
+  using Factors = std::vector<int>;
   using TensorFactors = std::vector<Factors>;  ///< of one tensor
 
   std::vector<Factor> factors;
-  std::vector<TensorFactors> inputs;   ///< one per OpCall::tensors
-  std::vector<TensorFactors> outputs;  ///< one per output tensor, list outputs flattened
+  std::vector<TensorFactors> inputs;  ///< one per OpCall::tensors
+  /// One per returned tensor, list outputs flattened; then one per mutated input that is not
+  /// returned (the operators of the _foreach_..._ kind return nothing).
+  std::vector<TensorFactors> outputs;
 
   /// Linear in partial inputs: a set of inputs that may all be partial with `op` on a mesh
   /// dimension (the others replicated there), every output then being partial too.
@@ -72,6 +49,14 @@ struct ShardingRule {
   };
   std::vector<Linear> linear;
 
+  /// Inputs that are added to a reduction (the bias of addmm): made partial, with the factor's
+  /// reduction, where a reduction factor that they lack is sharded.
+  std::vector<int> additive;
+
+  /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
+  /// copy_): never reduced, and gathered only where the result needs other local sizes.
+  std::vector<int> unread;
+
   /// Arguments that hold the sizes of an output, to be rewritten to its local sizes.
   struct SizeArgument {
     int arg = 0;
@@ -79,32 +64,82 @@ struct ShardingRule {
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// Output `output` must keep the layout of input `input` (in-place and out= variants).
+  /// What to run on the local tensors instead of the operator itself, where its meaning depends on
+  /// sizes that differ locally (squeeze() becomes squeeze.dims). SizeArgument::arg counts in
+  /// `args`.
+  struct LocalCall {
+    std::string_view op;
+    std::vector<Argument> args;
+  };
+  std::optional<LocalCall> local_call;
+
+  /// Output `output` is written into input `input` (in-place and out= variants). If the layout that
+  /// propagate() finds for the output is not the input's own, the caller brings the result to the
+  /// input's layout and copies it into the input's local tensor: from replicated, so never
+  /// collective.
   struct Inplace {
     int input = 0;
     int output = 0;
   };
   std::vector<Inplace> inplace;
+
+  /// Tensors that are decided together. Empty: all are. The list operators (_foreach_add_) have one
+  /// group per position of their lists; an input in no group is replicated.
+  struct Group {
+    std::vector<int> inputs;
+    std::vector<int> outputs;
+  };
+  std::vector<Group> groups;
+
+  /// Draws random numbers: the local operator alone would give every shard the same ones.
+  bool random = false;
 };
 
-/// nullopt: this call has no rule (a case the rule does not cover).
-using RuleFunction = std::optional<ShardingRule> (*)(const OpCall&);
+/// The rule of one operator: a pure function, nullopt where the call is a case that it does not
+/// cover. Null where the operator has none. Refers to a table that lives as long as the program.
+class RuleFunction {
+ public:
+  using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
 
-/// The rule of operator `op`, or nullptr. Rules are in src/core/rules/, a table per family.
+  RuleFunction(std::nullptr_t = nullptr) {}
+  explicit RuleFunction(const Body* body) : body_(body) {}
+
+  explicit operator bool() const { return body_ != nullptr; }
+  std::optional<ShardingRule> operator()(const OpCall& call) const;
+
+ private:
+  const Body* body_ = nullptr;
+};
+
+/// The rule of operator `op` ("aten::add.Tensor"). Rules are in src/core/rules/, a table per
+/// family.
 RuleFunction find_rule(std::string_view op);
+
+/// The operators of one family, sorted.
+struct RuleFamily {
+  std::string_view name;
+  std::vector<std::string_view> operators;
+};
+/// All families, in a fixed order.
+std::vector<RuleFamily> rule_families();
 /// Names of all operators that have a rule, sorted.
 std::vector<std::string_view> ruled_operators();
 
 /// What propagate() decides.
 struct Propagation {
-  std::vector<LayoutPtr> inputs;  ///< the layout that each input must be brought to
+  /// The layout that each input must be brought to; nullptr: it stays as it is (an unread input, or
+  /// a plain tensor that is to be replicated).
+  std::vector<LayoutPtr> inputs;
   std::vector<LayoutPtr> outputs;
   std::vector<std::vector<std::int64_t>> output_sizes;  ///< global
 };
 
 /// The cheapest way to run `rule` on inputs that lie as `inputs` says (nullptr: a plain tensor that
-/// is replicated). The mesh dimensions are decided one by one, outermost first, each for the choice
-/// that moves the fewest bytes, so the search is linear in them.
+/// is replicated; at least one is not). The mesh dimensions are decided one by one, outermost
+/// first: a choice that moves nothing if there is one, else the one that moves the fewest bytes
+/// (counting what a partial result will cost), on a tie what the largest input prefers. So the
+/// search is linear in the mesh dimensions. Throws Error where the layouts are of different meshes
+/// or don't fit.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 

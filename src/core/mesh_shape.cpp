@@ -1,0 +1,73 @@
+#include "tessera/core/mesh_shape.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <range/v3/view/zip.hpp>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names)
+    : sizes_(std::move(sizes)), names_(std::move(names)) {
+  for (const auto size : sizes_) {
+    TESSERA_CHECK(size >= 1, "mesh ", to_string(*this), " has a dimension of size ", size,
+                  "; every size must be at least 1");
+  }
+  TESSERA_CHECK(names_.empty() || names_.size() == sizes_.size(), "mesh of ", sizes_.size(),
+                " dimensions was given ", names_.size(), " names; give one a dimension, or none");
+  for (auto name = names_.begin(); name != names_.end(); ++name) {
+    TESSERA_CHECK(!name->empty(),
+                  "a mesh dimension has an empty name; leave all names out, or "
+                  "name each dimension");
+    TESSERA_CHECK(std::find(names_.begin(), name, *name) == name,
+                  "two mesh dimensions are called \"", *name, "\"; names must be unique");
+  }
+}
+
+std::int64_t MeshShape::numel() const {
+  return std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+int MeshShape::dim(std::string_view name) const {
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  TESSERA_CHECK(found != names_.end(), "mesh ", to_string(*this), " has no dimension called \"",
+                name, "\"");
+  return static_cast<int>(found - names_.begin());
+}
+
+std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
+  TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
+                to_string(*this), ", which has ", numel());
+  std::vector<std::int64_t> out(sizes_.size());
+  for (std::size_t d = sizes_.size(); d-- > 0;) {
+    out[d] = index % sizes_[d];
+    index /= sizes_[d];
+  }
+  return out;
+}
+
+std::int64_t MeshShape::index(const std::vector<std::int64_t>& coordinate) const {
+  TESSERA_CHECK(coordinate.size() == sizes_.size(), "a coordinate of ", coordinate.size(),
+                " numbers was given for mesh ", to_string(*this));
+  std::int64_t out = 0;
+  for (const auto& [size, at] : ranges::views::zip(sizes_, coordinate)) {
+    TESSERA_CHECK(at >= 0 && at < size, "coordinate ", at, " is outside mesh ", to_string(*this));
+    out = out * size + at;
+  }
+  return out;
+}
+
+std::string to_string(const MeshShape& shape) {
+  std::string out = "(";
+  for (int d = 0; d < shape.ndim(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (d > 0) out += ", ";
+    if (i < shape.names().size()) out += shape.names()[i] + "=";
+    out += std::to_string(shape.size(d));
+  }
+  return out + ")";
+}
+
+}  // namespace tessera
