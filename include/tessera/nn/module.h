@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,56 +16,94 @@
 
 namespace tessera::nn {
 
-/// The tensors inside a call's arguments or result; a hook may replace them in place.
+class InitContext;
+
+/// The tensors inside a call's arguments or result, in order; a hook may replace them in place.
+/// Tensors that the caller left undefined are there too.
 using TensorList = std::span<at::Tensor* const>;
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
+using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
 /// What a torch::nn::Module lacks: hooks around forward, and parameters that can be swapped.
+///
+/// A module is not copyable: its slots know it. Build a second one and copy the values over.
 class ModuleBase : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
+  ModuleBase(const ModuleBase&) = delete;
+  ModuleBase& operator=(const ModuleBase&) = delete;
   ~ModuleBase() override;
 
   /// Runs before forward with the tensors of its arguments, in order of registration.
   void add_forward_pre_hook(Hook hook) { pre_hooks_.push_back(std::move(hook)); }
   /// Runs after forward with the tensors of its result, in order of registration.
   void add_forward_hook(Hook hook) { post_hooks_.push_back(std::move(hook)); }
-  /// Runs last even if forward or a hook throws.
+  /// Runs last even if forward or a hook throws; must not throw itself.
   void add_always_hook(std::function<void()> hook) { always_hooks_.push_back(std::move(hook)); }
 
-  /// This module's own slots, by name, in order of registration.
-  const std::vector<std::pair<std::string, SlotPtr>>& slots() const { return slots_; }
-  /// Slots of this module and all below it, each once, with the first FQN that leads to it.
-  std::vector<std::pair<std::string, SlotPtr>> named_slots() const;
-  /// Replaces the slot `name` by `slot`, which both then share (tied weights).
+  /// This module's own parameters, by name, in order of registration.
+  const NamedSlots& slots() const { return slots_; }
+  /// This module's own buffers.
+  const NamedSlots& buffer_slots() const { return buffer_slots_; }
+  /// Parameters of this module and all below it, each once, with the first FQN that leads to it.
+  /// Throws Error for a module below that has parameters but no slots (hold it in nn::Hooked).
+  NamedSlots named_slots() const;
+  /// Buffers of this module and all below it.
+  NamedSlots named_buffer_slots() const;
+  /// The slot of an own parameter. Throws Error, listing the names, if there is none.
+  const SlotPtr& slot(const std::string& name) const;
+  /// Replaces the parameter `name` by `slot`, which both then share (tied weights).
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
   /// Fills own parameters and buffers (not children's) with their initial values. Called by
-  /// nn::init_weights on every module, after to_empty, on the final (sharded) tensors.
-  virtual void reset_parameters() {}
+  /// init_weights on every module, parents first, on the final (sharded) tensors. A module may also
+  /// fill what lies below it; a parameter is filled once, by the outermost module that asks to.
+  virtual void reset_parameters(const InitContext& init);
+
+  /// Not supported: always throws Error.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
 
  protected:
   /// A parameter of these sizes: uninitialised, on the device of the active MetaDevice scope.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
+  /// A parameter that starts as `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
+  /// Makes a slot of a tensor member, which then follows every swap:
+  ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
+  Parameter bind_slot(const std::string& name, at::Tensor& member);
+  /// A buffer: moves with the module and is re-made by reset_parameters, but is not saved.
+  Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes);
 
   void run_pre_hooks(TensorList tensors);
   void run_post_hooks(TensorList tensors);
   void run_always_hooks() noexcept;
+  bool has_pre_hooks() const { return !pre_hooks_.empty(); }
+  bool has_post_hooks() const { return !post_hooks_.empty(); }
 
  private:
   friend class ParameterSlot;
-  void swap_parameter(const std::string& name, const at::Tensor& tensor);
+  /// What follows a swap beside the slot: the handles of a parameter, a member bound to it.
+  struct Binding {
+    std::shared_ptr<SlotPtr> handle;
+    at::Tensor* member = nullptr;
+  };
 
-  std::vector<std::pair<std::string, SlotPtr>> slots_;
+  Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
+  void swap_parameter(const std::string& name, const at::Tensor& tensor);
+  std::size_t index_of(const std::string& name) const;
+
+  NamedSlots slots_;
+  std::vector<Binding> bindings_;  // beside slots_
+  NamedSlots buffer_slots_;
   std::vector<Hook> pre_hooks_;
   std::vector<Hook> post_hooks_;
   std::vector<std::function<void()>> always_hooks_;
 };
 
-/// Base of a user's module. Call it as module(args...): pre-hooks, Derived::forward(args...), hooks.
-/// Arguments and results may be anything that visit_tensors knows: tensors inside tuples, pairs,
-/// vectors, arrays, optionals; for a struct of yours, overload visit_tensors beside it.
+/// Base of a user's module. Call it as module(args...): pre-hooks, Derived::forward(args...),
+/// hooks. Arguments (copied) and results may be anything that visit_tensors knows. forward may
+/// return void.
 template <class Derived>
 class Module : public ModuleBase {
  public:
@@ -74,36 +113,22 @@ class Module : public ModuleBase {
   auto operator()(Args&&... args) {
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     struct Finally {
-      ModuleBase& module;
-      ~Finally() { static_cast<Module&>(module).run_always_hooks(); }
+      Module& module;
+      ~Finally() { module.run_always_hooks(); }
     } finally{*this};
-    run_pre_hooks(collect_tensors(arguments));
-    auto result = std::apply(
-        [this](auto&... values) { return static_cast<Derived*>(this)->forward(values...); },
-        arguments);
-    run_post_hooks(collect_tensors(result));
-    return result;
+    if (has_pre_hooks()) run_pre_hooks(collect_tensors(arguments));
+    const auto call = [this](auto&... values) {
+      return static_cast<Derived*>(this)->forward(values...);
+    };
+    if constexpr (std::is_void_v<decltype(std::apply(call, arguments))>) {
+      std::apply(call, arguments);
+      run_post_hooks({});
+    } else {
+      auto result = std::apply(call, arguments);
+      if (has_post_hooks()) run_post_hooks(collect_tensors(result));
+      return result;
+    }
   }
 };
-
-/// While it lives, on this thread, factory functions and new parameters make meta tensors.
-class MetaDevice {
- public:
-  MetaDevice();
-  ~MetaDevice();
-  MetaDevice(const MetaDevice&) = delete;
-  MetaDevice& operator=(const MetaDevice&) = delete;
-};
-
-/// Gives every meta parameter and buffer below `module` real, uninitialised storage on `device`,
-/// keeping layout and requires_grad. Reading one that init_weights or a load has not filled since
-/// is an error (see check_initialized).
-void to_empty(ModuleBase& module, c10::Device device);
-/// Calls reset_parameters() of every module below, parents first, each parameter filled once, with
-/// random streams keyed by `seed` and the parameter's FQN: bit-equal on every mesh.
-void init_weights(ModuleBase& module, std::uint64_t seed);
-/// Throws Error naming the first parameters or buffers that to_empty made and nobody filled.
-void check_initialized(const ModuleBase& module);
-void mark_initialized(const SlotPtr& slot);
 
 }  // namespace tessera::nn

@@ -3,26 +3,99 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace tessera::nn {
 
-/// Calls `visit` with each at::Tensor inside a value. Values of other types have none. For a struct
-/// of your own, provide in its namespace:
-///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
+namespace detail::user {
+
+// Blocks ordinary lookup, so that only overloads beside the visited type are found.
+void visit_tensors() = delete;
+
 template <class T, class Visit>
-void visit_tensors(T& value, Visit&& visit);
+concept Visitable = requires(T& value, Visit& visit) {
+  visit_tensors(value, visit);
+};
+
+template <class T, class Visit>
+void call(T& value, Visit& visit) {
+  visit_tensors(value, visit);
+}
+
+}  // namespace detail::user
 
 namespace detail {
 
 template <class T>
-struct TensorVisitor {
-  template <class Visit>
-  static void apply(T&, Visit&&) {}
+struct Tag {};
+
+/// Dispatch by type; containers recurse through operator().
+struct VisitTensors {
+  template <class T, class Visit>
+  void operator()(T& value, Visit&& visit) const {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      visit(value);
+    } else if constexpr (user::Visitable<T, std::remove_reference_t<Visit>>) {
+      user::call(value, visit);
+    } else {
+      contents(Tag<T>{}, value, visit);
+    }
+  }
+
+ private:
+  template <class T, class Visit>
+  void contents(Tag<T>, T&, Visit&) const {}
+  template <class... Parts, class T, class Visit>
+  void contents(Tag<std::tuple<Parts...>>, T& value, Visit& visit) const {
+    std::apply([&](auto&... parts) { ((*this)(parts, visit), ...); }, value);
+  }
+  template <class First, class Second, class T, class Visit>
+  void contents(Tag<std::pair<First, Second>>, T& value, Visit& visit) const {
+    (*this)(value.first, visit);
+    (*this)(value.second, visit);
+  }
+  template <class Item, class Allocator, class T, class Visit>
+  void contents(Tag<std::vector<Item, Allocator>>, T& value, Visit& visit) const {
+    if constexpr (!std::is_same_v<Item, bool>) {
+      for (Item& item : value) (*this)(item, visit);
+    }
+  }
+  template <class Item, std::size_t N, class T, class Visit>
+  void contents(Tag<std::array<Item, N>>, T& value, Visit& visit) const {
+    for (Item& item : value) (*this)(item, visit);
+  }
+  template <class Item, class T, class Visit>
+  void contents(Tag<std::optional<Item>>, T& value, Visit& visit) const {
+    if (value) (*this)(*value, visit);
+  }
+  template <class Key, class Item, class Less, class Allocator, class T, class Visit>
+  void contents(Tag<std::map<Key, Item, Less, Allocator>>, T& value, Visit& visit) const {
+    for (auto& entry : value) (*this)(entry.second, visit);
+  }
 };
 
 }  // namespace detail
+
+/// visit_tensors(value, visit): calls `visit(at::Tensor&)` with each tensor inside `value`, in
+/// order, undefined ones too: a tensor itself, or those in tuples, pairs, vectors, arrays,
+/// optionals and maps of such. Values of other types hold none. For a struct of your own, provide
+/// in its namespace:
+///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
+/// An object, not a function: argument-dependent lookup must find the user's overload only.
+inline constexpr detail::VisitTensors visit_tensors{};
+
+/// Pointers to the tensors inside `value`, valid while `value` is not changed otherwise.
+template <class T>
+std::vector<at::Tensor*> collect_tensors(T& value) {
+  std::vector<at::Tensor*> tensors;
+  visit_tensors(value, [&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  return tensors;
+}
+
 }  // namespace tessera::nn

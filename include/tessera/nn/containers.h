@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// Modules by number, with FQNs "0", "1", ...; it has no forward.
+class ModuleList : public ModuleBase {
+ public:
+  ModuleList() = default;
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    modules_.push_back(module);
+    return register_module(std::to_string(modules_.size() - 1), std::move(module));
+  }
+  std::size_t size() const { return modules_.size(); }
+  const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
+  /// The module at `index` as an M. Throws Error if there is none or it is another type.
+  template <class M>
+  std::shared_ptr<M> at(std::size_t index) const {
+    TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
+                  " was asked for");
+    auto module = std::dynamic_pointer_cast<M>(modules_[index]);
+    TESSERA_CHECK(module, "module ", index, " of a ModuleList is a ", modules_[index]->name(),
+                  ", not of the type asked for");
+    return module;
+  }
+
+ private:
+  std::vector<std::shared_ptr<ModuleBase>> modules_;
+};
+
+/// Runs modules one after another, each tensor to tensor. FQNs "0", "1", ...
+class Sequential : public Module<Sequential> {
+ public:
+  Sequential() = default;
+  template <class... Modules>
+  explicit Sequential(std::shared_ptr<Modules>... modules) {
+    (push_back(std::move(modules)), ...);
+  }
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    steps_.push_back([m = module.get()](const at::Tensor& x) -> at::Tensor { return (*m)(x); });
+    return register_module(std::to_string(steps_.size() - 1), std::move(module));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& step : steps_) x = step(x);
+    return x;
+  }
+  std::size_t size() const { return steps_.size(); }
+
+ private:
+  std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension, statistics in fp32 (fp64 for fp64).
+/// weight: (size), initially ones. Zhang & Sennrich 2019.
+class RMSNorm : public Module<RMSNorm> {
+ public:
+  explicit RMSNorm(std::int64_t size, double eps = 1e-5);
+  at::Tensor forward(const at::Tensor& x);
+  void reset_parameters(const InitContext& init) override;
+
+  double eps() const { return eps_; }
+
+  Parameter weight;
+
+ private:
+  double eps_;
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool bias = true;
+};
+
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. weight, bias: (size),
+/// initially ones and zeros. Ba et al. 2016.
+class LayerNorm : public Module<LayerNorm> {
+ public:
+  explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
+  at::Tensor forward(const at::Tensor& x);
+  void reset_parameters(const InitContext& init) override;
+
+  Parameter weight;
+  Parameter bias;  ///< undefined without bias
+
+ private:
+  std::int64_t size_;
+  double eps_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,22 @@
+#include "tessera/nn/meta_device.h"
+
+namespace tessera::nn {
+namespace {
+
+thread_local int depth = 0;
+
+}  // namespace
+
+MetaDevice::MetaDevice() {
+  ++depth;
+}
+
+MetaDevice::~MetaDevice() {
+  --depth;
+}
+
+bool MetaDevice::active() {
+  return depth > 0;
+}
+
+}  // namespace tessera::nn
