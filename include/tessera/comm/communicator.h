@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/core/placement.h"
 
 namespace at {
@@ -13,6 +14,13 @@ class Tensor;
 }
 
 namespace tessera::comm {
+
+/// A collective failed because of a peer: it died, gave up or did not come in time. The cause is
+/// elsewhere: among the errors of several ranks, another kind is the one to look at.
+class PeerError : public Error {
+ public:
+  using Error::Error;
+};
 
 /// A collective under way.
 class Work {
@@ -26,7 +34,8 @@ using WorkPtr = std::shared_ptr<Work>;
 /// The collectives of one group, seen from one rank of it. Every call is collective: all ranks of
 /// the group make the same calls in the same order. Tensors are contiguous and on the group's
 /// device. Calls are asynchronous: keep the tensors alive and unchanged until Work::wait().
-/// A failure, a peer's death and a time-out throw Error from the call or from wait().
+/// A peer's death, its giving up and a time-out throw PeerError from the call or from wait(); a bad
+/// argument throws Error.
 ///
 /// Gradient: none; these act below autograd (dtensor/ has the differentiable operations).
 /// Thread safety: one thread at a time.

@@ -64,7 +64,10 @@ class DeviceMesh {
 
  private:
   struct Impl;
+  class Family;
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  const Impl& impl() const;
+  DeviceMesh relative(std::vector<int> ranks, MeshShape shape) const;
   std::shared_ptr<const Impl> impl_;
 };
 

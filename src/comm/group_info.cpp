@@ -1,0 +1,28 @@
+#include "group_info.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace tessera::comm {
+
+std::string join(const std::vector<int>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+std::string describe(const GroupInfo& group, const char* collective) {
+  return fmt::format("{} in group '{}' (ranks {}), rank {}", collective, group.name,
+                     join(group.ranks), group.ranks[static_cast<std::size_t>(group.rank)]);
+}
+
+std::string first_line(const std::string& message) {
+  std::string line = message.substr(0, message.find('\n'));
+  if (line.starts_with('[')) {
+    const auto end = line.find("] ");
+    if (end != std::string::npos) {
+      line.erase(0, end + 2);
+    }
+  }
+  return line;
+}
+
+}  // namespace tessera::comm

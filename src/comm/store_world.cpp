@@ -1,0 +1,108 @@
+#include "store_world.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "checked_communicator.h"
+#include "gloo_communicator.h"
+#include "group_info.h"
+#include "loopback_communicator.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+/// libtorch's flight recorder, on by default, races between ranks that are threads of one process.
+void disable_flight_recorder() {
+  static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
+  static_cast<void>(done);
+}
+
+class StoreWorld final : public World {
+ public:
+  StoreWorld(JobInfo job, WorldOptions options)
+      : job_(std::move(job)), options_(std::move(options)) {
+    disable_flight_recorder();
+  }
+
+  int rank() const override { return job_.rank; }
+  int size() const override { return job_.size; }
+  int local_rank() const override { return job_.local_rank; }
+  const WorldOptions& options() const override { return options_; }
+  TrafficCounter& traffic() override { return *traffic_; }
+
+  CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    const auto key = std::make_pair(ranks, name);
+    if (const auto known = groups_.find(key); known != groups_.end()) {
+      return known->second;
+    }
+    TESSERA_CHECK(!aborted_, "group '", name,
+                  "': this rank's world was aborted; start the job again");
+    const GroupInfo info = checked_info(ranks, name);
+    auto made = make_checked_communicator(make_backend(info), info, traffic_);
+    groups_.emplace(key, made);
+    return made;
+  }
+
+  void abort() override {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (const auto& [key, communicator] : groups_) {
+      communicator->abort();
+    }
+  }
+
+ private:
+  GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
+    const auto self = std::ranges::find(ranks, rank());
+    const bool in_range =
+        std::ranges::all_of(ranks, [this](int r) { return r >= 0 && r < size(); });
+    const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
+    TESSERA_CHECK(in_range && unique, "group '", name, "' of ranks ", join(ranks),
+                  ": a rank is repeated or outside the world of ", size(),
+                  "; give each member once, 0 to ", size() - 1);
+    TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
+                  rank(), " is not a member; only members may ask for it");
+    return {name, ranks, static_cast<int>(self - ranks.begin()), options_.timeout};
+  }
+
+  CommunicatorPtr make_backend(const GroupInfo& info) const {
+    if (info.size() == 1) {
+      return make_loopback_communicator(0, 1);
+    }
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        "group/" + info.name + "/" + join(info.ranks), job_.store);
+    return make_gloo_communicator(store, info, address_for(info));
+  }
+
+  bool on_one_host(const GroupInfo& info) const {
+    return std::ranges::all_of(info.ranks, [this](int r) {
+      return job_.hosts.at(static_cast<std::size_t>(r)) ==
+             job_.hosts.at(static_cast<std::size_t>(rank()));
+    });
+  }
+
+  std::string address_for(const GroupInfo& info) const {
+    return on_one_host(info) ? "127.0.0.1" : job_.address;
+  }
+
+  JobInfo job_;
+  WorldOptions options_;
+  TrafficCounterPtr traffic_ = std::make_shared<TrafficCounter>();
+  std::mutex mutex_;
+  bool aborted_ = false;
+  std::map<std::pair<std::vector<int>, std::string>, CommunicatorPtr> groups_;
+};
+
+}  // namespace
+
+WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
+  return std::make_shared<StoreWorld>(std::move(job), options);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,133 @@
+#include "tessera/mesh/device_mesh.h"
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+using Coordinate = std::vector<std::int64_t>;
+
+DeviceMesh fake_mesh(int rank, std::vector<std::int64_t> sizes, std::vector<std::string> names) {
+  const int size = static_cast<int>(MeshShape(sizes).numel());
+  return init_device_mesh(comm::fake_world(rank, size), std::move(sizes), std::move(names));
+}
+
+TEST(DeviceMesh, LaysRanksRowMajor) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
+  EXPECT_EQ(mesh.coordinate(), (Coordinate{1, 2}));
+  EXPECT_EQ(mesh.local_rank("dp"), 1);
+  EXPECT_EQ(mesh.local_rank("tp"), 2);
+  EXPECT_EQ(mesh.size(), 6);
+  EXPECT_EQ(mesh.size("tp"), 3);
+}
+
+TEST(DeviceMesh, SliceKeepsTheRanksThroughThisOne) {
+  const DeviceMesh mesh = fake_mesh(4, {2, 3}, {"dp", "tp"});
+  EXPECT_EQ(mesh["tp"].ranks(), (std::vector<int>{3, 4, 5}));
+  EXPECT_EQ(mesh["dp"].ranks(), (std::vector<int>{1, 4}));
+  EXPECT_EQ(mesh["dp"].local_rank(), 1);
+}
+
+TEST(DeviceMesh, SliceOfTwoDimensionsOfThree) {
+  const DeviceMesh mesh = fake_mesh(9, {2, 2, 3}, {"pp", "dp", "tp"});
+  const DeviceMesh sub = mesh[{"pp", "tp"}];
+  EXPECT_EQ(sub.ranks(), (std::vector<int>{3, 4, 5, 9, 10, 11}));
+  EXPECT_EQ(sub.coordinate(), (Coordinate{1, 0}));
+}
+
+TEST(DeviceMesh, EqualSlicesAreOneObject) {
+  const DeviceMesh mesh = fake_mesh(3, {2, 2, 2}, {"pp", "dp", "tp"});
+  EXPECT_EQ(mesh["tp"].id(), mesh["tp"].id());
+  const DeviceMesh pair = mesh[{"dp", "tp"}];
+  EXPECT_EQ(pair["tp"], mesh["tp"]);
+  EXPECT_EQ(mesh.slice({"pp", "dp", "tp"}), mesh);
+  EXPECT_EQ(mesh["tp"].root(), mesh);
+}
+
+TEST(DeviceMesh, SliceOutlivesItsMesh) {
+  DeviceMesh tp;
+  {
+    const DeviceMesh mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
+    tp = mesh["tp"];
+  }
+  EXPECT_EQ(tp.ranks(), (std::vector<int>{0, 1}));
+  EXPECT_EQ(tp.root().ndim(), 2);
+}
+
+TEST(DeviceMesh, FlattenJoinsDimensionsAndIsFoundByName) {
+  const DeviceMesh mesh = fake_mesh(6, {2, 2, 2}, {"dp", "cp", "tp"});
+  const DeviceMesh pair = mesh[{"dp", "cp"}];
+  const DeviceMesh flat = pair.flatten();
+  EXPECT_EQ(flat.shape(), MeshShape({4}, {"dp_cp"}));
+  EXPECT_EQ(flat.ranks(), (std::vector<int>{0, 2, 4, 6}));
+  EXPECT_EQ(flat.local_rank(), 3);
+  EXPECT_EQ(mesh["dp_cp"], flat);
+  EXPECT_EQ(pair.flatten(), flat);
+}
+
+TEST(DeviceMesh, RefusesUnknownRepeatedAndReorderedNames) {
+  const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  EXPECT_THROW(mesh["cp"], Error);
+  EXPECT_THROW((mesh[{"dp", "dp"}]), Error);
+  EXPECT_THROW((mesh[{"tp", "dp"}]), Error);
+}
+
+TEST(DeviceMesh, RefusesSizesThatDoNotMultiplyToTheWorld) {
+  EXPECT_THROW(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}), Error);
+}
+
+TEST(DeviceMesh, RefusesRepeatedRanks) {
+  EXPECT_THROW(DeviceMesh(comm::fake_world(0, 4), {0, 1, 1, 2}, MeshShape({4})), Error);
+  EXPECT_THROW(DeviceMesh(comm::fake_world(0, 4), {0, 4}, MeshShape({2})), Error);
+}
+
+TEST(DeviceMesh, NonMemberHasNoCoordinateAndNoGroup) {
+  const DeviceMesh mesh(comm::fake_world(3, 4), {0, 1}, MeshShape({2}, {"tp"}));
+  EXPECT_TRUE(mesh.coordinate().empty());
+  EXPECT_FALSE(mesh.contains_this_rank());
+  EXPECT_THROW(mesh.local_rank(), Error);
+  EXPECT_THROW(mesh.group(), Error);
+}
+
+TEST(DeviceMesh, EmptyHandleThrows) {
+  EXPECT_THROW(DeviceMesh().ndim(), Error);
+  EXPECT_EQ(to_string(DeviceMesh()), "DeviceMesh()");
+}
+
+TEST(DeviceMesh, Prints) {
+  EXPECT_EQ(to_string(fake_mesh(0, {2, 2}, {"dp", "tp"})), "DeviceMesh((dp=2, tp=2), cpu)");
+}
+
+TEST(DeviceMesh, GroupsReduceOverTheirDimensionOnly) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
+    const at::Tensor over_dp = over_tp.clone();
+    mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
+    mesh.group("dp").all_reduce(over_dp, ReduceOp::kSum)->wait();
+    EXPECT_EQ(over_tp.item<std::int64_t>(), rank.rank() < 2 ? 0b0011 : 0b1100);
+    EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
+  });
+}
+
+TEST(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh) {
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
+    EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
+  });
+}
+
+TEST(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
+    EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::testing {
+
+/// One of the ranks that run a test's body.
+class Rank {
+ public:
+  explicit Rank(comm::WorldPtr world) : world_(std::move(world)) {}
+
+  int rank() const { return world_->rank(); }
+  int size() const { return world_->size(); }
+  const comm::WorldPtr& world() const { return world_; }
+  /// A mesh over all ranks.
+  DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const {
+    return init_device_mesh(world_, std::move(sizes), std::move(names));
+  }
+
+ private:
+  comm::WorldPtr world_;
+};
+
+using Body = std::function<void(Rank&)>;
+
+struct RanksOptions {
+  comm::WorldOptions world{.timeout = std::chrono::seconds(30)};
+  /// After this the process is aborted, with a table of what each rank did so far.
+  std::chrono::seconds deadline{60};
+};
+
+/// Runs `body` on `size` ranks, each a thread. Rethrows the first error that isn't a PeerError, or
+/// else the first. A rank that throws or fails an ASSERT makes its peers fail instead of hang.
+void RunRanks(int size, const Body& body, const RanksOptions& options = {});
+
+/// The same, for tests of errors: each rank's message, empty for a rank that ended well.
+std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
+                                       const RanksOptions& options = {});
+
+}  // namespace tessera::testing
+
+namespace tessera {
+using testing::Rank;
+using testing::RunRanks;
+}  // namespace tessera
