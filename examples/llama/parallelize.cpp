@@ -1,0 +1,59 @@
+#include "examples/llama/parallelize.h"
+
+namespace llama {
+
+using namespace tessera;
+using namespace tessera::tensor_parallel;
+
+Plan tensor_parallel_plan(const ParallelOptions& options) {
+  // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
+  // a block they are sharded on it, or replicated without sequence parallelism.
+  const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
+  const StylePtr norm =
+      options.sequence_parallel
+          ? sequence_parallel({.sequence_dim = 0})
+          : prepare_module_input({.input = {Replicate{}}, .desired_input = {Replicate{}}});
+  // One gather that q, k, v (or gate, up) share.
+  const StylePtr gather =
+      prepare_module_input({.input = {between}, .desired_input = {Replicate{}}});
+  // Heads divide tp, so attention computes on plain local tensors; the MLP's width may not.
+  const StylePtr heads = colwise_parallel({});
+  const StylePtr width = colwise_parallel({.use_local_output = false});
+  const StylePtr back = rowwise_parallel({.output = between, .use_local_output = false});
+  const Placement logits = options.loss_parallel ? Placement(Shard{-1}) : Replicate{};
+  return {
+      {"model.embed_tokens",
+       rowwise_parallel({.input = Replicate{}, .output = between, .use_local_output = false})},
+      {"model.layers.*.input_layernorm", norm},
+      {"model.layers.*.self_attn", gather},
+      {"model.layers.*.self_attn.q_proj", heads},
+      {"model.layers.*.self_attn.k_proj", heads},
+      {"model.layers.*.self_attn.v_proj", heads},
+      {"model.layers.*.self_attn.o_proj", back},
+      {"model.layers.*.post_attention_layernorm", norm},
+      {"model.layers.*.mlp", gather},
+      {"model.layers.*.mlp.gate_proj", width},
+      {"model.layers.*.mlp.up_proj", width},
+      {"model.layers.*.mlp.down_proj", back},
+      {"model.norm", norm},
+      {"lm_head",
+       colwise_parallel(
+           {.input = between, .output = logits, .use_local_output = !options.loss_parallel})},
+  };
+}
+
+void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options) {
+  if (mesh.size("tp") > 1) {
+    check_tensor_parallel(model.config(), mesh.size("tp"));
+    parallelize_module(model, mesh["tp"], tensor_parallel_plan(options));
+  }
+  const std::vector<nn::ModuleBase*> units = model.fsdp_units();
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    // The last block's parameters would be gathered again at once in backward.
+    const bool last = i + 2 >= units.size();
+    fsdp::fully_shard(*units[i], mesh["dp"],
+                      {.mp_policy = options.mp_policy, .reshard_after_forward = !last});
+  }
+}
+
+}  // namespace llama

@@ -1,0 +1,215 @@
+#include "examples/llama/trainer.h"
+
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+
+#include "examples/llama/parallelize.h"
+
+namespace llama {
+
+using namespace tessera;
+using Clock = std::chrono::steady_clock;
+
+/// Enough text for a steady figure, little enough to end a short run soon.
+constexpr std::int64_t kMaxEvalBatches = 32;
+
+namespace {
+
+std::optional<c10::ScalarType> scalar_type(const std::string& name) {
+  return name == "bf16" ? c10::kBFloat16 : c10::kFloat;
+}
+
+/// Mean over the data-parallel ranks of a scalar that is equal on the ranks of each tp group.
+at::Tensor mean_over_dp(const at::Tensor& value, const DeviceMesh& mesh) {
+  at::Tensor mean = value.detach().to(c10::kFloat).clone();
+  if (mesh.size("dp") > 1) mesh.group("dp").all_reduce(mean, ReduceOp::kAvg)->wait();
+  return mean;
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainOptions options, comm::WorldPtr world)
+    : options_(std::move(options)), world_(std::move(world)) {
+  TESSERA_CHECK(options_.dp * options_.tp == world_->size(), "--dp ", options_.dp, " x --tp ",
+                options_.tp, " is ", options_.dp * options_.tp, " ranks, but ", world_->size(),
+                world_->size() == 1 ? " is" : " are", " running; start ", options_.dp * options_.tp,
+                " (tessera-run --nproc ", options_.dp * options_.tp, ") or change the degrees");
+  mesh_ = init_device_mesh(world_, {options_.dp, options_.tp}, {"dp", "tp"});
+  config_ =
+      read_config(options_.model.empty() ? std::filesystem::path(options_.config)
+                                         : std::filesystem::path(options_.model) / "config.json");
+  open_data();
+  build_model();
+}
+
+void Trainer::open_data() {
+  tokenizer_ = options_.tokenizer.empty() ? data::byte_tokenizer()
+                                          : data::sentencepiece_tokenizer(options_.tokenizer);
+  if (options_.steps == 0) return;
+  const data::TokenSourcePtr source =
+      options_.tokens.empty()
+          ? data::make_token_source(tokenizer_->encode(data::read_text(options_.text)))
+          : data::open_token_shards(options_.tokens);
+  loader_ =
+      std::make_unique<data::BatchLoader>(source, options_.batch, options_.seq, config_.vocab_size);
+}
+
+void Trainer::build_model() {
+  {
+    const nn::MetaDevice meta;
+    model_ = std::make_shared<Llama>(config_, options_.seq);
+  }
+  const ParallelOptions parallel{.sequence_parallel = options_.sp,
+                                 .loss_parallel = options_.loss_parallel,
+                                 .mp_policy = {.param_dtype = scalar_type(options_.param_dtype),
+                                               .reduce_dtype = scalar_type(options_.reduce_dtype)}};
+  parallelize(*model_, mesh_, parallel);
+  nn::to_empty(*model_, c10::Device(options_.device));
+  nn::init_weights(*model_, options_.seed);
+  if (!options_.model.empty()) checkpoint::load_hugging_face(*model_, options_.model);
+  nn::check_initialized(*model_);
+  for (const auto& [name, slot] : model_->named_slots()) parameters_.push_back(slot);
+  optimizer_ = std::make_unique<optim::AdamW>(
+      parameters_, optim::AdamWOptions{.lr = options_.lr, .weight_decay = options_.weight_decay});
+  schedule_.emplace(optim::parse_schedule(options_.schedule), options_.warmup, options_.steps);
+}
+
+at::Tensor Trainer::loss_of(const data::BatchLoader::Batch& batch) {
+  const c10::Device device(options_.device);
+  const at::Tensor logits = (*model_)(batch.inputs.to(device));
+  return tensor_parallel::cross_entropy(logits, batch.targets.to(device).flatten());
+}
+
+observe::StepMetrics Trainer::step(std::int64_t index) {
+  const Clock::time_point start = Clock::now();
+  const comm::TrafficTable before = world_->traffic().table();
+  const std::int64_t rows = options_.batch / options_.dp;
+  const std::int64_t first = mesh_.local_rank("dp") * rows;
+  const double lr = options_.lr * schedule_->factor(index);
+  optimizer_->set_lr(lr);
+
+  const at::Tensor loss = loss_of(loader_->load(index, first, first + rows));
+  loss.backward();
+  const at::Tensor norm = optim::clip_grad_norm_(parameters_, options_.clip);
+  optimizer_->step();
+  // The step's only synchronisation with the device.
+  const at::Tensor figures = at::stack({mean_over_dp(loss, mesh_), norm}).to(c10::kCPU);
+
+  observe::StepMetrics metrics;
+  metrics.step = index + 1;
+  metrics.loss = figures[0].item<double>();
+  metrics.grad_norm = figures[1].item<double>();
+  metrics.lr = lr;
+  check_finite(metrics);
+  optimizer_->zero_grad();
+  metrics.step_time_s = std::chrono::duration<double>(Clock::now() - start).count();
+  metrics.comm = world_->traffic().since(before);
+  return metrics;
+}
+
+void Trainer::check_finite(const observe::StepMetrics& metrics) const {
+  if (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)) return;
+  // Every rank knows that it happened; the first parameter that any rank finds is named.
+  const auto named = model_->named_slots();
+  auto first = static_cast<std::int64_t>(named.size());
+  for (std::int64_t i = first - 1; i >= 0; --i) {
+    const at::Tensor& grad = named[static_cast<std::size_t>(i)].second->persistent().grad();
+    if (grad.defined() && !local_tensor(grad).isfinite().all().item<bool>()) first = i;
+  }
+  at::Tensor agreed = at::scalar_tensor(first, at::dtype(c10::kLong).device(options_.device));
+  if (mesh_.size() > 1)
+    mesh_.group(std::vector<int>{0, 1}).all_reduce(agreed, ReduceOp::kMin)->wait();
+  const auto index = agreed.item<std::int64_t>();
+  const bool found = index < static_cast<std::int64_t>(named.size());
+  fail(
+      "step ", metrics.step, ": the loss is ", metrics.loss, " and the gradient norm ",
+      metrics.grad_norm,
+      found ? "; the first parameter with a non-finite gradient is " : "; all gradients are finite",
+      found ? named[static_cast<std::size_t>(index)].first : "",
+      "; lower --lr or --clip, or look at the data of this step");
+}
+
+void Trainer::log(const observe::StepMetrics& metrics) {
+  history_.push_back(metrics);
+  if (writer_) writer_->write(metrics);
+  const bool last = metrics.step == options_.steps;
+  if (metrics.step == 1 || metrics.step % options_.log_every == 0 || last) {
+    progress_->line(observe::titan_line(metrics, world_->size()));
+  }
+  progress_->update(metrics.step, metrics.loss, metrics.tokens_per_s);
+}
+
+void Trainer::run() {
+  const StrictScope strict;
+  const ParameterCount count = count_parameters(config_);
+  const observe::ModelFlops flops =
+      observe::model_flops(count.total, count.embedding, config_.num_hidden_layers,
+                           config_.num_attention_heads * config_.head_dim, options_.seq);
+  const std::optional<double> peak = observe::peak_flops(observe::device_name(options_.device));
+  if (is_main()) {
+    if (!options_.metrics.empty())
+      writer_ = std::make_unique<observe::MetricsWriter>(options_.metrics);
+    progress_ = std::make_unique<observe::Progress>(options_.steps);
+    std::cout << to_string(mesh_) << "  parameters: " << count.total
+              << "  device: " << options_.device << " (" << options_.param_dtype << ")"
+              << std::endl;
+  }
+  for (std::int64_t i = 0; i < options_.steps; ++i) {
+    observe::StepMetrics metrics = step(i);
+    observe::set_throughput(metrics, options_.batch * options_.seq, world_->size(), flops, peak);
+    if (is_main()) log(metrics);
+  }
+  if (!options_.eval_text.empty()) evaluate();
+  write_outputs();
+}
+
+void Trainer::evaluate() {
+  const std::string text = data::read_text(options_.eval_text);
+  const data::BatchLoader loader(data::make_token_source(tokenizer_->encode(text)), options_.batch,
+                                 options_.seq, config_.vocab_size);
+  const std::int64_t rows = options_.batch / options_.dp;
+  const std::int64_t first = mesh_.local_rank("dp") * rows;
+  const std::int64_t batches = std::min(loader.samples() / options_.batch, kMaxEvalBatches);
+  const c10::NoGradGuard no_grad;
+  double sum = 0;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    sum += mean_over_dp(loss_of(loader.load(i, first, first + rows)), mesh_).item<double>();
+  }
+  if (!is_main()) return;
+  // Per byte, so that the two figures compare whatever the tokenizer.
+  const double tokens_per_byte =
+      static_cast<double>(tokenizer_->encode(text).size()) / static_cast<double>(text.size());
+  const double loss = sum / static_cast<double>(batches);
+  std::cout << fmt::format(
+                   "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
+                   "byte-bigram entropy of that text: {:.4f} nats/byte",
+                   loss * tokens_per_byte, loss, batches * options_.batch * options_.seq,
+                   options_.eval_text, data::bigram_entropy(text))
+            << std::endl;
+}
+
+void Trainer::write_outputs() {
+  if (!options_.save_hf.empty()) {
+    checkpoint::save_hugging_face(*model_, *world_, options_.save_hf, config_.json);
+  }
+  if (!is_main() || options_.metrics.empty()) return;
+  const std::filesystem::path report =
+      std::filesystem::path(options_.metrics).parent_path() / "report.html";
+  observe::write_report({.title = "llama_train on " + to_string(mesh_),
+                         .configuration = options_.listing,
+                         .sharding = observe::sharding_table(*model_),
+                         .steps = history_,
+                         .sample = ""},
+                        report);
+  std::cout << "report: " << report.string() << std::endl;
+}
+
+}  // namespace llama

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "examples/llama/model.h"
+#include "examples/llama/train_options.h"
+
+namespace llama {
+
+/// One training run: builds, splits and fills the model, steps it, and writes what was asked for.
+/// Construction and every method are collective over `world`; a failure on one rank is thrown
+/// there, and World::abort tells the others.
+class Trainer {
+ public:
+  Trainer(TrainOptions options, tessera::comm::WorldPtr world);
+  /// All steps, then the evaluation, the exported weights and the report.
+  void run();
+
+ private:
+  void build_model();
+  void open_data();
+  tessera::observe::StepMetrics step(std::int64_t index);
+  at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch);
+  void check_finite(const tessera::observe::StepMetrics& metrics) const;
+  void log(const tessera::observe::StepMetrics& metrics);
+  void evaluate();
+  void write_outputs();
+  bool is_main() const { return world_->rank() == 0; }
+
+  TrainOptions options_;
+  tessera::comm::WorldPtr world_;
+  tessera::DeviceMesh mesh_;
+  Config config_;
+  std::shared_ptr<Llama> model_;
+  std::vector<tessera::nn::SlotPtr> parameters_;
+  std::unique_ptr<tessera::optim::AdamW> optimizer_;
+  std::optional<tessera::optim::LrSchedule> schedule_;
+  tessera::data::TokenizerPtr tokenizer_;
+  std::unique_ptr<tessera::data::BatchLoader> loader_;
+  std::unique_ptr<tessera::observe::MetricsWriter> writer_;
+  std::unique_ptr<tessera::observe::Progress> progress_;
+  std::vector<tessera::observe::StepMetrics> history_;
+};
+
+}  // namespace llama

@@ -1,0 +1,79 @@
+"""What the tests of the programs share: where they are, how they are run, small inputs for them."""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin"))
+PEER = ROOT / "benchmarks" / "peer" / "torch_llama.py"
+
+SMALL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256,
+         "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+         "hidden_act": "silu", "max_position_embeddings": 256, "rope_theta": 10000.0,
+         "tie_word_embeddings": False}
+# Nothing divides by 4 but the heads: 618 / 4, 1009 / 4, and blocks of 240 rows over 3 ranks.
+ODD = SMALL | {"vocab_size": 1009, "hidden_size": 240, "intermediate_size": 618,
+               "num_attention_heads": 12, "num_key_value_heads": 4}
+# Tied embeddings, and a head size that is not hidden / heads.
+TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
+                "tie_word_embeddings": True, "rope_theta": 500000.0}
+
+
+def run(command, **kwargs):
+    """A finished process; never waits more than its time-out."""
+    kwargs.setdefault("timeout", 300)
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
+
+
+def train(arguments, dp=1, tp=1):
+    """llama_train on a dp x tp mesh of processes."""
+    command = [BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
+    if dp * tp > 1:
+        command = [BIN / "tessera-run", "--nproc", dp * tp, "--", *command]
+    return run(command)
+
+
+def peer(arguments):
+    done = run([sys.executable, PEER, *arguments])
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def write_config(folder, config):
+    path = pathlib.Path(folder, "config.json")
+    path.write_text(json.dumps(config))
+    return path
+
+
+def make_model(folder, config, seed=0):
+    """A Hugging Face folder with random weights, made by PyTorch."""
+    source = write_config(folder, config)
+    model = pathlib.Path(folder, "model")
+    peer(["make", "--config", source, "--out", model, "--seed", seed])
+    return model
+
+
+def write_tokens(path, tokens, magic=20240520, count=None):
+    """An llm.c token shard; a wrong `magic` or `count` makes a bad one."""
+    tokens = list(tokens)
+    header = struct.pack("<256i", magic, 1, len(tokens) if count is None else count, *[0] * 253)
+    pathlib.Path(path).write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+    return path
+
+
+def text_tokens(count, vocabulary):
+    """Deterministic, with some structure to learn: a few repeated phrases with changes."""
+    state, tokens = 12345, []
+    for i in range(count):
+        state = (state * 1103515245 + 12345) % (1 << 31)
+        repeat = tokens[i - 17] if i >= 17 and state % 10 < 6 else state // 64
+        tokens.append(repeat % vocabulary)
+    return tokens
+
+
+def read_metrics(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
