@@ -45,15 +45,6 @@ void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                 " dimensions was given a coordinate of ", coordinate.size());
 }
 
-std::int64_t local_size(const Layout& layout, int dim, std::int64_t size,
-                        std::span<const std::int64_t> coordinate) {
-  const auto& digits = layout.digits(dim);
-  if (digits.empty()) return size;
-  std::int64_t out = 1;
-  for (const auto& digit : digits) out *= piece(layout, digit, size, coordinate).size;
-  return out;
-}
-
 /// `inner` repeated for each position of `piece`, whose positions are `global` and `local` apart.
 std::vector<Run> repeat(const Piece& piece, const std::vector<Run>& inner, std::int64_t global,
                         std::int64_t local) {
@@ -105,6 +96,15 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
   return std::min(size, index * ((size + chunks - 1) / chunks));
 }
 
+std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
+                        std::span<const std::int64_t> coordinate) {
+  const auto& digits = layout.digits(tensor_dim);
+  if (digits.empty()) return size;
+  std::int64_t out = 1;
+  for (const auto& digit : digits) out *= piece(layout, digit, size, coordinate).size;
+  return out;
+}
+
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
                                       std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);
@@ -112,6 +112,16 @@ std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std:
   for (int d = 0; d < layout.tensor_ndim(); ++d) {
     auto& size = out[static_cast<std::size_t>(d)];
     size = local_size(layout, d, size, coordinate);
+  }
+  return out;
+}
+
+std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
+                         std::span<const std::int64_t> coordinate) {
+  check_arguments(layout, sizes, coordinate);
+  std::int64_t out = 1;
+  for (int d = 0; d < layout.tensor_ndim(); ++d) {
+    out *= local_size(layout, d, sizes[static_cast<std::size_t>(d)], coordinate);
   }
   return out;
 }

@@ -12,6 +12,14 @@ namespace tessera {
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
                                       std::span<const std::int64_t> coordinate);
 
+/// The same for one dimension, whose global size is `size`. Unchecked: for inner loops.
+std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
+                        std::span<const std::int64_t> coordinate);
+
+/// Elements of the local tensor at `coordinate`.
+std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
+                         std::span<const std::int64_t> coordinate);
+
 /// A contiguous block of the global tensor that a coordinate owns, and where it lies locally.
 struct Box {
   std::vector<std::int64_t> global_offset;
