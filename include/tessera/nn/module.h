@@ -8,6 +8,8 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeindex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,6 +62,18 @@ class ModuleBase : public torch::nn::Module {
   /// fill what lies below it; a parameter is filled once, by the outermost module that asks to.
   virtual void reset_parameters(const InitContext& init);
 
+  /// Keeps an object of a layer above with this module, one per type (FSDP keeps its unit so).
+  template <class T>
+  void attach(std::shared_ptr<T> object) {
+    attached_[typeid(T)] = std::move(object);
+  }
+  /// What was attached as a T, or nullptr.
+  template <class T>
+  std::shared_ptr<T> attached() const {
+    const auto found = attached_.find(typeid(T));
+    return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
+  }
+
   /// Not supported: always throws Error.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -99,6 +113,7 @@ class ModuleBase : public torch::nn::Module {
   std::vector<Hook> pre_hooks_;
   std::vector<Hook> post_hooks_;
   std::vector<std::function<void()>> always_hooks_;
+  std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
 };
 
 /// Base of a user's module. Call it as module(args...): pre-hooks, Derived::forward(args...),
