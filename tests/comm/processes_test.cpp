@@ -1,0 +1,105 @@
+// Ranks that are processes: the rendezvous, and what the others see when one dies.
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "testing/processes.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::Ended;
+using testing::ProcessesOptions;
+using testing::RunProcesses;
+
+CommunicatorPtr group_of_all(World& world) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    ranks.push_back(rank);
+  }
+  return world.group(ranks, "all");
+}
+
+TEST(DISABLED_Processes, SumRanks) {
+  const WorldPtr world = world_from_environment();
+  const at::Tensor value = at::full({1}, world->rank() + 1, at::kLong);
+  group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
+  EXPECT_EQ(value.item<std::int64_t>(), world->size() * (world->size() + 1) / 2);
+}
+
+TEST(DISABLED_Processes, TwoWorldsInTurn) {
+  for (int turn = 0; turn < 2; ++turn) {
+    const WorldPtr world = world_from_environment();
+    const at::Tensor value = at::full({1}, 1, at::kLong);
+    group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
+    EXPECT_EQ(value.item<std::int64_t>(), world->size());
+  }
+}
+
+TEST(DISABLED_Processes, Rank1IsKilled) {
+  const WorldPtr world = world_from_environment();
+  const CommunicatorPtr group = group_of_all(*world);
+  const at::Tensor value = at::full({1}, 1, at::kLong);
+  group->all_reduce(value, ReduceOp::kSum)->wait();
+  if (world->rank() == 1) {
+    kill(getpid(), SIGKILL);
+  }
+  EXPECT_THROW(group->all_reduce(value, ReduceOp::kSum)->wait(), PeerError);
+}
+
+TEST(DISABLED_Processes, Rendezvous) {
+  try {
+    world_from_environment();
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    std::cerr << "error: " << error.what() << std::endl;
+  }
+}
+
+const ProcessesOptions kShm;
+const ProcessesOptions kGloo{.environment = {{"TESSERA_SHM", "0"}}};
+
+void expect_all_well(const std::vector<Ended>& processes) {
+  for (const Ended& ended : processes) {
+    EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  }
+}
+
+TEST(Processes, MeetThroughTheEnvironment) {
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kShm));
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kGloo));
+}
+
+TEST(Processes, MayMeetTwice) {
+  expect_all_well(RunProcesses(2, "DISABLED_Processes.TwoWorldsInTurn"));
+}
+
+void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
+  EXPECT_EQ(processes[1].signal, SIGKILL) << processes[1].output;
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_EQ(processes[rank].exit_code, 0) << processes[rank].output;
+  }
+}
+
+TEST(Processes, PeersOfAKilledRankFail) {
+  // The time-out is ten minutes: ending within the deadline of the fixture shows the detection.
+  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kShm));
+  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kGloo));
+}
+
+TEST(Processes, AMissingPeerIsNamed) {
+  const auto processes = RunProcesses(
+      2, "DISABLED_Processes.Rendezvous",
+      {.environment = {
+           {"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT_S", "1"}}});
+  for (const Ended& ended : processes) {
+    EXPECT_EQ(ended.exit_code, 0);
+    EXPECT_NE(ended.output.find("rank(s) 2 did not come"), std::string::npos) << ended.output;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm

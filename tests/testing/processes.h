@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::testing {
+
+/// How a process of a test ended.
+struct Ended {
+  int exit_code = -1;  ///< -1: by a signal
+  int signal = 0;
+  std::chrono::milliseconds after{};  ///< since the first process was started
+  std::string output;                 ///< stdout and stderr
+};
+
+struct ProcessesOptions {
+  std::map<std::string, std::string> environment;
+  /// After this all are killed, which shows as signal 9.
+  std::chrono::seconds deadline{60};
+};
+
+/// Runs the test `body` ("DISABLED_Suite.Name" of this same program) in `size` processes, with the
+/// variables that world_from_environment() reads. For crashes and signals; else use RunRanks.
+std::vector<Ended> RunProcesses(int size, const std::string& body,
+                                const ProcessesOptions& options = {});
+
+/// A TCP port of 127.0.0.1 that was free a moment ago.
+int free_port();
+
+}  // namespace tessera::testing
