@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace tessera::testing {
+
+/// A safetensors file by hand: the header's length (its own, unless told), the header, the data.
+inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
+                                    std::int64_t claimed = -1) {
+  const std::uint64_t length =
+      claimed >= 0 ? static_cast<std::uint64_t>(claimed) : std::uint64_t{header.size()};
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes + header + data;
+}
+
+/// A header with one tensor "w" with these fields, without the braces around it.
+inline std::string Entry(const std::string& dtype, const std::string& shape,
+                         const std::string& offsets, const std::string& name = "w") {
+  return "\"" + name + "\":{\"dtype\":" + dtype + ",\"shape\":" + shape +
+         ",\"data_offsets\":" + offsets + "}";
+}
+
+}  // namespace tessera::testing
