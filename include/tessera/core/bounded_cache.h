@@ -52,7 +52,7 @@ class BoundedCache {
     if (known != entries_.end()) return known->second.value;
     if (entries_.size() >= capacity_) evict();
     const auto entry = entries_.try_emplace(std::move(key), std::move(made)).first;
-    order_.push_back(entry);
+    order_.push_back(&*entry);
     return entry->second.value;
   }
 
@@ -91,14 +91,14 @@ class BoundedCache {
     while (order_.front()->second.used.exchange(false, std::memory_order_relaxed)) {
       order_.splice(order_.end(), order_, order_.begin());
     }
-    entries_.erase(order_.front());
+    entries_.erase(entries_.find(order_.front()->first));
     order_.pop_front();
   }
 
   const std::size_t capacity_;
   mutable std::shared_mutex mutex_;
   Entries entries_;
-  std::list<typename Entries::iterator> order_;
+  std::list<const typename Entries::value_type*> order_;  // oldest first
   mutable std::atomic<std::int64_t> hits_{0};
   mutable std::atomic<std::int64_t> misses_{0};
 };
