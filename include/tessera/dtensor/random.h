@@ -35,8 +35,7 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// `x` with each element zeroed with probability `p` and the others multiplied by 1/(1-p); same
 /// layout. `first_element` is added to every element's index. No gradient: see nn::dropout.
-at::Tensor dropout_mask_apply(const at::Tensor& x, double p, RandomKey key,
-                              std::int64_t first_element);
+at::Tensor apply_dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element);
 
 /// While it lives, on this thread: tensors are part `index` of `count` equal parts, along dimension
 /// 0, of something larger that no mesh shows, as activations that live on a tp mesh are of the

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/core/layout_math.h"
+
+namespace tessera::kernels {
+
+/// The rows (runs along the last dimension) of a box, addressed by a flat element number in it.
+class BoxRows {
+ public:
+  BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
+      : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
+    for (std::size_t d = box.sizes.size(); d-- > 1;) {
+      global_strides_[d - 1] = global_strides_[d] * global_sizes[d];
+    }
+    columns_ = box.sizes.empty() ? 1 : box.sizes.back();
+    for (const std::int64_t size : box.sizes) numel_ *= size;
+  }
+
+  std::int64_t numel() const { return numel_; }
+  std::int64_t column_stride() const { return strides_.empty() ? 1 : strides_.back(); }
+
+  /// Calls run(local offset, global index, length) for the runs of elements [begin, end).
+  template <class Run>
+  void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
+    while (begin < end) {
+      const std::int64_t column = begin % columns_;
+      const std::int64_t length = std::min(end - begin, columns_ - column);
+      const auto [local, global] = locate(begin);
+      run(local, global, length);
+      begin += length;
+    }
+  }
+
+ private:
+  struct Position {
+    std::int64_t local;
+    std::int64_t global;
+  };
+
+  Position locate(std::int64_t element) const {
+    Position position{0, 0};
+    for (std::size_t d = box_.sizes.size(); d-- > 0;) {
+      const std::int64_t i = element % box_.sizes[d];
+      element /= box_.sizes[d];
+      position.local += (box_.local_offset[d] + i) * strides_[d];
+      position.global += (box_.global_offset[d] + i) * global_strides_[d];
+    }
+    return position;
+  }
+
+  const Box& box_;
+  c10::IntArrayRef strides_;
+  std::vector<std::int64_t> global_strides_;
+  std::int64_t columns_ = 1;
+  std::int64_t numel_ = 1;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/kernels/narrow.h"
+
+namespace tessera::kernels {
+
+/// body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for others.
+template <class Body>
+decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return body.template operator()<float>();
+    case c10::ScalarType::Double:
+      return body.template operator()<double>();
+    case c10::ScalarType::BFloat16:
+      return body.template operator()<c10::BFloat16>();
+    case c10::ScalarType::Half:
+      return body.template operator()<c10::Half>();
+    default:
+      fail(what, " of a ", type, " tensor was asked for; it takes fp32, fp64, bf16 or fp16");
+  }
+}
+
+}  // namespace tessera::kernels

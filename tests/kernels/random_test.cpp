@@ -1,0 +1,180 @@
+#include "tessera/kernels/random.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tessera/core/error.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr PhiloxKey kKey{42, 7};
+
+at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribution,
+                  at::ScalarType type = at::kDouble, PhiloxKey key = kKey) {
+  const at::Tensor tensor = at::empty(sizes, type);
+  fill_random(tensor, GlobalPlace::whole(sizes), distribution, key);
+  return tensor;
+}
+
+/// FNV-1a of the bytes.
+std::uint64_t hash(const at::Tensor& tensor) {
+  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  std::uint64_t h = 14695981039346656037ULL;
+  for (std::size_t i = 0; i < tensor.nbytes(); ++i) h = (h ^ bytes[i]) * 1099511628211ULL;
+  return h;
+}
+
+/// The largest distance between the empirical distribution of u in (0, 1) and the uniform one.
+double kolmogorov_smirnov(const at::Tensor& u) {
+  const at::Tensor sorted = std::get<0>(u.flatten().sort());
+  const at::Tensor steps = at::arange(sorted.numel(), at::kDouble) / sorted.numel();
+  return (sorted - steps).abs().max().item<double>();
+}
+
+at::Tensor cdf(const at::Tensor& x) {
+  return at::special_ndtr(x);
+}
+
+// A seed must mean the same weights for ever, on every machine and compiler.
+TEST(FillRandom, KeepsItsGoldenValues) {
+  EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
+  EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
+  EXPECT_EQ(hash(filled({1000}, truncated_normal(0.0, 0.02, -0.04, 0.04), at::kFloat)),
+            11701563407040774907ULL);
+  EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0}, at::kBFloat16)), 10930817780915677472ULL);
+  EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0}, at::kHalf)), 1693982787322251257ULL);
+}
+
+TEST(FillRandom, UniformPassesKolmogorovSmirnov) {
+  // The 0.1 % point is 1.95 / sqrt(n).
+  EXPECT_LT(kolmogorov_smirnov(filled({200'000}, Uniform{0.0, 1.0})), 1.95 / std::sqrt(200'000.0));
+}
+
+TEST(FillRandom, NormalPassesKolmogorovSmirnov) {
+  const at::Tensor x = filled({200'000}, Normal{3.0, 2.0});
+  EXPECT_LT(kolmogorov_smirnov(cdf((x - 3.0) / 2.0)), 1.95 / std::sqrt(200'000.0));
+}
+
+TEST(FillRandom, TruncatedNormalPassesKolmogorovSmirnov) {
+  const at::Tensor x = filled({200'000}, truncated_normal(1.0, 2.0, 0.0, 6.0));
+  const auto phi = [](double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); };
+  const at::Tensor u = (cdf((x - 1.0) / 2.0) - phi(-0.5)) / (phi(2.5) - phi(-0.5));
+  EXPECT_LT(kolmogorov_smirnov(u), 1.95 / std::sqrt(200'000.0));
+}
+
+TEST(FillRandom, TruncatedNormalStaysInsideFarOutBounds) {
+  for (const auto& [low, high] : {std::pair{-9.0, -8.0}, {8.0, 9.0}, {30.0, 31.0}}) {
+    const at::Tensor x = filled({1000}, truncated_normal(0.0, 1.0, low, high));
+    EXPECT_GE(x.min().item<double>(), low);
+    EXPECT_LE(x.max().item<double>(), high);
+    EXPECT_GT(std::get<0>(at::_unique(x)).numel(), 990);
+  }
+}
+
+TEST(FillRandom, MomentsOfANormalAreRight) {
+  const at::Tensor x = filled({400'000}, Normal{-1.0, 0.5});
+  EXPECT_NEAR(x.mean().item<double>(), -1.0, 4 * 0.5 / std::sqrt(400'000.0));
+  EXPECT_NEAR(x.var().item<double>(), 0.25, 4 * 0.25 * std::sqrt(2.0 / 400'000.0));
+}
+
+TEST(FillRandom, BernoulliHasItsProbability) {
+  const at::Tensor x = filled({400'000}, Bernoulli{0.3});
+  EXPECT_NEAR(x.mean().item<double>(), 0.3, 4 * std::sqrt(0.21 / 400'000.0));
+  EXPECT_TRUE(((x == 0) | (x == 1)).all().item<bool>());
+}
+
+TEST(FillRandom, StreamsAndSeedsAreIndependent) {
+  const at::Tensor a = filled({50'000}, Normal{0, 1});
+  const at::Tensor b = filled({50'000}, Normal{0, 1}, at::kDouble, {42, 8});
+  const at::Tensor c = filled({50'000}, Normal{0, 1}, at::kDouble, {43, 7});
+  EXPECT_LT(std::fabs((a * b).mean().item<double>()), 4 / std::sqrt(50'000.0));
+  EXPECT_LT(std::fabs((a * c).mean().item<double>()), 4 / std::sqrt(50'000.0));
+}
+
+// Each type's value is the fp64 value rounded once: no value of the type lies nearer.
+TEST(FillRandom, RoundsOnceToNarrowTypes) {
+  const at::Tensor exact = filled({100'000}, Normal{0.0, 1.0});
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor rounded = filled({100'000}, Normal{0.0, 1.0}, type);
+    const at::Tensor error = (rounded.to(at::kDouble) - exact).abs();
+    const at::Tensor bits = rounded.view(type == at::kFloat ? at::kInt : at::kShort);
+    for (const int step : {-1, 1}) {
+      const at::Tensor neighbour = (bits + step).to(bits.scalar_type()).view(type).to(at::kDouble);
+      EXPECT_TRUE((error <= (neighbour - exact).abs()).all().item<bool>()) << type << step;
+    }
+  }
+}
+
+TEST(FillRandom, APartGetsItsElementsOfTheWhole) {
+  const at::Tensor whole = filled({7, 5, 3}, Normal{0, 1});
+  const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
+  const GlobalPlace place{{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0};
+  fill_random(part, place, Normal{0, 1}, kKey);
+  EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
+}
+
+TEST(FillRandom, SeveralBoxesGoWhereTheyLie) {
+  const at::Tensor whole = filled({8, 3}, Normal{0, 1});
+  const at::Tensor part = at::empty({4, 3}, at::kDouble);
+  const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
+  fill_random(part, place, Normal{0, 1}, kKey);
+  EXPECT_TRUE(part.equal(at::cat({whole.slice(0, 1, 3), whole.slice(0, 6, 8)})));
+}
+
+TEST(FillRandom, TakesStridedTensors) {
+  const at::Tensor whole = filled({6, 4}, Normal{0, 1});
+  const at::Tensor strided = at::zeros({4, 12}, at::kDouble).t().slice(0, 0, 12, 2);
+  fill_random(strided, GlobalPlace::whole({6, 4}), Normal{0, 1}, kKey);
+  EXPECT_TRUE(strided.equal(whole));
+}
+
+TEST(FillRandom, TakesScalarsAndEmptyTensors) {
+  const at::Tensor scalar = at::empty({}, at::kDouble);
+  fill_random(scalar, GlobalPlace::whole({}), Normal{0, 1}, kKey);
+  EXPECT_EQ(scalar.item<double>(), filled({3}, Normal{0, 1})[0].item<double>());
+  fill_random(at::empty({0, 3}), GlobalPlace::whole({0, 3}), Normal{0, 1}, kKey);
+}
+
+TEST(FillRandom, DoesNotDependOnTheNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(4);
+  const at::Tensor many = filled({300, 101}, Normal{0, 1});
+  at::set_num_threads(1);
+  const at::Tensor one = filled({300, 101}, Normal{0, 1});
+  at::set_num_threads(threads);
+  EXPECT_TRUE(many.equal(one));
+}
+
+TEST(FillRandom, RefusesIntegers) {
+  EXPECT_THROW(filled({3}, Normal{0, 1}, at::kLong), Error);
+}
+
+TEST(TruncatedNormal, RefusesIntervalsWithoutMass) {
+  EXPECT_THROW(truncated_normal(0.0, 1.0, 50.0, 60.0), Error);
+  EXPECT_THROW(truncated_normal(0.0, 1.0, 1.0, -1.0), Error);
+  EXPECT_THROW(truncated_normal(0.0, -1.0, -1.0, 1.0), Error);
+}
+
+TEST(Dropout, KeepsTheRestScaled) {
+  const at::Tensor x = at::arange(1, 10'001, at::kDouble);
+  const at::Tensor y = dropout(x, GlobalPlace::whole({10'000}), 0.25, kKey);
+  const at::Tensor kept = filled({10'000}, Uniform{0.0, 1.0}) >= 0.25;
+  EXPECT_TRUE(y.allclose(x * kept / 0.75, 1e-15));
+}
+
+TEST(Dropout, OfAPartIsThePartOfTheWhole) {
+  const at::Tensor x = at::rand({6, 8});
+  const at::Tensor whole = dropout(x, GlobalPlace::whole({6, 8}), 0.5, kKey);
+  const at::Tensor part =
+      dropout(x.slice(0, 2, 4), GlobalPlace::whole({2, 8}, /*first_element=*/16), 0.5, kKey);
+  EXPECT_TRUE(part.equal(whole.slice(0, 2, 4)));
+}
+
+}  // namespace
+}  // namespace tessera::kernels
