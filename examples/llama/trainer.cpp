@@ -111,6 +111,7 @@ observe::StepMetrics Trainer::step(std::int64_t index) {
   check_finite(metrics);
   optimizer_->zero_grad();
   metrics.step_time_s = std::chrono::duration<double>(Clock::now() - start).count();
+  observe::set_memory(metrics, options_.device);
   metrics.comm = world_->traffic().since(before);
   return metrics;
 }
@@ -151,7 +152,8 @@ void Trainer::run() {
   const StrictScope strict;
   const ParameterCount count = count_parameters(config_);
   const observe::ModelFlops flops =
-      observe::model_flops(count.total, count.embedding, config_.num_hidden_layers,
+      observe::model_flops(count.total, config_.tie_word_embeddings ? 0 : count.embedding,
+                           config_.num_hidden_layers,
                            config_.num_attention_heads * config_.head_dim, options_.seq);
   const std::optional<double> peak = observe::peak_flops(observe::device_name(options_.device));
   if (is_main()) {

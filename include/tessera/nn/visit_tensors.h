@@ -49,8 +49,8 @@ struct VisitTensors {
   }
 
  private:
-  template <class T, class Visit>
-  void contents(Tag<T>, T&, Visit&) const {}
+  template <class Other, class T, class Visit>
+  void contents(Tag<Other>, T&, Visit&) const {}
   template <class... Parts, class T, class Visit>
   void contents(Tag<std::tuple<Parts...>>, T& value, Visit& visit) const {
     std::apply([&](auto&... parts) { ((*this)(parts, visit), ...); }, value);
