@@ -5,7 +5,7 @@ namespace llama {
 using namespace tessera;
 using namespace tessera::tensor_parallel;
 
-Plan tensor_parallel_plan(const ParallelOptions& options) {
+tensor_parallel::Plan tensor_parallel_plan(const ParallelOptions& options) {
   // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
   // a block they are sharded on it, or replicated without sequence parallelism.
   const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};

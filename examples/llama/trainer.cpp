@@ -151,10 +151,9 @@ void Trainer::log(const observe::StepMetrics& metrics) {
 void Trainer::run() {
   const StrictScope strict;
   const ParameterCount count = count_parameters(config_);
-  const observe::ModelFlops flops =
-      observe::model_flops(count.total, config_.tie_word_embeddings ? 0 : count.embedding,
-                           config_.num_hidden_layers,
-                           config_.num_attention_heads * config_.head_dim, options_.seq);
+  const observe::ModelFlops flops = observe::model_flops(
+      count.total, config_.tie_word_embeddings ? 0 : count.embedding, config_.num_hidden_layers,
+      config_.num_attention_heads * config_.head_dim, options_.seq);
   const std::optional<double> peak = observe::peak_flops(observe::device_name(options_.device));
   if (is_main()) {
     if (!options_.metrics.empty())

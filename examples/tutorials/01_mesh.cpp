@@ -10,8 +10,8 @@
 using namespace tessera;
 
 int main() {
-  // One process without a launcher is a world of one; under tessera-run, torchrun, Slurm or Open MPI
-  // the ranks find each other through the environment.
+  // One process without a launcher is a world of one; under tessera-run, torchrun, Slurm or Open
+  // MPI the ranks find each other through the environment.
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
@@ -25,7 +25,7 @@ int main() {
 
   double expected = 0;
   for (const int rank : mesh["tp"].ranks()) expected += rank;
-  TESSERA_CHECK(sum.item<double>() == expected, "rank ", world->rank(), " got ",
-                sum.item<double>(), ", expected ", expected);
+  TESSERA_CHECK(sum.item<double>() == expected, "rank ", world->rank(), " got ", sum.item<double>(),
+                ", expected ", expected);
   if (world->rank() == 0) std::cout << to_string(mesh) << ": row sum " << expected << std::endl;
 }

@@ -26,12 +26,16 @@ int main() {
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
 
-  const auto model = [] { const nn::MetaDevice meta; return std::make_shared<Mlp>(); }();
+  const auto model = [] {
+    const nn::MetaDevice meta;
+    return std::make_shared<Mlp>();
+  }();
   using namespace tensor_parallel;
-  parallelize_module(*model, mesh["tp"], {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
+  parallelize_module(*model, mesh["tp"],
+                     {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
   fsdp::fully_shard(*model, mesh["dp"]);
-  nn::to_empty(*model, at::kCPU);         // each rank allocates only its shards
-  nn::init_weights(*model, /*seed=*/0);   // bit-equal on every mesh
+  nn::to_empty(*model, at::kCPU);        // each rank allocates only its shards
+  nn::init_weights(*model, /*seed=*/0);  // bit-equal on every mesh
   optim::AdamW optimizer(*model, {.lr = 1e-2});
 
   at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
