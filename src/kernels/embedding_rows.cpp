@@ -1,0 +1,140 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "float_types.h"
+#include "parallel.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/fused.h"
+
+namespace tessera::kernels {
+namespace {
+
+std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
+  std::vector<std::int64_t> sizes = indices.sizes().vec();
+  sizes.push_back(dim);
+  return sizes;
+}
+
+void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
+                  " at position ", i, " is not a row of a table of ", total_rows, " rows");
+  }
+}
+
+at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
+  const std::int64_t rows = weight.size(0);
+  const at::Tensor local = indices.flatten() - first_row;
+  const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
+  if (rows == 0) return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
+  const at::Tensor found = at::index_select(weight, 0, local.masked_fill(elsewhere, 0));
+  return found.masked_fill(elsewhere.unsqueeze(1), 0).view(result_sizes(indices, weight.size(1)));
+}
+
+at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
+                             std::int64_t first_row, std::int64_t rows) {
+  const at::Tensor local = indices - first_row;
+  const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
+  // One row more, for what lies elsewhere.
+  return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
+                                      /*scale_grad_by_freq=*/false)
+      .narrow(0, 0, rows)
+      .contiguous();
+}
+
+/// Positions whose index is one of the rows, ordered by row and then by position.
+std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
+                                           std::int64_t first_row, std::int64_t rows) {
+  std::vector<std::int64_t> positions;
+  positions.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (indices[i] >= first_row && indices[i] < first_row + rows) positions.push_back(i);
+  }
+  std::stable_sort(positions.begin(), positions.end(),
+                   [&](std::int64_t a, std::int64_t b) { return indices[a] < indices[b]; });
+  return positions;
+}
+
+/// Sums the gradients of the positions of one row.
+template <class T, class Compute>
+void add_rows(const T* grad, const std::int64_t* begin, const std::int64_t* end, std::int64_t dim,
+              std::vector<Compute>& sum, T* to) {
+  sum.assign(static_cast<std::size_t>(dim), Compute(0));
+  Compute* const total = sum.data();
+  for (; begin != end; ++begin) {
+    const T* const term = grad + *begin * dim;
+    for (std::int64_t i = 0; i < dim; ++i) total[i] += static_cast<Compute>(term[i]);
+  }
+  for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<T>(total[i]);
+}
+
+template <class T>
+void backward_as(const at::Tensor& grad, const std::int64_t* indices,
+                 const std::vector<std::int64_t>& positions, std::int64_t first_row,
+                 const at::Tensor& weight_grad) {
+  using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  std::vector<std::size_t> starts;
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    if (i == 0 || indices[positions[i]] != indices[positions[i - 1]]) starts.push_back(i);
+  }
+  const auto runs = static_cast<std::int64_t>(starts.size());
+  starts.push_back(positions.size());
+  const std::int64_t dim = weight_grad.size(1);
+  const T* from = static_cast<const T*>(grad.const_data_ptr());
+  T* to = static_cast<T*>(weight_grad.mutable_data_ptr());
+  parallel_for(0, runs, 8, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<Compute> sum;
+    for (auto run = static_cast<std::size_t>(begin); run < static_cast<std::size_t>(end); ++run) {
+      const std::int64_t* first = positions.data() + starts[run];
+      add_rows(from, first, positions.data() + starts[run + 1], dim, sum,
+               to + (indices[*first] - first_row) * dim);
+    }
+  });
+}
+
+}  // namespace
+
+at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
+                          std::int64_t first_row, std::int64_t total_rows) {
+  if (!weight.is_cpu()) return composed(weight, indices, first_row);
+  const at::Tensor table = weight.contiguous();
+  const at::Tensor flat = indices.contiguous();
+  at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
+  const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
+  check_range(rows, flat.numel(), total_rows);
+  const std::size_t bytes = static_cast<std::size_t>(table.size(1)) * table.itemsize();
+  const auto* from = static_cast<const char*>(table.const_data_ptr());
+  auto* to = static_cast<char*>(result.mutable_data_ptr());
+  parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t row = rows[i] - first_row;
+      if (row < 0 || row >= table.size(0)) continue;
+      std::memcpy(to + static_cast<std::size_t>(i) * bytes,
+                  from + static_cast<std::size_t>(row) * bytes, bytes);
+    }
+  });
+  return result;
+}
+
+at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
+                                   std::int64_t first_row, std::int64_t rows) {
+  if (!grad.is_cpu()) return composed_backward(grad, indices, first_row, rows);
+  const at::Tensor terms = grad.contiguous();
+  const at::Tensor flat = indices.contiguous();
+  at::Tensor weight_grad = at::zeros({rows, grad.size(-1)}, grad.options());
+  const auto* numbers = static_cast<const std::int64_t*>(flat.const_data_ptr());
+  const auto positions = positions_by_row(numbers, flat.numel(), first_row, rows);
+  with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
+    backward_as<T>(terms, numbers, positions, first_row, weight_grad);
+  });
+  return weight_grad;
+}
+
+}  // namespace tessera::kernels

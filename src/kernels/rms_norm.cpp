@@ -1,0 +1,112 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "fused_dispatch.h"
+#include "parallel.h"
+#include "tessera/kernels/fused.h"
+
+namespace tessera::kernels {
+namespace {
+
+// Rows are summed in this many blocks whatever the number of threads, so that the weight's gradient
+// has the same bits on all of them.
+constexpr std::int64_t kBlocks = 16;
+
+struct Rows {
+  explicit Rows(const at::Tensor& x)
+      : dim(x.size(-1)),
+        count(dim == 0 ? 0 : x.numel() / dim),
+        grain(std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(dim, 1))) {}
+  std::int64_t dim;
+  std::int64_t count;
+  std::int64_t grain;
+};
+
+const float* pointer(const at::Tensor& weight) {
+  return weight.defined() ? in<float>(weight) : nullptr;
+}
+
+at::Tensor float_weight(const at::Tensor& weight) {
+  return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
+}
+
+RmsNormResult composed(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor v = x.to(compute_type(x));
+  const at::Tensor rstd = at::rsqrt(v.pow(2).mean(-1, true).add(eps));
+  at::Tensor y = v * rstd;
+  if (weight.defined()) y = y * weight.to(v.scalar_type());
+  return {y.to(x.scalar_type()), rstd};
+}
+
+std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    const at::Tensor& rstd) {
+  const at::Tensor v = x.to(rstd.scalar_type());
+  const at::Tensor g = grad.to(rstd.scalar_type());
+  const at::Tensor gw = weight.defined() ? g * weight.to(rstd.scalar_type()) : g;
+  const at::Tensor pull = (gw * v).mean(-1, true) * rstd * rstd;
+  const at::Tensor x_grad = ((gw - v * pull) * rstd).to(x.scalar_type());
+  if (!weight.defined()) return {x_grad, {}};
+  const at::Tensor terms = (g * v * rstd).reshape({-1, x.size(-1)});
+  return {x_grad, terms.sum(0).to(weight.scalar_type())};
+}
+
+}  // namespace
+
+RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  if (!has_row_kernels(x)) return composed(x, weight, eps);
+  const at::Tensor from = x.contiguous();
+  const at::Tensor scale = float_weight(weight);
+  const Rows rows(from);
+  std::vector<std::int64_t> rstd_sizes = x.sizes().vec();
+  rstd_sizes.back() = 1;
+  RmsNormResult result{at::empty_like(from),
+                       at::empty(rstd_sizes, x.options().dtype(c10::ScalarType::Float))};
+  with_row_kernels(x, [&](const auto& kernels, auto element) {
+    using T = decltype(element);
+    parallel_for(0, rows.count, rows.grain, [&](std::int64_t begin, std::int64_t end) {
+      kernels.rms_norm(in<T>(from) + begin * rows.dim, pointer(scale),
+                       out<T>(result.out) + begin * rows.dim, out<float>(result.rstd) + begin,
+                       end - begin, rows.dim, static_cast<float>(eps));
+    });
+  });
+  return result;
+}
+
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    const at::Tensor& rstd) {
+  if (!has_row_kernels(x)) return composed_backward(grad, x, weight, rstd);
+  const at::Tensor from = x.contiguous();
+  const at::Tensor g = grad.to(x.scalar_type()).contiguous();
+  const at::Tensor scale = float_weight(weight);
+  const Rows rows(from);
+  const at::Tensor x_grad = at::empty_like(from);
+  const at::Tensor terms =
+      weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
+  const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
+  with_row_kernels(x, [&](const auto& kernels, auto element) {
+    using T = decltype(element);
+    parallel_for(
+        0, kBlocks, std::max<std::int64_t>(1, rows.grain / std::max<std::int64_t>(block, 1)),
+        [&](std::int64_t first, std::int64_t last) {
+          for (std::int64_t b = first; b < last; ++b) {
+            const std::int64_t row = std::min(b * block, rows.count);
+            const std::int64_t at = row * rows.dim;
+            kernels.rms_norm_backward(in<T>(g) + at, in<T>(from) + at, pointer(scale),
+                                      in<float>(rstd) + row, out<T>(x_grad) + at,
+                                      terms.defined() ? out<float>(terms) + b * rows.dim : nullptr,
+                                      std::min(block, rows.count - row), rows.dim);
+          }
+        });
+  });
+  if (!weight.defined()) return {x_grad, {}};
+  return {x_grad, terms.sum(0).to(weight.scalar_type())};
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,56 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "fused_dispatch.h"
+#include "parallel.h"
+#include "tessera/kernels/fused.h"
+
+namespace tessera::kernels {
+namespace {
+
+at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                    bool transposed) {
+  const c10::ScalarType type = compute_type(x);
+  const at::Tensor v = x.to(type);
+  const at::Tensor c = cos.to(type).unsqueeze(1);
+  const at::Tensor s = sin.to(type).unsqueeze(1);
+  const auto rotate = [](const at::Tensor& t, double sign) {
+    const auto halves = t.chunk(2, -1);
+    return at::cat({halves[1] * -sign, halves[0] * sign}, -1);
+  };
+  const at::Tensor across = transposed ? rotate(v * s, -1.0) : rotate(v, 1.0) * s;
+  return (v * c + across).to(x.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                            bool transposed) {
+  if (!has_row_kernels(x)) return composed(x, cos, sin, transposed);
+  const at::Tensor from = x.stride(3) == 1 ? x : x.contiguous();
+  const at::Tensor c = cos.to(c10::ScalarType::Float).contiguous();
+  const at::Tensor s = sin.to(c10::ScalarType::Float).contiguous();
+  at::Tensor result = at::empty(x.sizes(), x.options());
+  const std::int64_t sequence = x.size(1);
+  const std::int64_t heads = x.size(2);
+  const std::int64_t dim = x.size(3);
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(heads * dim, 1));
+  with_row_kernels(x, [&](const auto& kernels, auto element) {
+    using T = decltype(element);
+    parallel_for(0, x.size(0) * sequence, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t position = i % sequence;
+        kernels.rotary(in<T>(from) + i / sequence * from.stride(0) + position * from.stride(1),
+                       from.stride(2), in<float>(c) + position * dim, in<float>(s) + position * dim,
+                       out<T>(result) + i * heads * dim, heads, dim / 2, transposed);
+      }
+    });
+  });
+  return result;
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::kernels {
+
+using Bf16 = std::uint16_t;  ///< the bits of a bfloat16
+
+/// Kernels over rows in memory, for elements of type T.
+template <class T>
+struct RowKernels {
+  /// rows of `dim`; weight may be null (ones); rstd: one a row.
+  void (*rms_norm)(const T* x, const float* weight, T* out, float* rstd, std::int64_t rows,
+                   std::int64_t dim, float eps);
+  /// Adds to weight_grad (dim), unless it is null.
+  void (*rms_norm_backward)(const T* grad, const T* x, const float* weight, const float* rstd,
+                            T* x_grad, float* weight_grad, std::int64_t rows, std::int64_t dim);
+  void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
+  void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
+                            std::int64_t n);
+  /// One position: `heads` vectors of 2 * half, x_stride apart; out is dense.
+  void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
+                 std::int64_t heads, std::int64_t half, bool transposed);
+};
+
+struct RowKernelTable {
+  RowKernels<float> fp32;
+  RowKernels<Bf16> bf16;
+};
+
+/// The fastest that this machine runs; all give the same bits.
+const RowKernelTable& row_kernels();
+
+namespace baseline {
+extern const RowKernelTable kTable;
+}
+namespace avx2 {
+extern const RowKernelTable kTable;
+}
+namespace avx512 {
+extern const RowKernelTable kTable;
+}
+
+}  // namespace tessera::kernels

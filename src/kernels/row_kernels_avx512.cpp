@@ -1,0 +1,2 @@
+#define TESSERA_ISA avx512
+#include "row_kernels.inl"

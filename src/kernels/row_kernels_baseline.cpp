@@ -1,0 +1,2 @@
+#define TESSERA_ISA baseline
+#include "row_kernels.inl"

@@ -1,0 +1,204 @@
+#include "tessera/kernels/fused.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "row_kernels.h"
+#include "tessera/core/error.h"
+
+namespace tessera::kernels {
+namespace {
+
+// Oracles: ATen's own operators and autograd in fp64, on the same (rounded) inputs.
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
+  return at::randn(sizes, at::kDouble).to(type);
+}
+
+at::Tensor leaf(const at::Tensor& x) {
+  return x.to(at::kDouble).detach().requires_grad_();
+}
+
+double tolerance(at::ScalarType type) {
+  return type == at::kDouble ? 1e-12 : (type == at::kFloat ? 2e-6 : 8e-3);
+}
+
+/// max |a - b| relative to max |b|.
+void expect_close(const at::Tensor& a, const at::Tensor& b, double allowed) {
+  ASSERT_EQ(a.sizes(), b.sizes());
+  if (b.numel() == 0) return;
+  const double scale = std::max(b.abs().max().item<double>(), 1e-30);
+  EXPECT_LE((a.to(at::kDouble) - b).abs().max().item<double>() / scale, allowed);
+}
+
+at::Tensor composed_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return x * (x * x).mean(-1, true).add(eps).rsqrt() * weight;
+}
+
+at::Tensor composed_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto halves = x.chunk(2, -1);
+  return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
+}
+
+class Fused : public testing::TestWithParam<at::ScalarType> {
+ protected:
+  at::ScalarType type() const { return GetParam(); }
+  void SetUp() override { at::manual_seed(0); }
+};
+
+TEST_P(Fused, RmsNormAgreesWithAutograd) {
+  for (const auto& sizes :
+       {std::vector<std::int64_t>{5, 48}, {3, 2, 37}, {40, 16}, {1, 7}, {0, 8}}) {
+    const at::Tensor x = random(sizes, type());
+    const at::Tensor weight = random({sizes.back()}, type());
+    const at::Tensor grad = random(sizes, type());
+    const at::Tensor x0 = leaf(x);
+    const at::Tensor w0 = leaf(weight);
+    const at::Tensor y0 = composed_rms_norm(x0, w0, 1e-5);
+    y0.backward(grad.to(at::kDouble));
+    const RmsNormResult y = rms_norm(x, weight, 1e-5);
+    const auto [x_grad, weight_grad] = rms_norm_backward(grad, x, weight, y.rstd);
+    EXPECT_EQ(y.out.scalar_type(), type());
+    expect_close(y.out, y0, tolerance(type()));
+    expect_close(x_grad, x0.grad(), tolerance(type()));
+    expect_close(weight_grad, w0.grad(), tolerance(type()));
+  }
+}
+
+TEST_P(Fused, RmsNormWithoutWeightScalesOnly) {
+  const at::Tensor x = random({6, 33}, type());
+  const RmsNormResult y = rms_norm(x, {}, 1e-6);
+  const auto [x_grad, weight_grad] = rms_norm_backward(at::ones_like(x), x, {}, y.rstd);
+  const at::Tensor x0 = leaf(x);
+  const at::Tensor y0 = composed_rms_norm(x0, at::ones({33}, at::kDouble), 1e-6);
+  y0.sum().backward();
+  expect_close(y.out, y0, tolerance(type()));
+  expect_close(x_grad, x0.grad(), tolerance(type()));
+  EXPECT_FALSE(weight_grad.defined());
+}
+
+TEST_P(Fused, SiluMulAgreesWithAutograd) {
+  for (const std::int64_t n : {0, 1, 15, 16, 50'000}) {
+    const at::Tensor gate = random({n}, type()) * 4;
+    const at::Tensor up = random({n}, type());
+    const at::Tensor grad = random({n}, type());
+    const at::Tensor g0 = leaf(gate);
+    const at::Tensor u0 = leaf(up);
+    const at::Tensor y0 = at::silu(g0) * u0;
+    y0.backward(grad.to(at::kDouble));
+    const auto [gate_grad, up_grad] = silu_mul_backward(grad, gate, up);
+    expect_close(silu_mul(gate, up), y0, tolerance(type()));
+    expect_close(gate_grad, g0.grad(), tolerance(type()));
+    expect_close(up_grad, u0.grad(), tolerance(type()));
+  }
+}
+
+TEST_P(Fused, RotaryAgreesWithAutograd) {
+  for (const std::int64_t dim : {2, 20, 64}) {
+    const at::Tensor x = random({2, 5, 3, dim}, type());
+    const at::Tensor grad = random({2, 5, 3, dim}, type());
+    const at::Tensor cos = random({5, dim});
+    const at::Tensor sin = random({5, dim});
+    const at::Tensor x0 = leaf(x);
+    const at::Tensor y0 = composed_rotary(x0, cos.to(at::kDouble), sin.to(at::kDouble));
+    y0.backward(grad.to(at::kDouble));
+    expect_close(rotary_embedding(x, cos, sin, false), y0, tolerance(type()));
+    expect_close(rotary_embedding(grad, cos, sin, true), x0.grad(), tolerance(type()));
+  }
+}
+
+TEST_P(Fused, RotaryTakesTransposedInput) {
+  const at::Tensor x = random({2, 3, 5, 16}, type());
+  const at::Tensor cos = random({5, 16});
+  const at::Tensor sin = random({5, 16});
+  const at::Tensor strided = rotary_embedding(x.transpose(1, 2), cos, sin, false);
+  EXPECT_TRUE(strided.equal(rotary_embedding(x.transpose(1, 2).contiguous(), cos, sin, false)));
+}
+
+TEST_P(Fused, EmbeddingAgreesWithAutograd) {
+  const at::Tensor weight = random({11, 9}, type());
+  const at::Tensor indices = at::randint(0, 11, {4, 13}, at::kLong);
+  const at::Tensor grad = random({4, 13, 9}, type());
+  const at::Tensor w0 = leaf(weight);
+  at::embedding(w0, indices).backward(grad.to(at::kDouble));
+  EXPECT_TRUE(embedding_rows(weight, indices, 0, 11).equal(at::embedding(weight, indices)));
+  expect_close(embedding_rows_backward(grad, indices, 0, 11), w0.grad(), tolerance(type()));
+}
+
+TEST_P(Fused, PartsOfAnEmbeddingSumToTheWhole) {
+  const at::Tensor weight = random({11, 9}, type());
+  const at::Tensor indices = at::randint(0, 11, {17}, at::kLong);
+  const at::Tensor grad = random({17, 9}, type());
+  at::Tensor sum = at::zeros({17, 9}, type());
+  std::vector<at::Tensor> grads;
+  for (const auto& [first, rows] : {std::pair<std::int64_t, std::int64_t>{0, 4}, {4, 7}, {11, 0}}) {
+    sum += embedding_rows(weight.narrow(0, first, rows), indices, first, 11);
+    grads.push_back(embedding_rows_backward(grad, indices, first, rows));
+  }
+  EXPECT_TRUE(sum.equal(at::embedding(weight, indices)));
+  EXPECT_TRUE(at::cat(grads).equal(embedding_rows_backward(grad, indices, 0, 11)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Fused,
+                         testing::Values(at::kFloat, at::kBFloat16, at::kHalf, at::kDouble),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+TEST(SiluMul, IsFiniteForLargeInputs) {
+  const at::Tensor gate = at::tensor({-1000.0F, -88.0F, 0.0F, 88.0F, 1000.0F});
+  const at::Tensor y = silu_mul(gate, at::ones({5}));
+  EXPECT_TRUE(y.allclose(at::tensor({0.0F, 0.0F, 0.0F, 88.0F, 1000.0F}), 1e-6, 1e-30));
+}
+
+TEST(SiluMul, KeepsNaN) {
+  const at::Tensor y = silu_mul(at::full({20}, NAN), at::ones({20}));
+  EXPECT_TRUE(y.isnan().all().item<bool>());
+  EXPECT_TRUE(silu_mul(at::full({20}, NAN, at::kBFloat16), at::ones({20}, at::kBFloat16))
+                  .isnan()
+                  .all()
+                  .item<bool>());
+}
+
+TEST(Embedding, NamesAnIndexOutOfRange) {
+  EXPECT_THROW(embedding_rows(at::ones({4, 2}), at::tensor({0, 4}, at::kLong), 0, 4), Error);
+  EXPECT_THROW(embedding_rows(at::ones({4, 2}), at::tensor({-1}, at::kLong), 0, 4), Error);
+}
+
+// All instruction sets that this machine has give the same bits.
+TEST(RowKernels, AgreeBetweenInstructionSets) {
+  const at::Tensor gate = at::randn({1003}) * 5;
+  const at::Tensor up = at::randn({1003});
+  const RowKernelTable& best = row_kernels();
+  const at::Tensor a = at::empty({1003});
+  const at::Tensor b = at::empty({1003});
+  best.fp32.silu_mul(gate.const_data_ptr<float>(), up.const_data_ptr<float>(), a.data_ptr<float>(),
+                     1003);
+  baseline::kTable.fp32.silu_mul(gate.const_data_ptr<float>(), up.const_data_ptr<float>(),
+                                 b.data_ptr<float>(), 1003);
+  EXPECT_TRUE(a.equal(b));
+  const at::Tensor rstd = at::empty({17});
+  best.fp32.rms_norm(gate.const_data_ptr<float>(), nullptr, a.data_ptr<float>(),
+                     rstd.data_ptr<float>(), 17, 59, 1e-5F);
+  baseline::kTable.fp32.rms_norm(gate.const_data_ptr<float>(), nullptr, b.data_ptr<float>(),
+                                 rstd.data_ptr<float>(), 17, 59, 1e-5F);
+  EXPECT_TRUE(a.equal(b));
+}
+
+TEST(RmsNorm, DoesNotDependOnTheNumberOfThreads) {
+  const at::Tensor x = at::randn({1000, 64});
+  const at::Tensor weight = at::randn({64});
+  const RmsNormResult y = rms_norm(x, weight, 1e-5);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(4);
+  const auto many = rms_norm_backward(x, x, weight, y.rstd);
+  at::set_num_threads(1);
+  const auto one = rms_norm_backward(x, x, weight, y.rstd);
+  at::set_num_threads(threads);
+  EXPECT_TRUE(many.second.equal(one.second));
+  EXPECT_TRUE(many.first.equal(one.first));
+}
+
+}  // namespace
+}  // namespace tessera::kernels
