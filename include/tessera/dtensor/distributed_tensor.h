@@ -19,8 +19,8 @@ struct ShardingSpec {
 };
 
 /// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
-/// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle adds
-/// what is particular to it. PyTorch's DTensor.
+/// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle
+/// adds what is particular to it. PyTorch's DTensor.
 class DistributedTensor {
  public:
   DistributedTensor() = default;
@@ -57,7 +57,8 @@ class DistributedTensor {
   at::Tensor tensor_;
 };
 
-/// Whether a tensor is distributed.
+/// Whether a tensor is distributed. Write tessera::is_distributed: at:: has an unrelated function
+/// of that name.
 bool is_distributed(const at::Tensor& tensor);
 /// The spec of a distributed tensor. Throws Error for a plain one.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);

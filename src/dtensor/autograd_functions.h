@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tensor_spec.h"
+
+namespace tessera::detail {
+
+/// The layout that a gradient of a tensor of `layout` takes: the same, replicated where it is
+/// partial (the derivative of a sum to each of its terms).
+LayoutPtr gradient_layout(LayoutPtr layout);
+
+/// Differentiable forms of from_local, to_local and redistribute.
+at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
+                                    c10::IntArrayRef sizes);
+at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target);
+
+/// `tensor` as a distributed one of `sharding`: a plain one counts as replicated. Differentiable.
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding);
+
+}  // namespace tessera::detail

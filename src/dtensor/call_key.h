@@ -1,0 +1,35 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "operator_info.h"
+#include "tensor_spec.h"
+
+namespace tessera::detail {
+
+/// What the outcome of a call depends on, as a flat list of words: the operator, the interned spec
+/// of each distributed tensor, sizes and type of each plain one, and the arguments that rules read.
+/// Reused from call to call, so that building one allocates nothing.
+class CallKey {
+ public:
+  /// Rebuilds the key for a call of `info` with `arguments`.
+  void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
+
+  std::span<const std::uint64_t> words() const { return words_; }
+  std::uint64_t hash() const;
+
+ private:
+  void add(std::uint64_t word) { words_.push_back(word); }
+  void add_tensor(const at::Tensor& tensor);
+  void add_tensor(const c10::IValue& value);
+  void add_static(const c10::IValue& value);
+  void add_text(const std::string& text);
+
+  std::vector<std::uint64_t> words_;
+};
+
+}  // namespace tessera::detail

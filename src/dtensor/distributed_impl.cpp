@@ -1,0 +1,96 @@
+#include "distributed_impl.h"
+
+#include <c10/core/AutogradState.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                         c10::DispatchKey::ZeroTensor});
+
+c10::DispatchKeySet keys_of(const at::Tensor& local) {
+  const auto backend = c10::DispatchKeySet(local.key_set().highestBackendKey()) |
+                       c10::DispatchKeySet(c10::DispatchKey::Dense);
+  return backend | c10::DispatchKeySet(c10::DispatchKey::Fake) | (local.key_set() & kLazyBits);
+}
+
+}  // namespace
+
+DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec)
+    : TensorImpl(keys_of(local), c10::scalarTypeToTypeMeta(spec->dtype), local.device()),
+      local_(std::move(local)),
+      spec_(std::move(spec)) {
+  set_storage_access_should_throw();
+  // A write through a view is differentiated by replaying the view, which the fallback understands,
+  // rather than by as_strided, which speaks of a storage that is not there.
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+  adopt_metadata();
+}
+
+void DistributedTensorImpl::adopt_metadata() {
+  set_sizes_and_strides(spec_->sizes, spec_->strides);
+  if (!is_inference() && !local_.is_inference()) {
+    set_version_counter(local_.unsafeGetTensorImpl()->version_counter());
+  }
+}
+
+void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
+  local_ = std::move(local);
+  spec_ = std::move(spec);
+  set_sizes_and_strides(spec_->sizes, spec_->strides);
+}
+
+c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow_change) const {
+  auto result = c10::make_intrusive<DistributedTensorImpl>(local_, spec_);
+  result->set_allow_tensor_metadata_change(allow_change);
+  result->detached_view_ = detached_view_;
+  result->base_version_ = base_version_;
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DistributedTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version_counter, bool allow_change) const {
+  auto result = copy(allow_change);
+  if (!result->is_inference()) result->set_version_counter(version_counter);
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DistributedTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version_counter, bool allow_change) const {
+  auto result = copy(allow_change);
+  if (!result->is_inference()) result->set_version_counter(std::move(version_counter));
+  return result;
+}
+
+void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
+  const auto* from = dynamic_cast<const DistributedTensorImpl*>(other.get());
+  TESSERA_CHECK(from != nullptr,
+                "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
+                "distribute it first");
+  replace(from->local_, from->spec_);
+  detached_view_ = from->detached_view_;
+  base_version_ = from->base_version_;
+}
+
+void DistributedTensorImpl::release_resources() {
+  local_.reset();
+  TensorImpl::release_resources();
+}
+
+const char* DistributedTensorImpl::tensorimpl_type_name() const {
+  return "a tessera::DistributedTensor (take to_local() or full_tensor() first)";
+}
+
+at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
+  return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
+}
+
+at::Tensor plain_alias(const at::Tensor& local) {
+  auto* impl = local.unsafeGetTensorImpl();
+  return at::Tensor(
+      impl->shallow_copy_and_detach(impl->version_counter(), impl->allow_tensor_metadata_change()));
+}
+
+}  // namespace tessera::detail

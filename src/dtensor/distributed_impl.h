@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <typeinfo>
+#include <utility>
+
+#include "tensor_spec.h"
+
+namespace tessera::detail {
+
+/// The at::Tensor of a distributed tensor: global sizes and strides outside, no storage, this
+/// rank's part inside. Its key DispatchKey::Fake lies below autograd and above the backends, so
+/// autograd sees one ordinary tensor and the fallback on that key (fallback.cpp) every operator.
+///
+/// The local tensor carries no autograd state and shares its version counter with the wrapper, so
+/// that a write to either is seen by what saved the other.
+class DistributedTensorImpl final : public c10::TensorImpl {
+ public:
+  DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
+
+  const at::Tensor& local() const { return local_; }
+  const TensorSpecPtr& spec() const { return spec_; }
+
+  /// Replaces what is inside: for operators that change a tensor's shape in place.
+  void replace(at::Tensor local, TensorSpecPtr spec);
+
+  /// A view that had to be redistributed holds a copy: writes would not reach its base. It may be
+  /// read as long as the base has not been written since.
+  void mark_detached_view(std::uint32_t base_version) {
+    detached_view_ = true;
+    base_version_ = base_version;
+  }
+  bool is_detached_view() const { return detached_view_; }
+  bool is_stale() const { return version_counter().current_version() != base_version_; }
+
+  /// Set once the hook that brings a leaf's gradient to the leaf's layout is installed.
+  bool has_gradient_hook() const { return gradient_hook_; }
+  void set_gradient_hook() { gradient_hook_ = true; }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version_counter, bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                         bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
+  void release_resources() override;
+
+ protected:
+  const char* tensorimpl_type_name() const override;
+
+ private:
+  void adopt_metadata();
+  c10::intrusive_ptr<DistributedTensorImpl> copy(bool allow_change) const;
+
+  at::Tensor local_;
+  TensorSpecPtr spec_;
+  bool detached_view_ = false;
+  bool gradient_hook_ = false;
+  std::uint32_t base_version_ = 0;
+};
+
+/// The impl of a distributed tensor, or nullptr for any other tensor. By type, not by key: set_data
+/// copies keys.
+inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->key_set().has(c10::DispatchKey::Fake)) return nullptr;
+  return &typeid(*impl) == &typeid(DistributedTensorImpl)
+             ? static_cast<DistributedTensorImpl*>(impl)
+             : nullptr;
+}
+
+/// A distributed tensor around `local`, which must carry no autograd state.
+at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
+
+/// `local` in its own impl, without autograd state, sharing storage and version counter.
+at::Tensor plain_alias(const at::Tensor& local);
+
+}  // namespace tessera::detail

@@ -1,0 +1,22 @@
+#include "leaf_gradient.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "autograd_functions.h"
+#include "tessera/dtensor/policy.h"
+
+namespace tessera::detail {
+
+bool is_trainable_leaf(const DistributedTensorImpl& impl) {
+  return static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta())->requires_grad_;
+}
+
+void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
+  impl.set_gradient_hook();
+  // The spec, not the tensor: the hook lives in the tensor's own autograd state.
+  tensor.register_hook([spec = impl.spec()](const at::Tensor& gradient) {
+    return as_layout(gradient, {spec->sharding.mesh, gradient_layout(spec->sharding.layout)});
+  });
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,123 @@
+#include "operator_info.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace tessera::detail {
+namespace {
+
+using Kind = OperatorInfo::ArgumentKind;
+
+/// The one scalar that rules read: which norm. Its value is part of a call's key.
+bool reads_scalars(const std::string& name) {
+  return name.find("norm") != std::string::npos;
+}
+
+bool is_optional_of(const c10::Type& type, c10::TypeKind kind) {
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  return optional != nullptr && optional->getElementType()->kind() == kind;
+}
+
+bool is_tensor(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::TensorType ||
+         is_optional_of(type, c10::TypeKind::TensorType);
+}
+
+bool is_number(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::NumberType || type.kind() == c10::TypeKind::FloatType ||
+         is_optional_of(type, c10::TypeKind::NumberType) ||
+         is_optional_of(type, c10::TypeKind::FloatType);
+}
+
+Kind kind_of(const c10::Type& type, bool scalars_are_read) {
+  if (is_tensor(type)) return Kind::kTensor;
+  if (const auto* list = type.castRaw<c10::ListType>()) {
+    const auto& element = *list->getElementType();
+    if (element.kind() == c10::TypeKind::TensorType) return Kind::kTensorList;
+    if (is_tensor(element)) return Kind::kOptionalTensorList;
+    if (is_number(element)) return Kind::kIgnored;
+  }
+  if (is_number(type) && !scalars_are_read) return Kind::kScalar;
+  if (type.kind() == c10::TypeKind::GeneratorType ||
+      is_optional_of(type, c10::TypeKind::GeneratorType)) {
+    return Kind::kIgnored;
+  }
+  return Kind::kStatic;
+}
+
+bool holds_tensors(const c10::Type& type) {
+  const auto kind = kind_of(type, true);
+  return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
+}
+
+/// The argument with the alias set of `returned`, or -1.
+int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
+  const auto& arguments = schema.arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->beforeSets() == returned.beforeSets())
+      return static_cast<int>(i);
+  }
+  return -1;
+}
+
+}  // namespace
+
+OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  name = schema.name();
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    const auto index = static_cast<int>(i);
+    arguments.push_back(kind_of(*argument.real_type(), reads_scalars(name)));
+    takes_tensors = takes_tensors || holds_tensors(*argument.real_type());
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      written.push_back(index);
+    }
+    if (argument.name() == "device") device = index;
+    if (argument.name() == "stride") stride = index;
+  }
+  for (const auto& result : schema.returns()) {
+    const auto* alias = result.alias_info();
+    Return returned{holds_tensors(*result.real_type()), -1};
+    if (alias != nullptr && alias->isWrite()) returned.written = aliased_argument(schema, *alias);
+    if (alias != nullptr && !alias->isWrite()) {
+      const auto argument = std::find_if(schema.arguments().begin(), schema.arguments().end(),
+                                         [](auto& a) { return a.alias_info() != nullptr; });
+      viewed = static_cast<int>(argument - schema.arguments().begin());
+    }
+    returns.push_back(returned);
+  }
+  decomposes = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+               !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  changes_shape = op.hasTag(at::Tag::inplace_view);
+  draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  rule = find_rule(name);
+}
+
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
+  struct Slot {
+    const void* schema = nullptr;
+    const OperatorInfo* info = nullptr;
+  };
+  thread_local std::array<Slot, 256> recent;
+  const void* schema = &op.schema();
+  auto& slot = recent[(reinterpret_cast<std::uintptr_t>(schema) >> 6) % recent.size()];
+  if (slot.schema == schema) return *slot.info;
+
+  static std::mutex mutex;
+  static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
+  std::lock_guard lock(mutex);
+  auto& info = all[op.operator_name()];
+  if (!info) info = std::make_unique<OperatorInfo>(op);
+  slot = {schema, info.get()};
+  return *info;
+}
+
+}  // namespace tessera::detail

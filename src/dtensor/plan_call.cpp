@@ -1,0 +1,148 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <algorithm>
+
+#include "bound_call.h"
+#include "call_plan.h"
+#include "distributed_impl.h"
+#include "tessera/core/error.h"
+#include "view_geometry.h"
+
+namespace tessera::detail {
+namespace {
+
+/// The mesh that all distributed tensors of a call are on.
+const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Tensor>& tensors) {
+  const DeviceMesh* mesh = nullptr;
+  for (const auto& tensor : tensors) {
+    const auto* impl = as_distributed(tensor);
+    if (impl == nullptr) continue;
+    const auto& own = impl->spec()->sharding.mesh;
+    if (mesh == nullptr) mesh = &own;
+    TESSERA_CHECK(own == *mesh, info.name, " of tensors on different meshes, ", to_string(*mesh),
+                  " and ", to_string(own),
+                  ": bring them to one mesh (full_tensor, then distribute_tensor)");
+  }
+  return *mesh;
+}
+
+CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
+  if (const auto* impl = as_distributed(tensor)) return {impl->spec(), nullptr, nullptr};
+  const auto* layout =
+      Layout::replicated(replicated.layout->mesh_sizes(), static_cast<int>(tensor.dim()));
+  return {intern_spec({{replicated.mesh, layout},
+                       tensor.sizes().vec(),
+                       strides_in_order_of(tensor.sizes(), tensor.strides()),
+                       tensor.scalar_type()}),
+          nullptr, nullptr};
+}
+
+bool communicates(const Step& step) {
+  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
+         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
+}
+
+void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
+  if (target == nullptr || target == input.spec->sharding.layout) return;
+  input.target = target;
+  input.plan = plan_for(input.spec, target);
+  plan.moves =
+      plan.moves || std::any_of(input.plan->steps.begin(), input.plan->steps.end(), communicates);
+}
+
+/// No rule: gather everything.
+void plan_default(CallPlan& plan) {
+  for (auto& input : plan.inputs) {
+    bring_to(plan, input,
+             Layout::replicated(plan.replicated.layout->mesh_sizes(),
+                                static_cast<int>(input.spec->sizes.size())));
+  }
+}
+
+std::vector<std::int64_t> local_sizes_of(const CallPlan& plan, int output) {
+  const auto& out = plan.outputs[static_cast<std::size_t>(output)];
+  return local_sizes({plan.replicated.mesh, out.layout}, out.sizes);
+}
+
+/// Arguments that speak of global sizes get their local values.
+void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
+                   std::span<const c10::IValue> arguments) {
+  for (const auto& [argument, output, dim] : rule.size_arguments) {
+    const auto sizes = local_sizes_of(plan, output);
+    Argument value = sizes;
+    if (dim >= 0) value = sizes[static_cast<std::size_t>(dim)];
+    if (plan.local_call) {
+      plan.local_call->arguments[static_cast<std::size_t>(argument)] = value;
+      continue;
+    }
+    plan.rewritten.emplace_back(argument, to_ivalue(value, *c10::AnyType::get(), {}));
+    if (info.stride == argument + 1) {
+      const auto strides = arguments[static_cast<std::size_t>(info.stride)].toIntVector();
+      plan.rewritten.emplace_back(info.stride, strides_in_order_of(sizes, strides));
+    }
+  }
+}
+
+CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
+  const std::string full(call.op);
+  const auto dot = full.find('.');
+  const auto name = full.substr(0, dot);
+  const auto overload = dot == std::string::npos ? std::string() : full.substr(dot + 1);
+  return {c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()), call.args,
+          call.scale};
+}
+
+void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
+                  const BoundCall& bound, std::span<const c10::IValue> arguments) {
+  std::vector<LayoutPtr> layouts;
+  for (const auto& tensor : bound.tensors) {
+    const auto* impl = as_distributed(tensor);
+    layouts.push_back(impl != nullptr ? impl->spec()->sharding.layout : nullptr);
+  }
+  auto decided = propagate(rule, bound.call, layouts);
+  plan.has_rule = true;
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    bring_to(plan, plan.inputs[i], decided.inputs[i]);
+  }
+  for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
+    plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
+  }
+  plan.inplace = rule.inplace;
+  if (decided.use_local_call) plan.local_call = local_call_of(*rule.local_call);
+  rewrite_sizes(plan, info, rule, arguments);
+}
+
+/// Views keep the strides that they would have on the whole tensor.
+void add_view_strides(CallPlan& plan, std::vector<std::vector<std::int64_t>> strides) {
+  if (strides.size() != plan.outputs.size()) return;
+  for (std::size_t o = 0; o < strides.size(); ++o) plan.outputs[o].strides = std::move(strides[o]);
+}
+
+}  // namespace
+
+CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
+                   std::span<const c10::IValue> arguments) {
+  const auto bound = bind_call(info, arguments);
+  CallPlan plan;
+  const auto& mesh = common_mesh(info, bound.tensors);
+  plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
+  for (const auto& tensor : bound.tensors) {
+    if (as_distributed(tensor) == nullptr && tensor.numel() > 1) plan.mixes_plain = true;
+    plan.inputs.push_back(input_of(tensor, plan.replicated));
+  }
+  std::optional<std::vector<std::vector<std::int64_t>>> strides;
+  if (info.viewed >= 0) strides = view_strides(op, arguments);
+
+  const auto rule = info.rule ? info.rule(bound.call) : std::nullopt;
+  TESSERA_CHECK(!info.draws_random || (rule && !rule->random), info.name,
+                " would draw other numbers on every rank: use tessera::normal_, uniform_, "
+                "bernoulli_ or nn::Dropout, whose numbers depend on the global element alone");
+  if (!rule) {
+    plan_default(plan);
+    return plan;
+  }
+  plan_by_rule(plan, info, *rule, bound, arguments);
+  if (strides) add_view_strides(plan, std::move(*strides));
+  return plan;
+}
+
+}  // namespace tessera::detail

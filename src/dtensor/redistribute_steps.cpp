@@ -1,0 +1,214 @@
+#include "redistribute_steps.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <numeric>
+
+#include "local_axis.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
+  return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
+                                    : mesh.group(step.mesh_dims);
+}
+
+/// The elements in order, in one dimension, lazy conjugation and negation resolved.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
+/// What a communicator understands: complex numbers as pairs.
+at::Tensor reals(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+}
+
+void check_reducible(const Step& step, const at::Tensor& tensor) {
+  const bool linear = step.op == ReduceOp::kSum || step.op == ReduceOp::kAvg;
+  TESSERA_CHECK(linear || !tensor.is_complex(), "a complex tensor cannot be reduced with ",
+                to_string(step.op), ": only sum and avg are linear");
+}
+
+/// A flat tensor of `numel` elements that starts with those of the flat `tensor`.
+at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
+  if (tensor.numel() == numel) return tensor;
+  auto result = at::zeros({numel}, tensor.options());
+  result.narrow(0, 0, tensor.numel()).copy_(tensor);
+  return result;
+}
+
+/// The axis that a step gathers or splits, as (before, pieces, after).
+struct SplitAxis {
+  std::int64_t before, extent, after;
+  std::vector<Piece> pieces;
+  std::int64_t row() const { return before * after; }
+  const Piece& mine(const Step& step, const DeviceMesh& mesh) const {
+    return pieces[group_rank(mesh, step.mesh_dims)];
+  }
+  /// Pieces can be communicated where they lie: one after another, without gaps.
+  bool in_place() const { return before == 1 && only_tail_is_short(pieces); }
+};
+
+SplitAxis split_axis(LayoutPtr split, const Step& step, const DeviceMesh& mesh,
+                     c10::IntArrayRef sizes) {
+  const auto axis = Axis::split_by(split, step.dim, step.mesh_dims.back());
+  const auto around = extents_around({axis}, split, sizes, mesh);
+  const auto extent = axis.whole_extent(sizes, mesh, step.mesh_dims);
+  return {around[0], extent, around[1], pieces_of(extent, mesh, step.mesh_dims)};
+}
+
+/// The gathered pieces, each padded to `stride` elements, as one tensor.
+at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const SplitAxis& axis) {
+  if (axis.in_place()) return gathered.narrow(0, 0, axis.extent * axis.row());
+  std::vector<at::Tensor> parts;
+  for (std::size_t r = 0; r < axis.pieces.size(); ++r) {
+    const auto size = axis.pieces[r].size;
+    parts.push_back(gathered.narrow(0, static_cast<std::int64_t>(r) * stride, size * axis.row())
+                        .view({axis.before, size, axis.after}));
+  }
+  return at::cat(parts, 1).view({-1});
+}
+
+/// The pieces of a tensor one after another, each padded to `stride` elements.
+at::Tensor separate(const at::Tensor& whole, std::int64_t stride, const SplitAxis& axis) {
+  const auto count = static_cast<std::int64_t>(axis.pieces.size());
+  if (axis.in_place()) return padded(whole, count * stride);
+  const bool even = axis.pieces.back().size * axis.row() == stride;
+  auto result = even ? at::empty({count * stride}, whole.options())
+                     : at::zeros({count * stride}, whole.options());
+  const auto shaped = whole.view({axis.before, axis.extent, axis.after});
+  for (std::int64_t r = 0; r < count; ++r) {
+    const auto& piece = axis.pieces[static_cast<std::size_t>(r)];
+    result.narrow(0, r * stride, piece.size * axis.row())
+        .view({axis.before, piece.size, axis.after})
+        .copy_(shaped.narrow(1, piece.offset, piece.size));
+  }
+  return result;
+}
+
+}  // namespace
+
+at::Tensor all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                           c10::IntArrayRef sizes) {
+  const auto axis = split_axis(step.from, step, mesh, sizes);
+  const auto count = static_cast<std::int64_t>(axis.pieces.size());
+  if (count == 1) return flat(local);
+  const auto stride = axis.pieces.front().size * axis.row();
+  const auto input = padded(flat(local), stride);
+  auto output = at::empty({count * stride}, local.options());
+  if (stride > 0) group_of(step, mesh).all_gather(reals(output), reals(input))->wait();
+  return join(output, stride, axis);
+}
+
+at::Tensor reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                               c10::IntArrayRef sizes) {
+  check_reducible(step, local);
+  const auto axis = split_axis(step.to, step, mesh, sizes);
+  if (axis.pieces.size() == 1) return flat(local);
+  const auto stride = axis.pieces.front().size * axis.row();
+  const auto input = separate(flat(local), stride, axis);
+  auto output = at::empty({stride}, local.options());
+  if (stride > 0) {
+    group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op)->wait();
+  }
+  return output.narrow(0, 0, axis.mine(step, mesh).size * axis.row());
+}
+
+at::Tensor all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  check_reducible(step, local);
+  auto& group = group_of(step, mesh);
+  auto result = flat(local);
+  if (group.size() == 1 || local.numel() == 0) return result;
+  if (result.is_alias_of(local)) result = result.clone();
+  group.all_reduce(reals(result), step.op)->wait();
+  return result;
+}
+
+at::Tensor all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                           c10::IntArrayRef sizes) {
+  const auto gathered = Axis::split_by(step.from, step.dim, step.mesh_dims.back());
+  const auto scattered = Axis::split_by(step.to, step.to_dim, step.mesh_dims.back());
+  const bool gathered_first = step.dim < step.to_dim;
+  const auto around = extents_around(
+      gathered_first ? std::vector{gathered, scattered} : std::vector{scattered, gathered},
+      step.from, sizes, mesh);
+  const auto from =
+      pieces_of(gathered.whole_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
+  const auto to =
+      pieces_of(scattered.whole_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
+  const auto me = group_rank(mesh, step.mesh_dims);
+  const auto rest =
+      std::accumulate(around.begin(), around.end(), std::int64_t{1}, std::multiplies<>{});
+  auto shape = [&](std::int64_t gather_extent, std::int64_t scatter_extent) {
+    return std::vector<std::int64_t>{around[0], gathered_first ? gather_extent : scatter_extent,
+                                     around[1], gathered_first ? scatter_extent : gather_extent,
+                                     around[2]};
+  };
+  const std::int64_t gather_dim = gathered_first ? 1 : 3;
+  const std::int64_t scatter_dim = 4 - gather_dim;
+
+  const auto whole = flat(local).view(shape(from[me].size, to.back().offset + to.back().size));
+  std::vector<at::Tensor> sends;
+  std::vector<std::int64_t> send_counts, receive_counts;
+  const std::int64_t parts = local.is_complex() ? 2 : 1;
+  for (std::size_t r = 0; r < to.size(); ++r) {
+    sends.push_back(whole.narrow(scatter_dim, to[r].offset, to[r].size).reshape({-1}));
+    send_counts.push_back(sends.back().numel() * parts);
+    receive_counts.push_back(from[r].size * to[me].size * rest * parts);
+  }
+  if (to.size() == 1) return flat(local);
+  // Slices of the leading dimension lie one after another already.
+  const bool packed = scatter_dim == 1 && around[0] == 1;
+  const auto input = packed ? whole.view({-1}) : at::cat(sends);
+  const auto received =
+      std::accumulate(receive_counts.begin(), receive_counts.end(), std::int64_t{0}) / parts;
+  auto output = at::empty({received}, local.options());
+  group_of(step, mesh).all_to_all(reals(output), reals(input), receive_counts, send_counts)->wait();
+  if (gather_dim == 1 && around[0] == 1) return output;
+
+  std::vector<at::Tensor> pieces;
+  std::int64_t offset = 0;
+  for (const auto& piece : from) {
+    const auto numel = piece.size * to[me].size * rest;
+    pieces.push_back(output.narrow(0, offset, numel).view(shape(piece.size, to[me].size)));
+    offset += numel;
+  }
+  return at::cat(pieces, gather_dim).view({-1});
+}
+
+at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                      c10::IntArrayRef sizes) {
+  const auto axis = split_axis(step.to, step, mesh, sizes);
+  const auto& mine = axis.mine(step, mesh);
+  return flat(local)
+      .view({axis.before, axis.extent, axis.after})
+      .narrow(1, mine.offset, mine.size)
+      .contiguous();
+}
+
+at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  const auto value = flat(local);
+  if (group_rank(mesh, step.mesh_dims) == 0) return value;
+  switch (step.op) {
+    case ReduceOp::kSum:
+      return at::zeros_like(value);
+    case ReduceOp::kProduct:
+      return at::ones_like(value);
+    case ReduceOp::kAvg:
+    case ReduceOp::kMax:
+    case ReduceOp::kMin:
+      return value;  // any number of equal values reduce to themselves
+  }
+  fail("internal: unknown reduction");
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,304 @@
+#include <ATen/ops/empty_strided.h>
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+#include "below_autograd.h"
+#include "bound_call.h"
+#include "call_plan.h"
+#include "distributed_impl.h"
+#include "implicit_count.h"
+#include "leaf_gradient.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/policy.h"
+
+namespace tessera::detail {
+namespace {
+
+/// A tensor that the operator writes to.
+struct Written {
+  at::Tensor original;  ///< as the caller passed it
+  at::Tensor local;     ///< what the operator gets: the original's own local tensor, or a copy
+  int input;            ///< its number among the call's tensors
+};
+
+/// The state of one call on its way through run_call.
+class Run {
+ public:
+  Run(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
+      torch::jit::Stack& stack)
+      : op_(op),
+        info_(info),
+        plan_(plan),
+        stack_(stack),
+        first_(stack.size() - info.arguments.size()) {}
+
+  void operator()() {
+    keep_originals();
+    localize_arguments();
+    for (const auto& [argument, value] : plan_.rewritten) at(argument) = value;
+    {
+      BelowAutograd guard;
+      execute();
+      write_back();
+    }
+    wrap_results();
+  }
+
+ private:
+  c10::IValue& at(int argument) { return stack_[first_ + static_cast<std::size_t>(argument)]; }
+  bool writes(std::size_t argument) const {
+    return std::find(info_.written.begin(), info_.written.end(), static_cast<int>(argument)) !=
+           info_.written.end();
+  }
+
+  void keep_originals() {
+    for (const auto& result : info_.returns) {
+      if (result.written >= 0) returned_.push_back(at(result.written));
+    }
+    if (info_.viewed >= 0 && at(info_.viewed).isTensor()) viewed_ = at(info_.viewed).toTensor();
+  }
+
+  void localize_arguments() {
+    using Kind = OperatorInfo::ArgumentKind;
+    for (std::size_t i = 0; i < info_.arguments.size(); ++i) {
+      auto& value = stack_[first_ + i];
+      if (info_.arguments[i] == Kind::kTensor) {
+        if (value.isTensor() && value.toTensor().defined()) value = localize(value.toTensor(), i);
+      } else if (info_.arguments[i] == Kind::kTensorList && value.isTensorList()) {
+        value = localize_list(value.toTensorVector(), i);
+      } else if (info_.arguments[i] == Kind::kOptionalTensorList && value.isList()) {
+        value = localize_optional_list(value, i);
+      }
+    }
+  }
+
+  c10::List<at::Tensor> localize_list(const std::vector<at::Tensor>& tensors,
+                                      std::size_t argument) {
+    c10::List<at::Tensor> locals;
+    locals.reserve(tensors.size());
+    for (const auto& tensor : tensors) {
+      locals.push_back(tensor.defined() ? localize(tensor, argument) : tensor);
+    }
+    return locals;
+  }
+
+  c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
+                                                              std::size_t argument) {
+    c10::List<std::optional<at::Tensor>> locals;
+    for (const auto& element : list.toListRef()) {
+      const bool defined = element.isTensor() && element.toTensor().defined();
+      locals.push_back(defined ? std::optional(localize(element.toTensor(), argument))
+                               : std::nullopt);
+    }
+    return locals;
+  }
+
+  /// The local tensor that the operator gets for `tensor`.
+  at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
+    const auto& input = plan_.inputs[inputs_];
+    auto* impl = as_distributed(tensor);
+    if (impl != nullptr) prepare(*impl, tensor, argument);
+    auto local = impl != nullptr ? impl->local() : tensor;
+    if (input.plan) local = redistributed(local, input);
+    if (plan_.local_call) locals_.push_back(local);
+    if (writes(argument)) written_.push_back({tensor, local, static_cast<int>(inputs_)});
+    ++inputs_;
+    return local;
+  }
+
+  void prepare(DistributedTensorImpl& impl, const at::Tensor& tensor, std::size_t argument) {
+    keep_gradient_layout(impl, tensor);
+    if (!impl.is_detached_view()) [[likely]]
+      return;
+    TESSERA_CHECK(!writes(argument), info_.name,
+                  " writes through a view that had to be gathered, so the write would not reach "
+                  "the viewed tensor: redistribute that one first, or clone() the view");
+    TESSERA_CHECK(!impl.is_stale(), info_.name,
+                  " reads a view that had to be gathered, after the viewed tensor was written: "
+                  "take the view again");
+  }
+
+  at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
+    auto result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
+    if (plan_.has_rule) return result;
+    // The default runs the operator as one rank would, strides included.
+    if (result.strides() == input.spec->strides) return result;
+    BelowAutograd guard;
+    return at::empty_strided(input.spec->sizes, input.spec->strides, result.options())
+        .copy_(result);
+  }
+
+  void execute() {
+    if (!plan_.local_call) {
+      op_.callBoxed(stack_);
+      return;
+    }
+    stack_.resize(first_);
+    const auto& schema = plan_.local_call->op.schema();
+    for (std::size_t i = 0; i < plan_.local_call->arguments.size(); ++i) {
+      stack_.push_back(
+          to_ivalue(plan_.local_call->arguments[i], *schema.arguments()[i].real_type(), locals_));
+    }
+    plan_.local_call->op.callBoxed(stack_);
+    if (plan_.local_call->scale == 1.0) return;
+    for (std::size_t i = first_; i < stack_.size(); ++i) {
+      stack_[i].toTensor().mul_(plan_.local_call->scale);
+    }
+  }
+
+  /// Layout in which the operator left what it wrote to input `input`.
+  LayoutPtr written_layout(int input) const {
+    for (const auto& inplace : plan_.inplace) {
+      if (inplace.input == input) {
+        return plan_.outputs[static_cast<std::size_t>(inplace.output)].layout;
+      }
+    }
+    const auto& in = plan_.inputs[static_cast<std::size_t>(input)];
+    return in.target != nullptr ? in.target : in.spec->sharding.layout;
+  }
+
+  /// Brings what was written to a copy, or in another layout, to where it belongs.
+  void write_back() {
+    for (auto& [original, local, input] : written_) {
+      auto* impl = as_distributed(original);
+      if (info_.changes_shape) continue;
+      const auto& own = impl != nullptr ? impl->local() : original;
+      const auto& spec = plan_.inputs[static_cast<std::size_t>(input)].spec;
+      const auto* layout = written_layout(input);
+      if (local.is_same(own) && layout == spec->sharding.layout) continue;
+      TESSERA_CHECK(spec->sizes == global_sizes(input, local), info_.name,
+                    " would resize a "
+                    "distributed tensor of sizes ",
+                    c10::IntArrayRef(spec->sizes), ": pass one of the result's sizes");
+      const auto result = redistribute_local(
+          local,
+          intern_spec({{plan_.replicated.mesh, layout}, spec->sizes, spec->strides, spec->dtype}),
+          spec->sharding.layout);
+      own.copy_(result);
+    }
+  }
+
+  /// The global sizes of a written tensor after the call: the default may have resized it.
+  std::vector<std::int64_t> global_sizes(int input, const at::Tensor& local) const {
+    return plan_.has_rule ? plan_.inputs[static_cast<std::size_t>(input)].spec->sizes
+                          : local.sizes().vec();
+  }
+
+  void wrap_results() {
+    const auto first = stack_.size() - info_.returns.size();
+    std::size_t returned = 0;
+    for (std::size_t r = 0; r < info_.returns.size(); ++r) {
+      auto& value = stack_[first + r];
+      if (info_.returns[r].written >= 0) {
+        give_back(value, std::move(returned_[returned++]));
+      } else if (value.isTensor()) {
+        if (value.toTensor().defined()) value = wrap_result(std::move(value).toTensor());
+        ++outputs_;
+      } else if (value.isTensorList()) {
+        value = wrap_list(value.toTensorVector());
+      }
+    }
+  }
+
+  c10::List<at::Tensor> wrap_list(std::vector<at::Tensor> results) {
+    c10::List<at::Tensor> wrapped;
+    wrapped.reserve(results.size());
+    for (auto& result : results) {
+      wrapped.push_back(result.defined() ? wrap_result(std::move(result)) : at::Tensor());
+      ++outputs_;
+    }
+    return wrapped;
+  }
+
+  /// An in-place result is the tensor that was passed.
+  void give_back(c10::IValue& value, c10::IValue original) {
+    if (info_.changes_shape && original.isTensor()) {
+      if (auto* impl = as_distributed(original.toTensor())) {
+        auto local = value.toTensor();
+        auto spec = spec_of(local);
+        impl->replace(std::move(local), std::move(spec));
+      }
+    }
+    ++outputs_;
+    value = std::move(original);
+  }
+
+  at::Tensor wrap_result(at::Tensor local) {
+    auto spec = spec_of(local);
+    if (info_.viewed < 0) return wrap(std::move(local), std::move(spec));
+    return wrap_view(std::move(local), std::move(spec));
+  }
+
+  /// A view of a local tensor that was not moved shares its version counter, as views do.
+  at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
+    auto* base = viewed_.defined() ? as_distributed(viewed_) : nullptr;
+    if (base == nullptr) return wrap(std::move(local), std::move(spec));
+    const bool moved = plan_.inputs.front().plan != nullptr;
+    if (!moved && !local.is_inference() && !base->local().is_inference()) {
+      local.unsafeGetTensorImpl()->set_version_counter(
+          base->local().unsafeGetTensorImpl()->version_counter());
+    }
+    auto result = wrap(std::move(local), std::move(spec));
+    if (moved && !base->is_inference()) {
+      as_distributed(result)->mark_detached_view(base->version_counter().current_version());
+    }
+    return result;
+  }
+
+  TensorSpecPtr spec_of(const at::Tensor& local) {
+    if (!plan_.has_rule) return default_spec(local);
+    TESSERA_CHECK(outputs_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
+                  " names too few outputs");
+    auto& output = plan_.outputs[outputs_];
+    if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
+      output.spec = first_spec(output, local);
+    }
+    return output.spec;
+  }
+
+  TensorSpecPtr first_spec(const CallPlan::Output& output, const at::Tensor& local) {
+    const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
+    const auto expected = local_sizes(sharding, output.sizes);
+    TESSERA_CHECK(local.sizes() == expected, "internal: the rule of ", info_.name,
+                  " expects a local "
+                  "result of sizes ",
+                  c10::IntArrayRef(expected), ", found ", local.sizes());
+    return intern_spec(
+        {sharding, output.sizes,
+         output.strides ? *output.strides : strides_in_order_of(output.sizes, local.strides()),
+         local.scalar_type()});
+  }
+
+  TensorSpecPtr default_spec(const at::Tensor& local) {
+    const auto* layout =
+        Layout::replicated(plan_.replicated.layout->mesh_sizes(), static_cast<int>(local.dim()));
+    return intern_spec({{plan_.replicated.mesh, layout},
+                        local.sizes().vec(),
+                        local.strides().vec(),
+                        local.scalar_type()});
+  }
+
+  const c10::OperatorHandle& op_;
+  const OperatorInfo& info_;
+  CallPlan& plan_;
+  torch::jit::Stack& stack_;
+  const std::size_t first_;
+  std::size_t inputs_ = 0;
+  std::size_t outputs_ = 0;
+  at::Tensor viewed_;
+  c10::SmallVector<c10::IValue, 2> returned_;
+  c10::SmallVector<Written, 2> written_;
+  std::vector<at::Tensor> locals_;
+};
+
+}  // namespace
+
+void run_call(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
+              torch::jit::Stack& stack) {
+  if (plan.moves) count_implicit_redistribution();
+  Run(op, info, plan, stack)();
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,107 @@
+#include "tensor_spec.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <unordered_map>
+
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::detail {
+namespace {
+
+std::size_t hash_of(const TensorSpec& spec) {
+  std::size_t hash = std::hash<const void*>{}(spec.sharding.layout);
+  auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
+  mix(std::hash<const void*>{}(spec.sharding.mesh.id()));
+  mix(static_cast<std::size_t>(spec.dtype));
+  for (auto size : spec.sizes) mix(static_cast<std::size_t>(size));
+  for (auto stride : spec.strides) mix(static_cast<std::size_t>(stride));
+  return hash;
+}
+
+/// Weak references only: a spec goes with the last tensor or cached call that holds it.
+class SpecTable {
+ public:
+  static SpecTable& instance() {
+    // Never destroyed: tensors with static storage may outlive it.
+    static auto* table = new SpecTable;
+    return *table;
+  }
+
+  TensorSpecPtr intern(TensorSpec&& spec) {
+    const auto hash = hash_of(spec);
+    // A spec found but not wanted is released after the lock: its deleter takes the lock.
+    std::vector<TensorSpecPtr> others;
+    std::lock_guard lock(mutex_);
+    auto [begin, end] = specs_.equal_range(hash);
+    for (auto it = begin; it != end; ++it) {
+      auto known = it->second.reference.lock();
+      if (known && *known == spec) return known;
+      others.push_back(std::move(known));
+    }
+    const auto* raw = new TensorSpec(std::move(spec));
+    TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
+    specs_.emplace(hash, Entry{raw, made});
+    return made;
+  }
+
+ private:
+  struct Entry {
+    const TensorSpec* address;
+    std::weak_ptr<const TensorSpec> reference;
+  };
+
+  void erase(std::size_t hash, const TensorSpec* spec) {
+    {
+      std::lock_guard lock(mutex_);
+      auto [begin, end] = specs_.equal_range(hash);
+      auto it = std::find_if(begin, end, [&](auto& e) { return e.second.address == spec; });
+      if (it != end) specs_.erase(it);
+    }
+    delete spec;
+  }
+
+  std::mutex mutex_;
+  std::unordered_multimap<std::size_t, Entry> specs_;
+};
+
+}  // namespace
+
+TensorSpecPtr intern_spec(TensorSpec spec) {
+  return SpecTable::instance().intern(std::move(spec));
+}
+
+std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes) {
+  const auto& coordinate = sharding.mesh.coordinate();
+  TESSERA_CHECK(sharding.mesh.contains_this_rank(), "this rank is not in ",
+                to_string(sharding.mesh), " and holds no part of its tensors");
+  return tessera::local_sizes(*sharding.layout, sizes, coordinate);
+}
+
+std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return like[a] > like[b]; });
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    strides[*it] = like[*it] == 0 && sizes[*it] > 1 ? 0 : stride;
+    if (strides[*it] != 0) stride *= std::max<std::int64_t>(sizes[*it], 1);
+  }
+  return strides;
+}
+
+std::string describe(const TensorSpec& spec) {
+  return fmt::format("[{}] on {} as {}", fmt::join(spec.sizes, ", "),
+                     to_string(spec.sharding.mesh.shape()),
+                     to_string(to_placements(*spec.sharding.layout, spec.sizes)));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::detail {
+
+/// Everything about a distributed tensor but its values: what an operator's result depends on.
+/// Immutable and interned: equal specs are one object for as long as someone holds it, so a call is
+/// looked up by pointers.
+struct TensorSpec {
+  ShardingSpec sharding;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  c10::ScalarType dtype;
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
+
+/// The one spec equal to `spec`. Thread safe.
+TensorSpecPtr intern_spec(TensorSpec spec);
+
+/// Sizes of this rank's part. Throws Error if this rank is not in the mesh.
+std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
+
+/// Strides of a dense tensor of `sizes` whose dimensions lie in memory in the order of `like`'s
+/// strides (a stride of 0 stays 0).
+std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
+
+/// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
+std::string describe(const TensorSpec& spec);
+
+}  // namespace tessera::detail
