@@ -6,27 +6,21 @@
 #include <vector>
 
 #include "tessera/observe/metrics.h"
+#include "tessera/observe/sharding_table.h"
 
 namespace tessera::observe {
 
-/// One row of the sharding table.
-struct ShardingRow {
-  std::string name;
-  std::vector<std::int64_t> sizes;
-  std::string placements;
-  std::vector<std::int64_t> local_sizes;
-};
-
 struct Report {
   std::string title;
-  std::vector<std::pair<std::string, std::string>> configuration;
+  std::vector<std::pair<std::string, std::string>> configuration;  ///< name, value
   std::vector<ShardingRow> sharding;
   std::vector<StepMetrics> steps;
-  std::string sample;  ///< generated text, may be empty
+  std::string sample;  ///< generated text, may be empty and need not be valid UTF-8
 };
 
-/// Writes one self-contained HTML file (inline SVG and CSS, no script from elsewhere): curves of
-/// loss, gradient norm, tokens/s and memory; configuration; sharding table; communication.
+/// Writes one self-contained HTML file (inline SVG and CSS, no script, nothing fetched): curves of
+/// loss, gradient norm, tokens/s and memory; communication of the last step; configuration;
+/// sharding table; sample. Throws Error if the file can't be written.
 void write_report(const Report& report, const std::filesystem::path& path);
 
 }  // namespace tessera::observe

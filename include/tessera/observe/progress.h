@@ -1,0 +1,45 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace tessera::observe {
+
+/// A line at the bottom of a terminal that says how far a run is and when it will end. Where the
+/// stream is no terminal, it stays silent; log lines go through line(), which keeps the two apart.
+class Progress {
+ public:
+  /// Draws on `stream`; line() writes to `log`.
+  explicit Progress(std::int64_t steps, std::FILE* stream = stderr, std::FILE* log = stdout);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `step` steps are done. After the last one the line is gone.
+  void update(std::int64_t step, double loss, double tokens_per_s);
+  /// Prints a line of the log above the progress line.
+  void line(const std::string& text);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void clear();
+
+  std::int64_t steps_;
+  std::FILE* stream_;
+  std::FILE* log_;
+  bool terminal_;
+  bool drawn_ = false;
+  std::int64_t first_step_ = 0;  ///< the first update, from which the speed is measured
+  Clock::time_point first_time_;
+  Clock::time_point last_drawn_;
+};
+
+/// "step 120/2000 [===>      ]  6%  loss 2.3457  12,345 tokens/s  ETA 3m20s", cut to `width`.
+/// `seconds_left` < 0: not known yet.
+std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
+                          double seconds_left, std::size_t width);
+
+}  // namespace tessera::observe

@@ -1,0 +1,64 @@
+#include "axis.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "number_text.h"
+
+namespace tessera::observe {
+namespace {
+
+/// The smallest of 1, 2, 5 times a power of ten that is at least `value`.
+double round_up(double value) {
+  const double power = std::pow(10, std::floor(std::log10(value)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (value <= factor * power * (1 + 1e-9)) return factor * power;
+  }
+  return 10 * power;
+}
+
+}  // namespace
+
+double Axis::position(double value) const {
+  if (logarithmic) return std::log(value / low) / std::log(high / low);
+  return (value - low) / (high - low);
+}
+
+std::string Axis::label(double tick) const {
+  if (logarithmic || std::fabs(tick) >= 1e5) return compact(tick);
+  return grouped(tick, decimals);
+}
+
+Axis linear_axis(double low, double high, int count) {
+  // A constant gets a range around it.
+  if (!(high > low)) {
+    const double margin = std::max(std::fabs(low) * 0.1, 1e-6);
+    low -= margin;
+    high += margin;
+  }
+  const double step = round_up((high - low) / count);
+  Axis axis{.low = std::floor(low / step + 1e-9) * step,
+            .high = std::ceil(high / step - 1e-9) * step,
+            .decimals = std::max(0, static_cast<int>(-std::floor(std::log10(step) + 1e-9)))};
+  const auto ticks = std::llround((axis.high - axis.low) / step);
+  for (long long i = 0; i <= ticks; ++i)
+    axis.ticks.push_back(axis.low + static_cast<double>(i) * step);
+  return axis;
+}
+
+Axis logarithmic_axis(double low, double high) {
+  Axis axis{.low = low, .high = high, .logarithmic = true};
+  const double span = std::log10(high / low);
+  for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      if (factor != 1 && span > 3) continue;
+      const double tick = factor * power;
+      if (tick >= low && tick <= high) axis.ticks.push_back(tick);
+    }
+  }
+  return axis;
+}
+
+}  // namespace tessera::observe

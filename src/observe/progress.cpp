@@ -1,0 +1,89 @@
+#include "tessera/observe/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "number_text.h"
+
+namespace tessera::observe {
+namespace {
+
+constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
+
+std::size_t terminal_width(std::FILE* stream) {
+  winsize size{};
+  const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : 80;
+}
+
+std::string bar(std::int64_t step, std::int64_t steps) {
+  constexpr std::int64_t kCells = 20;
+  const auto full = static_cast<std::size_t>(kCells * step / steps);
+  std::string cells(full, '=');
+  if (full < kCells) cells += '>';
+  cells.resize(kCells, ' ');
+  return cells;
+}
+
+}  // namespace
+
+std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
+                          double seconds_left, std::size_t width) {
+  std::string text =
+      fmt::format("step {}/{} [{}] {:3}%  loss {:.4f}  {} tokens/s  ETA {}", step, steps,
+                  bar(step, steps), 100 * step / steps, loss, grouped(tokens_per_s),
+                  seconds_left < 0 ? "--" : duration_text(seconds_left));
+  if (text.size() > width) text.resize(width);
+  return text;
+}
+
+Progress::Progress(std::int64_t steps, std::FILE* stream, std::FILE* log)
+    : steps_(std::max<std::int64_t>(steps, 1)),
+      stream_(stream),
+      log_(log),
+      terminal_(isatty(fileno(stream)) == 1) {}
+
+Progress::~Progress() {
+  clear();
+}
+
+void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
+  if (!terminal_) return;
+  const auto now = Clock::now();
+  if (first_step_ == 0) {
+    first_step_ = step;
+    first_time_ = now;
+  }
+  if (step >= steps_) return clear();
+  if (drawn_ && now - last_drawn_ < kRedrawInterval) return;
+  const auto measured = step - first_step_;
+  const double elapsed = std::chrono::duration<double>(now - first_time_).count();
+  const double left =
+      measured == 0 ? -1
+                    : elapsed / static_cast<double>(measured) * static_cast<double>(steps_ - step);
+  // One column stays free: a cursor behind the last one would wrap.
+  const auto text =
+      progress_text(step, steps_, loss, tokens_per_s, left, terminal_width(stream_) - 1);
+  std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
+  std::fflush(stream_);
+  drawn_ = true;
+  last_drawn_ = now;
+}
+
+void Progress::line(const std::string& text) {
+  clear();
+  std::fprintf(log_, "%s\n", text.c_str());
+  std::fflush(log_);
+}
+
+void Progress::clear() {
+  if (!drawn_) return;
+  std::fprintf(stream_, "\r\x1b[K");
+  std::fflush(stream_);
+  drawn_ = false;
+}
+
+}  // namespace tessera::observe

@@ -1,0 +1,177 @@
+#include "tessera/observe/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/observe/device.h"
+#include "testing/files.h"
+
+namespace tessera::observe {
+namespace {
+
+using nlohmann::ordered_json;
+
+StepMetrics Sample() {
+  StepMetrics metrics;
+  metrics.step = 3;
+  metrics.loss = 7.654321;
+  metrics.grad_norm = 1.25;
+  metrics.lr = 3e-4;
+  metrics.step_time_s = 0.5;
+  metrics.tokens_per_s = 4936000;
+  metrics.tflops = 1234.5678;
+  metrics.peak_memory_bytes = std::int64_t{3} << 29;
+  metrics.memory_capacity_bytes = std::int64_t{12} << 30;
+  metrics.comm = {{{"dp", "all_gather"}, {4, 4096}},
+                  {{"dp", "reduce_scatter"}, {2, 2048}},
+                  {{"tp", "all_gather"}, {1, 100}}};
+  return metrics;
+}
+
+TEST(ToJson, HasTheContractsKeysInOrder) {
+  const auto json = ordered_json::parse(to_json(Sample()));
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "grad_norm", "lr", "step_time_s",
+                                            "tokens_per_s", "tflops", "mfu", "mfu_causal",
+                                            "peak_memory_bytes", "comm"}));
+}
+
+TEST(ToJson, KeepsValuesExactly) {
+  auto metrics = Sample();
+  metrics.loss = 0.1 + 0.2;
+  metrics.mfu = 51.25;
+  const auto json = ordered_json::parse(to_json(metrics));
+  EXPECT_EQ(json["step"].get<int>(), 3);
+  EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);
+  EXPECT_EQ(json["mfu"].get<double>(), 51.25);
+  EXPECT_EQ(json["peak_memory_bytes"].get<std::int64_t>(), std::int64_t{3} << 29);
+}
+
+TEST(ToJson, NestsTrafficByMeshDimensionAndCollective) {
+  const auto json = ordered_json::parse(to_json(Sample()));
+  EXPECT_EQ(json["comm"].dump(), R"({"dp":{"all_gather":{"calls":4,"bytes":4096},)"
+                                 R"("reduce_scatter":{"calls":2,"bytes":2048}},)"
+                                 R"("tp":{"all_gather":{"calls":1,"bytes":100}}})");
+}
+
+TEST(ToJson, WritesAnEmptyObjectWithoutTraffic) {
+  EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
+}
+
+TEST(ToJson, WritesNullForWhatIsUnknownOrNotFinite) {
+  auto metrics = Sample();
+  metrics.loss = std::numeric_limits<double>::quiet_NaN();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  const auto json = ordered_json::parse(to_json(metrics));
+  EXPECT_TRUE(json["mfu"].is_null());
+  EXPECT_TRUE(json["mfu_causal"].is_null());
+  EXPECT_TRUE(json["loss"].is_null());
+  EXPECT_TRUE(json["grad_norm"].is_null());
+}
+
+TEST(TitanLine, IsTorchtitansLine) {
+  auto metrics = Sample();
+  metrics.mfu = 38.987;
+  EXPECT_EQ(titan_line(metrics, 4),
+            "step:  3  loss:  7.65432  grad_norm:  1.2500  memory:  1.50GiB(12.50%)  "
+            "tps: 1,234,000  tflops: 1,234.57  mfu: 38.99%");
+}
+
+TEST(TitanLine, SaysWhereTheMfuIsNotKnown) {
+  EXPECT_TRUE(titan_line(Sample(), 4).ends_with("mfu: N/A"));
+}
+
+TEST(TitanLine, WidensForLargeValues) {
+  StepMetrics metrics;
+  metrics.step = 12345;
+  metrics.loss = 123.456;
+  metrics.tokens_per_s = 999;
+  EXPECT_EQ(titan_line(metrics, 1),
+            "step: 12345  loss: 123.45600  grad_norm:  0.0000  memory:  0.00GiB(0.00%)  tps: 999  "
+            "tflops: 0.00  mfu: N/A");
+}
+
+TEST(SetThroughput, DividesTheWorkAmongTheRanks) {
+  StepMetrics metrics;
+  metrics.step_time_s = 0.5;
+  set_throughput(metrics, 4096, 4, {.per_token = 2e9, .per_token_causal = 1.5e9}, 100e12);
+  EXPECT_DOUBLE_EQ(metrics.tokens_per_s, 8192);
+  EXPECT_DOUBLE_EQ(metrics.tflops, 2048 * 2e9 / 1e12);
+  EXPECT_DOUBLE_EQ(*metrics.mfu, 2048 * 2e9 / 100e12 * 100);
+  EXPECT_DOUBLE_EQ(*metrics.mfu_causal, 2048 * 1.5e9 / 100e12 * 100);
+}
+
+TEST(SetThroughput, LeavesMfuUnknownWithoutAPeak) {
+  StepMetrics metrics;
+  metrics.step_time_s = 1;
+  set_throughput(metrics, 1, 1, {}, std::nullopt);
+  EXPECT_FALSE(metrics.mfu || metrics.mfu_causal);
+}
+
+TEST(ModelFlops, AgreesWithTorchtitansFigureForLlama8B) {
+  // 8.03e9 parameters, 128256 x 4096 of them the embedding: 57.91 GFLOPs a token at 8192.
+  const auto flops = model_flops(8030261248, 525336576, 32, 4096, 8192);
+  EXPECT_NEAR(flops.per_token, 57.91e9, 0.01e9);
+  EXPECT_NEAR(flops.per_token_causal, 51.47e9, 0.01e9);
+}
+
+TEST(PeakFlops, KnowsDevicesByTheirDriversNames) {
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 NVL"), 835e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H20"), 148e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB"), 312e12);
+  EXPECT_EQ(peak_flops("NVIDIA L40S"), 362e12);
+  EXPECT_EQ(peak_flops("AMD Instinct MI300X"), 1300e12);
+}
+
+TEST(PeakFlops, GuessesNothing) {
+  EXPECT_FALSE(peak_flops(""));
+  EXPECT_FALSE(peak_flops("NVIDIA RTX A1000"));
+  EXPECT_FALSE(peak_flops("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"));
+}
+
+TEST(MemoryUse, IsWithinTheMachine) {
+  const auto use = memory_use("cpu");
+  EXPECT_GT(use.peak_bytes, 1 << 20);
+  EXPECT_LT(use.peak_bytes, use.capacity_bytes);
+}
+
+TEST(MemoryUse, GrowsWithUse) {
+  const auto before = peak_resident_bytes();
+  const std::vector<char> touched(static_cast<std::size_t>(before) + (64 << 20), 1);
+  EXPECT_GE(peak_resident_bytes(), before + (60 << 20)) << touched.size();
+}
+
+TEST(MetricsWriter, WritesALineAStepAtOnce) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "m.jsonl", "an older run\n");
+  MetricsWriter writer(folder / "m.jsonl");
+  writer.write(Sample());
+  writer.write(Sample());
+  const auto line = to_json(Sample()) + "\n";
+  EXPECT_EQ(testing::ReadFile(folder / "m.jsonl"), line + line);
+}
+
+TEST(MetricsWriter, MakesTheFolder) {
+  testing::TemporaryFolder folder;
+  MetricsWriter(folder / "a/b/m.jsonl").write(Sample());
+  EXPECT_EQ(testing::ReadFile(folder / "a/b/m.jsonl"), to_json(Sample()) + "\n");
+}
+
+TEST(MetricsWriter, NamesAFileThatCannotBeWritten) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "file", "");
+  EXPECT_THAT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
+  EXPECT_THAT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
+}
+
+}  // namespace
+}  // namespace tessera::observe
