@@ -10,29 +10,30 @@
 namespace tessera::run {
 
 void OutputSink::flush() {
-  while (pending() && write_some(0)) {
+  while (pending() && write_some()) {
   }
 }
 
-void OutputSink::drain(int milliseconds) {
-  while (pending() && write_some(milliseconds)) {
-  }
-}
-
-bool OutputSink::write_some(int wait_milliseconds) {
+bool OutputSink::write_some() {
   pollfd ready{fd_, POLLOUT, 0};
-  if (poll(&ready, 1, wait_milliseconds) <= 0) {
+  if (poll(&ready, 1, 0) <= 0) {
     return false;
   }
-  // A pipe that is ready takes this many bytes without blocking.
-  const auto written =
-      write(fd_, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
+  const auto written = write(fd_, pending_.data(), next_size());
   if (written < 0 && errno != EINTR && errno != EAGAIN) {
     pending_.clear();  // nobody reads it any more
     return false;
   }
   pending_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
   return true;
+}
+
+std::size_t OutputSink::next_size() const {
+  // A pipe that is ready takes PIPE_BUF bytes without blocking; whole lines, because rank 0 writes
+  // to the same place.
+  const std::string_view text = std::string_view(pending_).substr(0, PIPE_BUF);
+  const auto end = text.rfind('\n');
+  return end == std::string_view::npos ? text.size() : end + 1;
 }
 
 }  // namespace tessera::run

@@ -20,12 +20,11 @@ class OutputSink {
 
   /// Writes what fits now.
   void flush();
-  /// Writes all, waiting for a slow reader at most `milliseconds`.
-  void drain(int milliseconds);
 
  private:
   static constexpr std::size_t kFull = 1 << 20;
-  bool write_some(int wait_milliseconds);
+  bool write_some();
+  std::size_t next_size() const;
 
   int fd_;
   std::string pending_;

@@ -61,7 +61,9 @@ std::vector<std::string> rank_environment(const Options& options, const Rendezvo
   variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
   variables["MASTER_ADDR"] = rendezvous.host;
   variables["MASTER_PORT"] = std::to_string(rendezvous.port);
-  variables.emplace("OMP_NUM_THREADS", std::to_string(std::max(1, usable_cores() / options.nproc)));
+  if (auto& threads = variables["OMP_NUM_THREADS"]; threads.empty()) {
+    threads = std::to_string(std::max(1, usable_cores() / options.nproc));
+  }
   if (!token.empty()) {
     variables["TESSERA_JOB_TOKEN"] = token;
   }

@@ -25,7 +25,6 @@ constexpr auto kSettleTime = 150ms;
 constexpr auto kTermTime = 1000ms;
 // After Ctrl-C or a signal to the launcher the ranks may take longer to end in order.
 constexpr auto kStopTime = 5000ms;
-constexpr int kDrainMilliseconds = 1000;
 
 std::string host_name() {
   char name[256] = {};
@@ -90,8 +89,8 @@ int Supervisor::run() {
   for (auto* relay : relays()) {
     relay->finish();
   }
-  out_.drain(kDrainMilliseconds);
-  err_.drain(kDrainMilliseconds);
+  deadline_.reset();
+  drain();
   if (stop_signal_ != 0) {
     return 128 + stop_signal_;
   }
@@ -270,6 +269,22 @@ void Supervisor::end_leftovers() {
       return;
     }
     usleep(10'000);
+  }
+}
+
+// With the job over, a slow reader may take its time, unless the launcher is told to stop.
+void Supervisor::drain() {
+  out_.flush();
+  err_.flush();
+  while (out_.pending() || err_.pending()) {
+    wait_for_events();
+    out_.flush();
+    err_.flush();
+    while (const auto signal = signals_.next()) {
+      if (is_stop_signal(*signal)) {
+        return;
+      }
+    }
   }
 }
 

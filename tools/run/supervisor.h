@@ -54,6 +54,7 @@ class Supervisor {
   void advance_if_due();
   void signal_ranks(int signal);
   void end_leftovers();
+  void drain();
   bool all_ended() const;
   int poll_timeout() const;
   std::vector<LineRelay*> relays();

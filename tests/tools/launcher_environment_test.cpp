@@ -1,0 +1,99 @@
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "launcher.h"
+
+namespace tessera::testing {
+namespace {
+
+std::string Environment(std::vector<std::string> options, Launcher::Variables variables = {}) {
+  options.insert(options.end(), {"--", "env"});
+  return Launcher(options, variables).wait().out;
+}
+
+TEST(LauncherEnvironment, NamesRankAndWorld) {
+  const auto out = RunShell(3, "echo $RANK/$LOCAL_RANK/$WORLD_SIZE/$LOCAL_WORLD_SIZE").out;
+  for (const char* line : {"0/0/3/3\n", "[rank 1] 1/1/3/3\n", "[rank 2] 2/2/3/3\n"}) {
+    EXPECT_NE(out.find(line), std::string::npos) << out;
+  }
+}
+
+TEST(LauncherEnvironment, MeetsOnLoopbackByDefault) {
+  const auto environment = Environment({"--nproc", "1"});
+  EXPECT_EQ(ValueOf(environment, "MASTER_ADDR"), "127.0.0.1");
+  EXPECT_GT(std::stoi(ValueOf(environment, "MASTER_PORT")), 0);
+}
+
+TEST(LauncherEnvironment, NumbersTheRanksOfASecondNode) {
+  const auto environment = Environment(
+      {"--nproc", "1", "--nnodes", "3", "--node-rank", "2", "--rdzv", "192.0.2.7:4711"});
+  EXPECT_EQ(ValueOf(environment, "[rank 2] RANK"), "2");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] LOCAL_RANK"), "0");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] WORLD_SIZE"), "3");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] LOCAL_WORLD_SIZE"), "1");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] MASTER_ADDR"), "192.0.2.7");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] MASTER_PORT"), "4711");
+  EXPECT_EQ(ValueOf(environment, "[rank 2] TESSERA_STORE_FD"), "(none)");
+}
+
+TEST(LauncherEnvironment, GivesMoreRanksThanCoresOneThreadEach) {
+  const int ranks = static_cast<int>(std::thread::hardware_concurrency()) + 1;
+  const auto out =
+      RunShell(ranks, "echo OMP=$OMP_NUM_THREADS", {{"OMP_NUM_THREADS", ""}, {"UNRELATED", "1"}})
+          .out;
+  EXPECT_EQ(ValueOf(out, "OMP"), "1");
+}
+
+TEST(LauncherEnvironment, KeepsGivenOmpNumThreads) {
+  EXPECT_EQ(ValueOf(Environment({"--nproc", "1"}, {{"OMP_NUM_THREADS", "7"}}), "OMP_NUM_THREADS"),
+            "7");
+}
+
+TEST(LauncherEnvironment, PassesOtherVariablesOn) {
+  EXPECT_EQ(ValueOf(Environment({"--nproc", "1"}, {{"SOME_WORD", "a=b c"}}), "SOME_WORD"), "a=b c");
+}
+
+TEST(LauncherEnvironment, OverridesAnOuterJobs) {
+  const auto environment =
+      Environment({"--nproc", "1"}, {{"RANK", "9"}, {"WORLD_SIZE", "16"}, {"MASTER_PORT", "1"}});
+  EXPECT_EQ(ValueOf(environment, "RANK"), "0");
+  EXPECT_EQ(ValueOf(environment, "WORLD_SIZE"), "1");
+  EXPECT_NE(ValueOf(environment, "MASTER_PORT"), "1");
+}
+
+TEST(LauncherEnvironment, TokenIsTheJobs) {
+  const auto out = RunShell(2, "echo TOKEN=$TESSERA_JOB_TOKEN").out;
+  const auto token = ValueOf(out, "TOKEN");
+  EXPECT_EQ(token.size(), 32U);
+  EXPECT_EQ(ValueOf(out, "[rank 1] TOKEN"), token);
+  EXPECT_NE(ValueOf(RunShell(1, "echo TOKEN=$TESSERA_JOB_TOKEN").out, "TOKEN"), token);
+}
+
+TEST(LauncherEnvironment, HandsRankZeroTheListeningSocket) {
+  const auto out = Launcher({"--nproc", "1", "--", STORE_PROBE}).wait().out;
+  EXPECT_EQ(ValueOf(out, "listening"), "1");
+  EXPECT_EQ(ValueOf(out, "store"), "127.0.0.1:" + ValueOf(out, "port"));
+}
+
+TEST(LauncherEnvironment, HandsTheSocketToNoOtherRank) {
+  const auto out =
+      RunShell(2, "echo STORE=$TESSERA_STORE_FD; ls -l /proc/$$/fd | grep -c socket").out;
+  EXPECT_NE(out.find("[rank 1] STORE=\n"), std::string::npos) << out;
+  EXPECT_NE(out.find("[rank 1] 0\n"), std::string::npos) << out;
+}
+
+TEST(LauncherEnvironment, PassesArgumentsUnchanged) {
+  const auto out =
+      Launcher({"--nproc", "1", "--", "printf", "<%s>", "a b", "--nproc", "", "--", "*"})
+          .wait()
+          .out;
+  EXPECT_EQ(out, "<a b><--nproc><><--><*>");
+}
+
+TEST(LauncherEnvironment, RanksReadNothingFromStandardInput) {
+  EXPECT_EQ(RunShell(1, "cat; echo end").out, "end\n");
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,154 @@
+#include <gtest/gtest.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launcher.h"
+#include "testing/files.h"
+
+namespace tessera::testing {
+namespace {
+
+// Each rank says that it is up by a file named after it.
+class LauncherSignal : public ::testing::Test {
+ protected:
+  std::vector<std::string> Job(int ranks, const std::string& script) {
+    return Shell(ranks, ": > '" + (folder_ / "up").string() + "'.$RANK; " + script);
+  }
+  void WaitForRanks(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      WaitForFile((folder_ / "up").string() + "." + std::to_string(rank));
+    }
+  }
+
+  TemporaryFolder folder_;
+};
+
+class LauncherStop : public LauncherSignal, public ::testing::WithParamInterface<int> {};
+
+TEST_P(LauncherStop, EndsTheJob) {
+  Launcher launcher(Job(3, "sleep 1000 & setsid sleep 1000 & wait"));
+  WaitForRanks(3);
+  kill(launcher.pid(), GetParam());
+  EXPECT_EQ(launcher.wait().code, 128 + GetParam());
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LauncherStop, ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT),
+                         [](const auto& info) {
+                           return std::string("SIG") + sigabbrev_np(info.param);
+                         });
+
+TEST_F(LauncherSignal, LetsRanksEndInOrder) {
+  Launcher launcher(Job(2, "trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done"));
+  WaitForRanks(2);
+  usleep(200'000);  // the trap follows the file
+  kill(launcher.pid(), SIGTERM);
+  const auto result = launcher.wait();
+  EXPECT_NE(result.out.find("saved\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("[rank 1] saved\n"), std::string::npos) << result.out;
+}
+
+TEST_F(LauncherSignal, KillsAtOnceWhenToldTwice) {
+  Launcher launcher(Job(2, "trap '' INT TERM; while :; do sleep 0.05; done"));
+  WaitForRanks(2);
+  usleep(200'000);
+  kill(launcher.pid(), SIGINT);
+  usleep(100'000);
+  kill(launcher.pid(), SIGINT);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 128 + SIGINT);
+  EXPECT_EQ(result.err.find("have not ended"), std::string::npos) << "waited for the time-out";
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, KillsRanksThatIgnoreTheStop) {
+  Launcher launcher(Job(2, "trap '' INT; while :; do sleep 0.05; done"));
+  WaitForRanks(2);
+  usleep(200'000);
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait().code, 128 + SIGINT);
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, PassesUserSignalsOn) {
+  Launcher launcher(Shell(1, "trap 'echo noted; exit 0' USR1; : > '" + (folder_ / "up").string() +
+                                 "'.0; while :; do sleep 0.05; done"));
+  WaitForRanks(1);
+  kill(launcher.pid(), SIGUSR1);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.out, "noted\n");
+}
+
+TEST_F(LauncherSignal, LeavesNothingWhenItIsKilled) {
+  Launcher launcher(Job(3, "trap '' HUP INT TERM; sleep 1000 & sleep 1000"));
+  WaitForRanks(3);
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait().signal, SIGKILL);
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, EndsTheJobWhenARankIsKilled) {
+  Launcher launcher(Job(4, "echo $$ > '" + (folder_ / "pid").string() + "'.$RANK; sleep 1000"));
+  WaitForRanks(4);
+  const auto file = (folder_ / "pid").string() + ".2";
+  while (ReadFile(file).find('\n') == std::string::npos) {
+    usleep(5'000);
+  }
+  kill(std::stoi(ReadFile(file)), SIGKILL);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 128 + SIGKILL);
+  EXPECT_NE(result.err.find("rank 2 (pid "), std::string::npos) << result.err;
+  EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
+  Launcher launcher(Job(2,
+                        "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
+                        "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
+  WaitForRanks(2);
+  // Nobody has read a byte: the launcher and its guardian stay to deliver what was written.
+  while (launcher.left_over(std::chrono::milliseconds(0)).size() > 2) {
+    usleep(5'000);
+  }
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.code, 6);
+  EXPECT_NE(result.err.find("rank 1 (pid "), std::string::npos);
+}
+
+TEST_F(LauncherSignal, OutlivesItsReader) {
+  Launcher launcher(
+      Job(2, "for i in $(seq 1 50); do [ $RANK = 0 ] || echo text; sleep 0.01; done"));
+  launcher.stop_reading();
+  EXPECT_EQ(launcher.wait().code, 0);
+}
+
+// What a person at a terminal sees: rank 0 has the terminal, and Ctrl-C ends everything.
+TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
+  int terminal = -1;
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    execl(TESSERA_RUN, TESSERA_RUN, "--nproc", "2", "--", "sh", "-c",
+          "test -t 1 && echo rank $RANK has a terminal; sleep 1000", nullptr);
+    _exit(99);
+  }
+  std::string seen;
+  char buffer[256];
+  bool typed = false;
+  for (ssize_t size; (size = read(terminal, buffer, sizeof buffer)) > 0;) {
+    seen.append(buffer, static_cast<std::size_t>(size));
+    if (!typed && seen.find("rank 0 has a terminal") != std::string::npos) {
+      typed = write(terminal, "\x03", 1) == 1;
+    }
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  close(terminal);
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT) << seen;
+  EXPECT_EQ(seen.find("rank 1 has a terminal"), std::string::npos) << seen;
+}
+
+}  // namespace
+}  // namespace tessera::testing
