@@ -11,6 +11,7 @@
 #include "gloo_communicator.h"
 #include "group_info.h"
 #include "loopback_communicator.h"
+#include "shm_communicator.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -75,9 +76,18 @@ class StoreWorld final : public World {
     if (info.size() == 1) {
       return make_loopback_communicator(0, 1);
     }
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(
-        "group/" + info.name + "/" + join(info.ranks), job_.store);
-    return make_gloo_communicator(store, info, address_for(info));
+    if (on_one_host(info)) {
+      if (auto shared = make_shm_communicator(store_for(info, "shm"), info)) {
+        return shared;
+      }
+    }
+    return make_gloo_communicator(store_for(info, "gloo"), info, address_for(info));
+  }
+
+  /// Keys of this group and this backend alone.
+  c10::intrusive_ptr<c10d::Store> store_for(const GroupInfo& info, const char* backend) const {
+    return c10::make_intrusive<c10d::PrefixStore>(
+        detail::concat(backend, "/", info.name, "/", join(info.ranks)), job_.store);
   }
 
   bool on_one_host(const GroupInfo& info) const {

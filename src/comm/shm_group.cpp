@@ -1,0 +1,134 @@
+#include "shm_group.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+const char* name_of(ShmKind kind) {
+  switch (kind) {
+    case ShmKind::kAllGather:
+      return "all_gather";
+    case ShmKind::kAllReduce:
+      return "all_reduce";
+    case ShmKind::kReduceScatter:
+      return "reduce_scatter";
+    case ShmKind::kAllToAll:
+      return "all_to_all";
+    case ShmKind::kBroadcast:
+      return "broadcast";
+    case ShmKind::kBarrier:
+      return "barrier";
+  }
+  return "unknown";
+}
+
+bool same(const ShmCall& a, const ShmCall& b) {
+  return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
+         a.dtype == b.dtype && a.op == b.op && a.root == b.root;
+}
+
+/// "all_reduce (call 7: 12 elements of Float, sum, root 0)".
+std::string to_text(const ShmCall& call) {
+  return detail::concat(name_of(static_cast<ShmKind>(call.kind)), " (call ", call.sequence, ": ",
+                        call.elements, " elements of ",
+                        c10::toString(static_cast<c10::ScalarType>(call.dtype)), ", ",
+                        to_string(static_cast<ReduceOp>(call.op)), ", root ", call.root, ")");
+}
+
+}  // namespace
+
+ShmGroup::ShmGroup(ShmSegment segment, GroupInfo group)
+    : segment_(std::move(segment)),
+      group_(std::move(group)),
+      slots_(static_cast<std::size_t>(group_.size())) {}
+
+void ShmGroup::start(const ShmOperationPtr& operation) {
+  if (under_way_ != nullptr) {
+    finish(*under_way_);
+  }
+  if (failed_) {
+    throw PeerError(describe(group_, name_of(operation->kind)) +
+                    ": the group failed earlier; end this rank and start the job again");
+  }
+  publish(*operation);
+  produce(*operation, 0);
+  under_way_ = operation;
+}
+
+void ShmGroup::publish(const ShmOperation& operation) {
+  segment_.call(group_.rank, round_ + 1) = {++sequence_,
+                                            operation.elements,
+                                            static_cast<std::int32_t>(operation.kind),
+                                            operation.dtype,
+                                            static_cast<std::int32_t>(operation.op),
+                                            operation.root,
+                                            operation.rounds};
+}
+
+void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
+  ++round_;
+  operation.produce(round, segment_.slot(group_.rank, round_));
+  segment_.arrive(group_.rank, round_);
+}
+
+void ShmGroup::finish(ShmOperation& operation) {
+  if (!operation.done) {
+    operation.done = true;
+    const ShmOperationPtr keep = std::exchange(under_way_, nullptr);
+    try {
+      run(operation);
+    } catch (const PeerError&) {
+      failed_ = true;
+      operation.error = std::current_exception();
+    } catch (const Error&) {
+      operation.error = std::current_exception();
+    }
+  }
+  if (operation.error) {
+    std::rethrow_exception(operation.error);
+  }
+}
+
+void ShmGroup::run(ShmOperation& operation) {
+  std::int64_t rounds = 1;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    if (round > 0) {
+      produce(operation, round);
+    }
+    segment_.wait(group_, round_, name_of(operation.kind));
+    if (round == 0) {
+      rounds = agreed_rounds(operation);
+    }
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+    }
+    operation.consume(round, slots_);
+  }
+}
+
+std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
+  const ShmCall& own = segment_.call(group_.rank, round_);
+  std::int64_t rounds = operation.rounds;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const ShmCall& peer = segment_.call(rank, round_);
+    TESSERA_CHECK(same(own, peer), describe(group_, name_of(operation.kind)),
+                  ": the ranks disagree: this one calls ", to_text(own), ", rank ",
+                  group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
+                  "; make the ranks issue the same collectives in the same order");
+    rounds = std::max(rounds, peer.rounds);
+  }
+  return rounds;
+}
+
+void ShmGroup::abort() {
+  segment_.abort(group_.rank);
+}
+
+}  // namespace tessera::comm

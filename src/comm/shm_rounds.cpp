@@ -1,0 +1,170 @@
+#include "shm_rounds.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::int64_t kLine = 64;
+
+std::size_t index(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+std::int64_t round_down_to_line(std::int64_t bytes) {
+  return bytes / kLine * kLine;
+}
+
+std::int64_t round_up_to_line(std::int64_t bytes) {
+  return round_down_to_line(bytes + kLine - 1);
+}
+
+std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+
+const std::int64_t* table_of(const std::byte* slot) {
+  return reinterpret_cast<const std::int64_t*>(slot);
+}
+
+}  // namespace
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0 && to != from) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+}
+
+std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
+  return std::max<std::int64_t>(1, (bytes + capacity - 1) / capacity);
+}
+
+Parts line_parts(std::int64_t total, int ranks) {
+  return {total, round_up_to_line((total + ranks - 1) / ranks)};
+}
+
+ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Parts parts,
+                             const std::byte* input, std::byte* output, ReduceFunction reduce,
+                             std::size_t item_bytes)
+    : rank_(group.rank),
+      parts_(parts),
+      capacity_(round_down_to_line(slot_bytes / group.size())),
+      input_(input),
+      output_(output),
+      reduce_(reduce),
+      item_bytes_(item_bytes),
+      sources_(index(group.size())) {}
+
+void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
+  for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
+    if (to != rank_) {
+      const Piece piece(parts_.bytes(to), capacity_, round);
+      copy_bytes(slot + to * capacity_, input_ + parts_.offset(to) + piece.offset, piece.bytes);
+    }
+  }
+}
+
+void ScatterRounds::consume(std::int64_t round, Slots slots) {
+  const Piece piece(parts_.bytes(rank_), capacity_, round);
+  for (std::size_t from = 0; from < slots.size(); ++from) {
+    sources_[from] = slots[from] + rank_ * capacity_;
+  }
+  sources_[index(rank_)] = input_ + parts_.offset(rank_) + piece.offset;
+  reduce_(output_ + piece.offset, sources_, static_cast<std::size_t>(piece.bytes) / item_bytes_);
+}
+
+void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
+  const Piece piece(parts.bytes(rank), capacity, round);
+  copy_bytes(slot, own + piece.offset, piece.bytes);
+}
+
+void GatherRounds::consume(std::int64_t round, Slots slots) const {
+  for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
+    const Piece piece(parts.bytes(from), capacity, round);
+    copy_bytes(output + parts.offset(from) + piece.offset,
+               from == rank ? own + piece.offset : slots[index(from)], piece.bytes);
+  }
+}
+
+ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
+                               const at::Tensor& output, const at::Tensor& input,
+                               std::span<const std::int64_t> output_counts,
+                               std::span<const std::int64_t> input_counts)
+    : group_(group),
+      item_bytes_(static_cast<std::int64_t>(input.element_size())),
+      input_(data_of(input)),
+      output_(data_of(output)),
+      input_counts_(input_counts.begin(), input_counts.end()),
+      output_counts_(output_counts.begin(), output_counts.end()),
+      table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
+      capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
+
+std::int64_t ExchangeRounds::count() const {
+  return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
+}
+
+void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
+  if (round == 0) {
+    auto* table = reinterpret_cast<std::int64_t*>(slot);
+    std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
+  }
+  const std::byte* part = input_;
+  for (int to = 0; to < group_.size(); ++to) {
+    const std::int64_t total = input_counts_[index(to)] * item_bytes_;
+    if (to != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      copy_bytes(slot + table_bytes_ + to * capacity_, part + piece.offset, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
+  if (round == 0) {
+    check_counts(slots);
+    copy_own();
+  }
+  std::byte* part = output_;
+  for (int from = 0; from < group_.size(); ++from) {
+    const std::int64_t total = output_counts_[index(from)] * item_bytes_;
+    if (from != group_.rank) {
+      const Piece piece(total, capacity_, round);
+      const std::byte* sent = slots[index(from)] + table_bytes_ + group_.rank * capacity_;
+      copy_bytes(part + piece.offset, sent, piece.bytes);
+    }
+    part += total;
+  }
+}
+
+void ExchangeRounds::check_counts(Slots slots) const {
+  const int size = group_.size();
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      const std::int64_t sent = table_of(slots[index(from)])[to];
+      const std::int64_t expected = table_of(slots[index(to)])[size + from];
+      TESSERA_CHECK(sent == expected, describe(group_, "all_to_all"), ": rank ",
+                    group_.ranks[index(from)], " sends ", sent, " elements to rank ",
+                    group_.ranks[index(to)], ", which expects ", expected,
+                    "; make the counts agree");
+    }
+  }
+}
+
+void ExchangeRounds::copy_own() const {
+  const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
+  const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
+  copy_bytes(output_ + to, input_ + from, input_counts_[index(group_.rank)] * item_bytes_);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,294 @@
+#include "shm_segment.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <new>
+#include <random>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
+constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
+constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
+/// A sleeping rank looks this often whether its peers still live.
+constexpr milliseconds kPeerCheck{100};
+/// Roughly 20 us, about what going to sleep and waking up costs.
+constexpr int kSpins = 500;
+
+using Counter = std::atomic<std::uint32_t>;
+static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// True if `counter` has reached `round`; both wrap around.
+bool reached(std::uint32_t counter, std::uint32_t round) {
+  return static_cast<std::int32_t>(counter - round) >= 0;
+}
+
+void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+  const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
+}
+
+void futex_wake_all(const Counter& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+struct ShmSegment::Header {
+  std::uint64_t token = 0;
+  std::int32_t ranks = 0;
+  std::uint64_t slot_bytes = 0;
+  alignas(kLine) Counter arrivals{0};   ///< over all rounds
+  alignas(kLine) Counter completed{0};  ///< the last round at which all have arrived; a futex
+  Counter sleepers{0};
+  Counter aborted{0};  ///< 1 + the rank that gave up
+};
+
+struct alignas(kLine) ShmSegment::RankState {
+  Counter round{0};  ///< the last one at which this rank has arrived
+  ProcessIdentity process;
+  std::array<ShmCall, 2> calls;
+};
+
+ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::string handle)
+    : fd_(fd),
+      base_(static_cast<std::byte*>(base)),
+      bytes_(bytes),
+      ranks_(ranks),
+      handle_(std::move(handle)) {
+  // Where ranks outnumber cores, the peer that one spins for is waiting for the core.
+  const bool core_each = std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks);
+  spins_ = core_each ? kSpins : 1;
+}
+
+ShmSegment::ShmSegment(ShmSegment&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      base_(std::exchange(other.base_, nullptr)),
+      bytes_(other.bytes_),
+      ranks_(other.ranks_),
+      slot_bytes_(other.slot_bytes_),
+      spins_(other.spins_),
+      handle_(std::move(other.handle_)) {}
+
+ShmSegment::~ShmSegment() {
+  close_handle();
+  if (base_ != nullptr) {
+    munmap(base_, bytes_);
+  }
+}
+
+void ShmSegment::close_handle() {
+  if (fd_ >= 0) {
+    close(std::exchange(fd_, -1));
+  }
+}
+
+std::optional<ShmSegment> ShmSegment::create(int ranks) {
+  const auto count = static_cast<std::size_t>(ranks);
+  const std::size_t slot =
+      std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
+  const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
+  const std::size_t bytes = control + 2 * count * slot;
+  const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
+  if (fd < 0) {
+    return std::nullopt;
+  }
+  void* base = ftruncate(fd, static_cast<off_t>(bytes)) == 0
+                   ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                   : MAP_FAILED;
+  if (base == MAP_FAILED) {
+    close(fd);
+    return std::nullopt;
+  }
+  auto* header = new (base) Header;
+  std::random_device random;
+  header->token = (std::uint64_t{random()} << 32) | random();
+  header->ranks = ranks;
+  header->slot_bytes = slot;
+  std::ostringstream handle;
+  handle << getpid() << ' ' << fd << ' ' << bytes << ' ' << header->token;
+  ShmSegment segment(fd, base, bytes, ranks, handle.str());
+  segment.slot_bytes_ = slot;
+  for (int rank = 0; rank < ranks; ++rank) {
+    new (&segment.state(rank)) RankState;
+  }
+  return segment;
+}
+
+std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
+  std::istringstream text(handle);
+  std::int64_t pid = 0;
+  int number = 0;
+  std::size_t bytes = 0;
+  std::uint64_t token = 0;
+  if (!(text >> pid >> number >> bytes >> token)) {
+    return std::nullopt;
+  }
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat status {};
+  if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
+    close(fd);
+    return std::nullopt;
+  }
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    close(fd);
+    return std::nullopt;
+  }
+  const auto& header = *static_cast<const Header*>(base);
+  ShmSegment segment(fd, base, bytes, header.ranks, handle);
+  segment.slot_bytes_ = header.slot_bytes;
+  if (header.token != token) {  // Another pid namespace: that pid is somebody else there.
+    return std::nullopt;
+  }
+  return segment;
+}
+
+ShmSegment::Header& ShmSegment::header() const {
+  return *reinterpret_cast<Header*>(base_);
+}
+
+ShmSegment::RankState& ShmSegment::state(int rank) const {
+  return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
+}
+
+void ShmSegment::set_process(int rank, const ProcessIdentity& process) {
+  state(rank).process = process;
+}
+
+ProcessIdentity ShmSegment::process(int rank) const {
+  return state(rank).process;
+}
+
+std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
+  const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
+  return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
+}
+
+ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
+  return state(rank).calls[round % 2];
+}
+
+void ShmSegment::arrive(int rank, std::uint32_t round) const {
+  // This rank's own counter comes last: killed anywhere before it, this rank counts as missing.
+  Header& shared = header();
+  const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
+    // With `sleepers` in one total order: either the sleeper sees the round or this sees the
+    // sleeper.
+    shared.completed.store(round, std::memory_order_seq_cst);
+    if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
+      futex_wake_all(shared.completed);
+    }
+  }
+  state(rank).round.store(round, std::memory_order_release);
+}
+
+bool ShmSegment::arrived(std::uint32_t round) const {
+  return reached(header().completed.load(std::memory_order_acquire), round);
+}
+
+void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
+  Header& shared = header();
+  shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
+  if (!reached(seen, round) && !aborted_by()) {
+    futex_wait(shared.completed, seen, most);
+  }
+  shared.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
+  for (int i = 0; i < spins_; ++i) {
+    if (arrived(round)) {
+      return;
+    }
+    pause_briefly();
+  }
+  const auto deadline = steady_clock::now() + group.timeout;
+  while (!arrived(round)) {
+    sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
+    if (arrived(round)) {
+      return;
+    }
+    check_peers(group, round, collective);
+    if (steady_clock::now() >= deadline) {
+      throw PeerError(describe(group, collective) + ": rank(s) " + join(missing(group, round)) +
+                      " did not arrive within " + std::to_string(group.timeout.count()) +
+                      " ms; look at what they do instead");
+    }
+  }
+}
+
+void ShmSegment::check_peers(const GroupInfo& group, std::uint32_t round,
+                             const char* collective) const {
+  if (const auto by = aborted_by()) {
+    throw PeerError(describe(group, collective) + ": rank " +
+                    std::to_string(group.ranks[static_cast<std::size_t>(*by)]) +
+                    " gave up; look for its error");
+  }
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const RankState& peer = state(rank);
+    if (!reached(peer.round.load(std::memory_order_acquire), round) && !is_alive(peer.process)) {
+      throw PeerError(describe(group, collective) + ": the process of rank " +
+                      std::to_string(group.ranks[static_cast<std::size_t>(rank)]) + " (pid " +
+                      std::to_string(peer.process.pid) + ") has ended; look for its error");
+    }
+  }
+}
+
+std::vector<int> ShmSegment::missing(const GroupInfo& group, std::uint32_t round) const {
+  std::vector<int> result;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!reached(state(rank).round.load(std::memory_order_acquire), round)) {
+      result.push_back(group.ranks[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return result;
+}
+
+void ShmSegment::abort(int rank) const {
+  std::uint32_t none = 0;
+  header().aborted.compare_exchange_strong(none, static_cast<std::uint32_t>(rank) + 1);
+  futex_wake_all(header().completed);
+}
+
+std::optional<int> ShmSegment::aborted_by() const {
+  const std::uint32_t by = header().aborted.load(std::memory_order_seq_cst);
+  return by == 0 ? std::nullopt : std::optional<int>(static_cast<int>(by) - 1);
+}
+
+}  // namespace tessera::comm
