@@ -27,6 +27,9 @@ struct ShardingRule {
     std::optional<ReduceOp> reduction = std::nullopt;
     /// May be split unevenly. False where a shard's result depends on its size (a mean).
     bool uneven = true;
+    /// May be split so that a coordinate gets none of it. False where that is an error (a maximum
+    /// of nothing), which one rank alone would throw.
+    bool empty = true;
     /// Must stay whole although outputs have it (the dimension of a softmax or a sort).
     bool whole = false;
   };
@@ -57,19 +60,25 @@ struct ShardingRule {
   /// copy_): never reduced, and gathered only where the result needs other local sizes.
   std::vector<int> unread;
 
-  /// Arguments that hold the sizes of an output, to be rewritten to its local sizes.
+  /// Arguments that hold the sizes of an output, or the size of one of its dimensions, to be
+  /// rewritten to its local sizes.
   struct SizeArgument {
     int arg = 0;
     int output = 0;
+    int dim = -1;  ///< the argument is this dimension's size, an integer; -1: a list of all sizes
   };
   std::vector<SizeArgument> size_arguments;
 
   /// What to run on the local tensors instead of the operator itself, where its meaning depends on
-  /// sizes that differ locally (squeeze() becomes squeeze.dims). SizeArgument::arg counts in
-  /// `args`.
+  /// sizes that differ locally: squeeze() becomes squeeze.dims; a mean over a split dimension
+  /// becomes a sum with `scale`. SizeArgument::arg counts in `args`. Propagation says whether to
+  /// use it.
   struct LocalCall {
     std::string_view op;
     std::vector<Argument> args;
+    double scale = 1.0;  ///< the local results are to be multiplied by this
+    /// Only where one of these factors is split; empty: always.
+    std::vector<int> when_split = {};
   };
   std::optional<LocalCall> local_call;
 
@@ -127,11 +136,12 @@ std::vector<std::string_view> ruled_operators();
 
 /// What propagate() decides.
 struct Propagation {
-  /// The layout that each input must be brought to; nullptr: it stays as it is (an unread input, or
-  /// a plain tensor that is to be replicated).
+  /// The layout that each input must be brought to (its own for an unread one); nullptr: a plain
+  /// tensor that may stay plain.
   std::vector<LayoutPtr> inputs;
   std::vector<LayoutPtr> outputs;
   std::vector<std::vector<std::int64_t>> output_sizes;  ///< global
+  bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator
 };
 
 /// The cheapest way to run `rule` on inputs that lie as `inputs` says (nullptr: a plain tensor that

@@ -1,0 +1,109 @@
+#include "factor_digits.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+std::int64_t size_of(std::span<const std::int64_t> mesh_sizes, int mesh_dim) {
+  return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
+}
+
+/// Whether torch.chunk cuts `outer * inner` positions into `parts` where it cuts `outer` ones.
+bool chunks_align(std::int64_t outer, std::int64_t inner, std::int64_t parts) {
+  return ceil_div(outer * inner, parts) == ceil_div(outer, parts) * inner;
+}
+
+/// Cuts `digit` into its major part of `extent` positions, which is returned, and the rest.
+std::optional<Digit> cut(Digit& digit, std::int64_t extent,
+                         std::span<const std::int64_t> mesh_sizes) {
+  if (digit.extent % extent != 0) return std::nullopt;
+  Digit major{extent, {}};
+  Digit minor{digit.extent / extent, {}};
+  std::int64_t left = extent;  // of the major part, not split yet
+  bool uneven = false;
+  for (int mesh_dim : digit.mesh_dims) {
+    const std::int64_t parts = size_of(mesh_sizes, mesh_dim);
+    if (uneven) return std::nullopt;
+    if (left == 1) {
+      minor.mesh_dims.push_back(mesh_dim);
+      continue;
+    }
+    if (!chunks_align(left, minor.extent, parts)) return std::nullopt;
+    uneven = left % parts != 0;
+    left = ceil_div(left, parts);
+    major.mesh_dims.push_back(mesh_dim);
+  }
+  digit = std::move(minor);
+  return major;
+}
+
+}  // namespace
+
+std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
+                                         std::span<const std::int64_t> factor_sizes,
+                                         std::span<const std::int64_t> mesh_sizes) {
+  if (factor_sizes.size() == 1) return FactorDigits{std::move(digits)};
+  FactorDigits result(factor_sizes.size());
+  std::size_t at = 0;
+  for (std::size_t factor = 0; factor < factor_sizes.size(); ++factor) {
+    std::int64_t left = factor_sizes[factor];
+    while (left > 1 && at < digits.size()) {
+      Digit& digit = digits[at];
+      if (digit.extent > left) {
+        std::optional<Digit> major = cut(digit, left, mesh_sizes);
+        if (!major) return std::nullopt;
+        result[factor].push_back(*std::move(major));
+        left = 1;
+      } else {
+        if (digit.extent == 0 || left % digit.extent != 0) return std::nullopt;
+        left /= digit.extent;
+        result[factor].push_back(std::move(digit));
+        ++at;
+      }
+    }
+  }
+  return at == digits.size() ? std::optional(std::move(result)) : std::nullopt;
+}
+
+int drop_innermost(std::vector<Digit>& digits) {
+  for (auto digit = digits.rbegin(); digit != digits.rend(); ++digit) {
+    if (digit->mesh_dims.empty()) continue;
+    const int mesh_dim = digit->mesh_dims.back();
+    digit->mesh_dims.pop_back();
+    return mesh_dim;
+  }
+  return -1;
+}
+
+bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  for (const Digit& digit : digits) {
+    std::int64_t left = digit.extent;
+    for (int mesh_dim : digit.mesh_dims) {
+      const std::int64_t parts = size_of(mesh_sizes, mesh_dim);
+      if (left % parts != 0) return false;
+      left /= parts;
+    }
+  }
+  return true;
+}
+
+bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
+  for (const Digit& digit : digits) {
+    std::int64_t least = digit.extent;  // of the last part at each level, the smallest
+    for (int mesh_dim : digit.mesh_dims) {
+      const std::int64_t parts = size_of(mesh_sizes, mesh_dim);
+      least = std::max<std::int64_t>(least - ceil_div(least, parts) * (parts - 1), 0);
+      if (least == 0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace tessera

@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+using rules::Table;
+
+/// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
+void expand_braces(std::string name, std::vector<std::string>& result) {
+  const std::size_t open = name.find('{');
+  if (open == std::string::npos) {
+    result.push_back(std::move(name));
+    return;
+  }
+  const std::size_t close = name.find('}', open);
+  TESSERA_CHECK(close != std::string::npos, "rule table: unbalanced brace in ", name);
+  for (std::size_t at = open + 1; at <= close;) {
+    const std::size_t end = std::min(name.find(',', at), close);
+    expand_braces(name.substr(0, open) + name.substr(at, end - at) + name.substr(close + 1),
+                  result);
+    at = end + 1;
+  }
+}
+
+std::vector<std::string> expand_names(std::string_view names) {
+  std::vector<std::string> result;
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    if (end > 0) expand_braces("aten::" + std::string(names.substr(0, end)), result);
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return result;
+}
+
+struct Registry {
+  std::vector<Table> tables;
+  std::deque<std::string> names;
+  std::unordered_map<std::string_view, const RuleFunction::Body*> bodies;
+  std::vector<RuleFamily> families;
+
+  Registry()
+      : tables{rules::pointwise_table(), rules::matmul_table(),    rules::reduction_table(),
+               rules::scan_table(),      rules::view_table(),      rules::creation_table(),
+               rules::joining_table(),   rules::indexing_table(),  rules::normalisation_table(),
+               rules::loss_table(),      rules::attention_table(), rules::foreach_table(),
+               rules::optimizer_table(), rules::random_table()} {
+    for (const Table& table : tables) add(table);
+  }
+
+  void add(const Table& table) {
+    RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
+    for (const rules::Row& row : table.rows) {
+      for (std::string& name : expand_names(row.names)) {
+        const std::string_view op = names.emplace_back(std::move(name));
+        TESSERA_CHECK(bodies.emplace(op, &row.body).second, "rule table: two rules for ", op);
+        family.operators.push_back(op);
+      }
+    }
+    std::sort(family.operators.begin(), family.operators.end());
+  }
+};
+
+const Registry& registry() {
+  static const Registry instance;
+  return instance;
+}
+
+bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
+                const rules::Sizes& sizes) {
+  return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
+                    [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
+}
+
+/// An in-place operator: its result is its first tensor.
+std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
+  std::optional<ShardingRule> rule = body(call);
+  if (!rule || !rule->inplace.empty() || rule->outputs.size() != 1) return rule;
+  const int self = call.tensor_index(0);
+  if (!same_sizes(*rule, rule->outputs[0], rules::meta_of(call, self).sizes)) return std::nullopt;
+  rule->inplace.push_back({self, 0});
+  return rule;
+}
+
+/// An out= overload: the last argument takes the result, and nothing of it is read.
+std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
+  if (call.args.empty() || !call.has_tensor(call.args.size() - 1)) return std::nullopt;
+  const int out = call.tensor_index(call.args.size() - 1);
+  OpCall functional = call;
+  functional.args.pop_back();
+  std::optional<ShardingRule> rule = body(functional);
+  if (!rule || rule->outputs.size() != 1 || rule->local_call) return std::nullopt;
+  if (!same_sizes(*rule, rule->outputs[0], rules::meta_of(call, out).sizes)) return std::nullopt;
+  rules::input_of(*rule, out) = rule->outputs[0];
+  rule->unread.push_back(out);
+  rule->inplace.push_back({out, 0});
+  return rule;
+}
+
+}  // namespace
+
+std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
+  if (rules::is_out(call.op)) return apply_out(*body_, call);
+  if (rules::is_inplace(call.op)) return apply_inplace(*body_, call);
+  return (*body_)(call);
+}
+
+RuleFunction find_rule(std::string_view op) {
+  const auto found = registry().bodies.find(op);
+  return found == registry().bodies.end() ? nullptr : RuleFunction(found->second);
+}
+
+std::vector<RuleFamily> rule_families() {
+  return registry().families;
+}
+
+std::vector<std::string_view> ruled_operators() {
+  std::vector<std::string_view> result;
+  for (const auto& [op, body] : registry().bodies) result.push_back(op);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,355 @@
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
+  return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
+}
+
+/// A dimension of several tensors: one factor where they agree, else whole ones of their own.
+void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
+               std::size_t dim) {
+  const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
+  const bool agree = std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
+    return meta_of(call, tensor).sizes[dim] == size;
+  });
+  const int shared = agree ? add_factor(rule, size) : -1;
+  for (int tensor : tensors) {
+    input_of(rule,
+             tensor)[dim] = {agree ? shared : add_whole(rule, meta_of(call, tensor).sizes[dim])};
+  }
+}
+
+bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
+    return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
+  });
+}
+
+/// What several writes to one place do: replace, or add up.
+enum class Write { kReplace, kAdd };
+
+/// gather(self, dim, index): each index picks along `dim`, which stays whole in self.
+std::optional<ShardingRule> gather_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), index = call.tensor_index(2);
+  if (!same_ndim(call, {self, index}) || meta_of(call, self).ndim() == 0) return std::nullopt;
+  const std::size_t dim = dim_of(call, 1, self);
+  ShardingRule rule = start(call);
+  for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
+    if (i != dim) share_dim(rule, call, {index, self}, i);
+  }
+  input_of(rule, self)[dim] = {add_whole(rule, meta_of(call, self).sizes[dim])};
+  input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
+  rule.outputs.push_back(input_of(rule, index));
+  add_any_linear(rule, {self});
+  return rule;
+}
+
+/// scatter(self, dim, index, src or value): the opposite. Sharding the index along `dim` gives
+/// every shard its share of what is added.
+RuleFunction::Body scatter(Write write, bool has_source) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int self = call.tensor_index(0), index = call.tensor_index(2);
+    std::vector<int> written{index};
+    if (has_source) written.push_back(call.tensor_index(3));
+    std::vector<int> all = written;
+    all.push_back(self);
+    if (!same_ndim(call, all) || meta_of(call, self).ndim() == 0) return std::nullopt;
+    const std::size_t dim = dim_of(call, 1, self);
+    ShardingRule rule = start(call);
+    for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
+      share_dim(rule, call, i == dim ? written : all, i);
+    }
+    for (int factor : input_of(rule, index)[dim]) {
+      auto& properties = rule.factors[static_cast<std::size_t>(factor)];
+      if (write == Write::kAdd) properties.reduction = ReduceOp::kSum;
+    }
+    input_of(rule, self)[dim] = {add_whole(rule, meta_of(call, self).sizes[dim])};
+    rule.outputs.push_back(input_of(rule, self));
+    if (write == Write::kAdd) rule.additive.push_back(self);
+    if (has_source && write == Write::kAdd) add_linear(rule, {self, written.back()});
+    if (has_source && write == Write::kReplace) add_any_linear(rule, {self, written.back()});
+    return rule;
+  };
+}
+
+/// index_select(self, dim, index)
+std::optional<ShardingRule> index_select_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), index = call.tensor_index(2);
+  if (meta_of(call, self).ndim() == 0 || meta_of(call, index).ndim() != 1) return std::nullopt;
+  const std::size_t dim = dim_of(call, 1, self);
+  ShardingRule rule = start(call);
+  TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
+  input_of(rule, self) = result;
+  keep_whole(rule, result[dim]);
+  result[dim] = {add_factor(rule, meta_of(call, index).sizes[0])};
+  input_of(rule, index)[0] = result[dim];
+  rule.outputs.push_back(result);
+  add_any_linear(rule, {self});
+  return rule;
+}
+
+/// index_add(self, dim, index, source) and index_copy.
+RuleFunction::Body index_write(Write write) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int self = call.tensor_index(0), index = call.tensor_index(2);
+    const int source = call.tensor_index(3);
+    if (!same_ndim(call, {self, source}) || meta_of(call, self).ndim() == 0) return std::nullopt;
+    const std::size_t dim = dim_of(call, 1, self);
+    ShardingRule rule = start(call);
+    const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
+    keep_whole(rule, result[dim]);
+    input_of(rule, self) = result;
+    input_of(rule, source) = result;
+    const std::int64_t count = meta_of(call, source).sizes[dim];
+    const int along =
+        write == Write::kAdd ? add_reduced(rule, count, ReduceOp::kSum) : add_whole(rule, count);
+    input_of(rule, source)[dim] = {along};
+    if (meta_of(call, index).ndim() == 1) input_of(rule, index)[0] = {along};
+    rule.outputs.push_back(result);
+    if (write == Write::kAdd) {
+      rule.additive.push_back(self);
+      add_linear(rule, {self, source});
+    } else {
+      add_any_linear(rule, {self, source});
+    }
+    return rule;
+  };
+}
+
+/// index_fill(self, dim, index, value)
+std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
+  const int self = call.tensor_index(0);
+  if (meta_of(call, self).ndim() == 0) return std::nullopt;
+  ShardingRule rule = start(call);
+  input_of(rule, self) = add_factors(rule, meta_of(call, self).sizes);
+  keep_whole(rule, input_of(rule, self)[dim_of(call, 1, self)]);
+  rule.outputs.push_back(input_of(rule, self));
+  return rule;
+}
+
+/// self[indices]: the indices broadcast; their dimensions replace the indexed ones, in place where
+/// those are neighbours, else in front.
+struct AdvancedIndex {
+  std::vector<int> indices;   ///< tensors, None left out
+  std::vector<bool> indexed;  ///< of self's dimensions
+  TensorFactors broadcast;    ///< of the indices
+  TensorFactors result;       ///< of self[indices]
+};
+
+std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
+  const int self = call.tensor_index(0);
+  const std::vector<TensorRef> refs = call.tensor_list(1);
+  const TensorFactors own = add_factors(rule, meta_of(call, self).sizes);
+  if (refs.size() > own.size()) return std::nullopt;
+  AdvancedIndex index;
+  index.indexed.resize(own.size());
+  for (std::size_t i = 0; i < refs.size(); ++i) {
+    if (refs[i].index < 0) continue;
+    // A mask: what it picks depends on the data.
+    if (meta_of(call, refs[i].index).itemsize == 1) return std::nullopt;
+    index.indices.push_back(refs[i].index);
+    index.indexed[i] = true;
+    keep_whole(rule, own[i]);
+  }
+  std::optional<TensorFactors> broadcast = add_broadcast(rule, call, index.indices);
+  if (!broadcast || index.indices.empty()) return std::nullopt;
+  index.broadcast = *std::move(broadcast);
+  input_of(rule, self) = own;
+
+  const auto first = std::find(index.indexed.begin(), index.indexed.end(), true);
+  const auto last = std::find(index.indexed.rbegin(), index.indexed.rend(), true).base();
+  const bool neighbours = std::all_of(first, last, [](bool indexed) { return indexed; });
+  const auto place = neighbours ? first - index.indexed.begin() : 0;
+  for (std::size_t dim = 0; dim < own.size(); ++dim) {
+    if (!index.indexed[dim]) index.result.push_back(own[dim]);
+  }
+  index.result.insert(index.result.begin() + place, index.broadcast.begin(), index.broadcast.end());
+  return index;
+}
+
+std::optional<ShardingRule> index_rule(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const std::optional<AdvancedIndex> index = add_index(rule, call);
+  if (!index) return std::nullopt;
+  rule.outputs.push_back(index->result);
+  add_any_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// index_put(self, indices, values, accumulate): values broadcast to self[indices].
+std::optional<ShardingRule> index_put_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), values = call.tensor_index(2);
+  const bool add = call.boolean_or(3, false);
+  ShardingRule rule = start(call);
+  const std::optional<AdvancedIndex> index = add_index(rule, call);
+  if (!index) return std::nullopt;
+  const Sizes& sizes = meta_of(call, values).sizes;
+  if (sizes.size() > index->result.size()) return std::nullopt;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Factors& factors = index->result[index->result.size() - sizes.size() + i];
+    if (sizes[i] == size_of(rule, factors)) input_of(rule, values)[i] = factors;
+  }
+  for (const Factors& factors : index->broadcast) {
+    for (int factor : factors) {
+      if (add) rule.factors[static_cast<std::size_t>(factor)].reduction = ReduceOp::kSum;
+    }
+  }
+  rule.outputs.push_back(input_of(rule, self));
+  if (add) {
+    rule.additive.push_back(self);
+    add_linear(rule, {self, values});
+  } else {
+    add_any_linear(rule, {self, values});
+  }
+  return rule;
+}
+
+/// embedding(weight, indices): the vocabulary stays whole.
+std::optional<ShardingRule> embedding_rule(const OpCall& call) {
+  const int weight = call.tensor_index(0), indices = call.tensor_index(1);
+  if (meta_of(call, weight).ndim() != 2) return std::nullopt;
+  ShardingRule rule = start(call);
+  TensorFactors result = add_factors(rule, meta_of(call, indices).sizes);
+  input_of(rule, indices) = result;
+  result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
+  input_of(rule, weight) = {{add_whole(rule, meta_of(call, weight).sizes[0])}, result.back()};
+  rule.outputs.push_back(result);
+  add_any_linear(rule, {weight});
+  return rule;
+}
+
+/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): every
+/// shard of the indices adds its share, unless counts over all of them are needed.
+std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
+  const int grad = call.tensor_index(0), indices = call.tensor_index(1);
+  const bool scaled = call.boolean_or(4, false);
+  if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1) return std::nullopt;
+  ShardingRule rule = start(call);
+  for (std::int64_t size : meta_of(call, indices).sizes) {
+    const int factor = scaled ? add_whole(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
+    input_of(rule, indices)[rule.factors.size() - 1] = {factor};
+  }
+  input_of(rule, grad) = input_of(rule, indices);
+  input_of(rule, grad).push_back({add_factor(rule, meta_of(call, grad).sizes.back())});
+  rule.outputs.push_back({{add_whole(rule, call.integer(2))}, input_of(rule, grad).back()});
+  add_linear(rule, {grad});
+  return rule;
+}
+
+/// select_backward(grad, sizes, dim, ...), slice_backward: zeros but for the gradient's place.
+RuleFunction::Body place_gradient(bool keeps_dim) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const Sizes sizes = call.integers(1);
+    if (sizes.empty()) return std::nullopt;
+    const int dim = wrap_dim(call, call.integer(2), static_cast<int>(sizes.size()));
+    ShardingRule rule = start(call);
+    const TensorFactors result = add_factors(rule, sizes);
+    TensorFactors grad = result;
+    keep_whole(rule, result[static_cast<std::size_t>(dim)]);
+    if (keeps_dim) {
+      grad[static_cast<std::size_t>(dim)] = {add_whole(rule, call.tensor(0).size(dim))};
+    } else {
+      grad.erase(grad.begin() + dim);
+    }
+    input_of(rule, call.tensor_index(0)) = grad;
+    rule.outputs.push_back(result);
+    rule.size_arguments.push_back({1, 0});
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
+  };
+}
+
+/// select_scatter(self, src, dim, ...), slice_scatter: src takes its place in a copy of self.
+RuleFunction::Body place_source(bool keeps_dim) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int self = call.tensor_index(0), source = call.tensor_index(1);
+    if (meta_of(call, self).ndim() == 0) return std::nullopt;
+    const auto dim =
+        static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, 0), meta_of(call, self).ndim()));
+    ShardingRule rule = start(call);
+    const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
+    keep_whole(rule, result[dim]);
+    input_of(rule, self) = result;
+    TensorFactors placed = result;
+    if (keeps_dim) {
+      placed[dim] = {add_whole(rule, meta_of(call, source).sizes.at(dim))};
+    } else {
+      placed.erase(placed.begin() + static_cast<std::ptrdiff_t>(dim));
+    }
+    if (placed.size() != meta_of(call, source).sizes.size()) return std::nullopt;
+    input_of(rule, source) = placed;
+    rule.outputs.push_back(result);
+    add_any_linear(rule, {self, source});
+    return rule;
+  };
+}
+
+/// take(self, index), bucketize(self, boundaries): each element of one tensor looks at all of the
+/// other.
+RuleFunction::Body look_up(int element_arg) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
+    ShardingRule rule = start(call);
+    input_of(rule, element) = add_factors(rule, meta_of(call, element).sizes);
+    rule.outputs.push_back(input_of(rule, element));
+    return rule;
+  };
+}
+
+/// searchsorted(sequence, self, ...): one sequence for all, or one per leading index.
+std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
+  const int sequence = call.tensor_index(0), self = call.tensor_index(1);
+  ShardingRule rule = start(call);
+  input_of(rule, self) = add_factors(rule, meta_of(call, self).sizes);
+  rule.outputs.push_back(input_of(rule, self));
+  if (meta_of(call, sequence).ndim() == 1) return rule;
+  if (!same_ndim(call, {sequence, self})) return std::nullopt;
+  TensorFactors leading = input_of(rule, self);
+  leading.back().clear();
+  input_of(rule, sequence) = leading;
+  for (std::size_t arg = 2; arg < call.args.size();
+       ++arg) {  // the sorter is shaped as the sequence
+    if (call.has_tensor(arg)) input_of(rule, call.tensor_index(arg)) = leading;
+  }
+  return rule;
+}
+
+}  // namespace
+
+Table indexing_table() {
+  using enum Write;
+  return {"indexing",
+          {
+              {"index.Tensor _unsafe_index.Tensor", index_rule},
+              {"index_put{,_} _unsafe_index_put _index_put_impl_", index_put_rule},
+              {"index_select", index_select_rule},
+              {"index_add{,_}", index_write(kAdd)},
+              {"index_copy{,_}", index_write(kReplace)},
+              {"{index_fill,index_fill_}.{int_Scalar,int_Tensor}", index_fill_rule},
+              {"gather", gather_rule},
+              {"{scatter,scatter_}.src", scatter(kReplace, true)},
+              {"{scatter,scatter_}.value", scatter(kReplace, false)},
+              {"scatter_add{,_}", scatter(kAdd, true)},
+              {"take", look_up(1)},
+              {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
+              {"searchsorted.Tensor", searchsorted_rule},
+              {"select_backward", place_gradient(false)},
+              {"slice_backward", place_gradient(true)},
+              {"select_scatter", place_source(false)},
+              {"slice_scatter", place_source(true)},
+              {"embedding", embedding_rule},
+              {"embedding_dense_backward", embedding_backward_rule},
+          }};
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,148 @@
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+/// at::Reduction
+enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
+
+/// nll_loss's factors: input (N, C, ...) or (C), target (N, ...) or 0-d.
+struct NllFactors {
+  TensorFactors input, target;
+
+  NllFactors(ShardingRule& rule, const Sizes& sizes) {
+    const std::size_t classes = sizes.size() > 1 ? 1 : 0;
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      input.push_back(
+          {dim == classes ? add_whole(rule, sizes[dim]) : add_factor(rule, sizes[dim])});
+      if (dim != classes) target.push_back(input[dim]);
+    }
+  }
+};
+
+void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
+                      const NllFactors& factors, std::size_t classes) {
+  if (call.has_tensor(arg)) input_of(rule, call.tensor_index(arg)) = {factors.input[classes]};
+}
+
+/// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
+/// a sum of the shards'. A mean divides by the total weight, which no shard knows: samples stay
+/// whole.
+std::optional<ShardingRule> nll_forward(const OpCall& call) {
+  const Sizes& sizes = call.tensor(0).sizes;
+  if (sizes.empty()) return std::nullopt;
+  const std::int64_t reduction = call.integer(3);
+  ShardingRule rule = start(call);
+  const NllFactors factors(rule, sizes);
+  if (call.tensor(1).sizes.size() != factors.target.size()) return std::nullopt;
+  input_of(rule, call.tensor_index(0)) = factors.input;
+  input_of(rule, call.tensor_index(1)) = factors.target;
+  set_class_weight(rule, call, 2, factors, sizes.size() > 1 ? 1 : 0);
+  for (const Factors& dim : factors.target) {
+    for (int factor : dim) {
+      auto& properties = rule.factors[static_cast<std::size_t>(factor)];
+      if (reduction == kMean) {
+        properties.whole = true;
+      } else {
+        properties.reduction = ReduceOp::kSum;  // of the total weight, and of the loss if it is one
+      }
+    }
+  }
+  rule.outputs.push_back(reduction == kNone ? factors.target : TensorFactors{});
+  rule.outputs.emplace_back();
+  return rule;
+}
+
+/// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight): the total
+/// weight is the global one, so that samples are independent.
+std::optional<ShardingRule> nll_backward(const OpCall& call) {
+  const Sizes& sizes = call.tensor(1).sizes;
+  if (sizes.empty()) return std::nullopt;
+  ShardingRule rule = start(call);
+  const NllFactors factors(rule, sizes);
+  if (call.tensor(2).sizes.size() != factors.target.size()) return std::nullopt;
+  if (call.tensor(0).ndim() > 0) input_of(rule, call.tensor_index(0)) = factors.target;
+  input_of(rule, call.tensor_index(1)) = factors.input;
+  input_of(rule, call.tensor_index(2)) = factors.target;
+  set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
+  rule.outputs.push_back(factors.input);
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// A loss of pairs of elements, with a reduction. A mean is run as a sum and scaled by the global
+/// count, so that shards may be of any size; in half precision, where the sum could overflow, it is
+/// the average of the means of equal shards.
+ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
+                              const TensorFactors& elements, ShardingRule rule, bool reduces) {
+  const std::int64_t reduction = call.integer(reduction_arg);
+  const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
+  if (reduction == kMean && !averages) {
+    std::int64_t count = 1;
+    ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
+    for (const Factors& dim : elements) {
+      count *= size_of(rule, dim);
+      local.when_split.insert(local.when_split.end(), dim.begin(), dim.end());
+    }
+    local.args[reduction_arg] = std::int64_t{kSum};
+    local.scale = 1.0 / static_cast<double>(count);
+    rule.local_call = local;
+  }
+  if (reduces && reduction != kNone) {
+    for (const Factors& dim : elements) {
+      for (int factor : dim) {
+        auto& properties = rule.factors[static_cast<std::size_t>(factor)];
+        properties.reduction = averages ? ReduceOp::kAvg : ReduceOp::kSum;
+        properties.uneven = !averages;
+      }
+    }
+    rule.outputs.emplace_back();
+  } else {
+    rule.outputs.push_back(elements);
+  }
+  return rule;
+}
+
+/// loss(self, target, ..., reduction, ...)
+RuleFunction::Body loss_forward(std::size_t reduction_arg) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = start(call);
+    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
+    if (!elements) return std::nullopt;
+    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), true);
+  };
+}
+
+/// loss_backward(grad, self, target, ..., reduction, ...): linear in the gradient, which is a
+/// scalar or has the elements' shape.
+RuleFunction::Body loss_backward(std::size_t reduction_arg) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = start(call);
+    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
+    if (!elements) return std::nullopt;
+    add_linear(rule, {call.tensor_index(0)});
+    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), false);
+  };
+}
+
+}  // namespace
+
+Table loss_table() {
+  return {"loss",
+          {
+              {"nll_loss_forward nll_loss2d_forward", nll_forward},
+              {"nll_loss_backward nll_loss2d_backward", nll_backward},
+              {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss_forward(2)},
+              {"binary_cross_entropy", loss_forward(3)},
+              {"binary_cross_entropy_with_logits", loss_forward(4)},
+              {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss_backward(3)},
+              {"binary_cross_entropy_backward", loss_backward(4)},
+          }};
+}
+
+}  // namespace tessera::rules

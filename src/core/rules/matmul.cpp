@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+/// "mk,kn->mn" taken apart; an operand with a '+' is added to the product ("+mn,mk,kn->mn").
+struct Einsum {
+  std::vector<std::string> operands;
+  std::string result;
+
+  explicit Einsum(std::string_view text) {
+    const std::size_t arrow = text.find("->");
+    result = text.substr(arrow + 2);
+    text = text.substr(0, arrow);
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find(','), text.size());
+      operands.emplace_back(text.substr(0, end));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  }
+};
+
+using Letters = std::map<char, int>;  // to factors
+
+bool is_added(const std::string& operand) {
+  return operand.front() == '+';
+}
+
+/// The factors of the letters of an operand of the product; false if its sizes don't fit.
+bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
+                  const std::string& letters, int tensor, Letters& bound) {
+  const Sizes& sizes = meta_of(call, tensor).sizes;
+  if (sizes.size() != letters.size()) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const char letter = letters[i];
+    if (!bound.count(letter)) {
+      const bool kept = einsum.result.find(letter) != std::string::npos;
+      bound[letter] =
+          kept ? add_factor(rule, sizes[i]) : add_reduced(rule, sizes[i], ReduceOp::kSum);
+    }
+    input_of(rule, tensor)[i] = {bound[letter]};
+    if (size_of(rule, {bound[letter]}) != sizes[i]) return false;
+  }
+  return true;
+}
+
+/// An operand that is added: broadcasts to the result.
+bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
+  const TensorFactors& result = rule.outputs[0];
+  const Sizes& sizes = meta_of(call, tensor).sizes;
+  if (sizes.size() > result.size()) return false;
+  const std::size_t absent = result.size() - sizes.size();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Factors& factors = result[absent + i];
+    if (sizes[i] == size_of(rule, factors)) {
+      input_of(rule, tensor)[i] = factors;
+    } else if (sizes[i] != 1) {
+      return false;
+    }
+  }
+  rule.additive.push_back(tensor);
+  return true;
+}
+
+/// Linear in each operand of the product, together with what is added to it.
+void add_product_laws(ShardingRule& rule, const std::vector<int>& product) {
+  for (int operand : product) {
+    std::vector<int> inputs{operand};
+    inputs.insert(inputs.end(), rule.additive.begin(), rule.additive.end());
+    add_linear(rule, inputs);
+  }
+}
+
+std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum) {
+  const std::vector<int> tensors = tensor_arguments(call);
+  if (tensors.size() != einsum.operands.size()) return std::nullopt;
+  ShardingRule rule = start(call);
+  Letters bound;
+  std::vector<int> product;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& operand = einsum.operands[i];
+    if (is_added(operand)) continue;
+    if (!bind_operand(rule, call, einsum, operand, tensors[i], bound)) return std::nullopt;
+    product.push_back(tensors[i]);
+  }
+  TensorFactors& result = rule.outputs.emplace_back();
+  for (char letter : einsum.result) result.push_back({bound.at(letter)});
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) return std::nullopt;
+  }
+  add_product_laws(rule, product);
+  return rule;
+}
+
+RuleFunction::Body einsum(std::string_view text) {
+  return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
+}
+
+/// linear(input (..., k), weight (n, k), bias (n) or None).
+std::optional<ShardingRule> linear_rule(const OpCall& call) {
+  const std::string leading =
+      std::string("abcdefgh")
+          .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
+  if (call.tensor(0).ndim() < 1 || call.tensor(0).ndim() > 9) return std::nullopt;
+  const bool matrix = call.tensor(1).ndim() == 2;
+  const std::string bias = call.has_tensor(2) ? ",+" : "";
+  return einsum_rule(call, Einsum(leading + (matrix ? "k,nk" : "k,k") + bias + "->" + leading +
+                                  (matrix ? "n" : "")));
+}
+
+/// matmul: leading dimensions broadcast as those of pointwise operators.
+std::optional<ShardingRule> matmul_rule(const OpCall& call) {
+  const int a = call.tensor_index(0), b = call.tensor_index(1);
+  const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
+  if (a_ndim == 0 || b_ndim == 0) return std::nullopt;
+  const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
+
+  OpCall batch = call;  // the two tensors without their matrix dimensions
+  batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
+      static_cast<std::size_t>(a_ndim - a_matrix));
+  batch.tensors[static_cast<std::size_t>(b)].sizes.resize(
+      static_cast<std::size_t>(b_ndim - b_matrix));
+  ShardingRule rule = start(batch);
+  std::optional<TensorFactors> result = add_broadcast(rule, batch, {a, b});
+  if (!result) return std::nullopt;
+
+  const std::int64_t contracted = meta_of(call, a).sizes.back();
+  const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
+  if (contracted != other) return std::nullopt;
+  const Factors k{add_reduced(rule, contracted, ReduceOp::kSum)};
+  if (a_matrix == 2) {
+    result->push_back({add_factor(rule, meta_of(call, a).size(a_ndim - 2))});
+    input_of(rule, a).push_back(result->back());
+  }
+  input_of(rule, a).push_back(k);
+  input_of(rule, b).push_back(k);
+  if (b_matrix == 2) {
+    result->push_back({add_factor(rule, meta_of(call, b).sizes.back())});
+    input_of(rule, b).push_back(result->back());
+  }
+  rule.outputs.push_back(*std::move(result));
+  add_product_laws(rule, {a, b});
+  return rule;
+}
+
+}  // namespace
+
+Table matmul_table() {
+  return {"matmul",
+          {
+              {"mm{,.out}", einsum("mk,kn->mn")},
+              {"bmm{,.out}", einsum("bmk,bkn->bmn")},
+              {"mv{,.out}", einsum("mk,k->m")},
+              {"dot{,.out} vdot{,.out}", einsum("k,k->")},
+              {"ger{,.out}", einsum("m,n->mn")},
+              {"addmm{,_,.out}", einsum("+,mk,kn->mn")},
+              {"addmv{,_,.out}", einsum("+,mk,k->m")},
+              {"addr{,_,.out}", einsum("+,m,n->mn")},
+              {"baddbmm{,_,.out}", einsum("+,bmk,bkn->bmn")},
+              {"addbmm{,_,.out}", einsum("+,bmk,bkn->mn")},
+              {"linear", linear_rule},
+              {"matmul", matmul_rule},
+          }};
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,82 @@
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+/// The last dimensions, over which a layer norm goes, whole; the leading ones `add_leading`'s.
+struct NormFactors {
+  TensorFactors input;
+  TensorFactors normalised;  ///< of weight and bias
+  TensorFactors statistics;  ///< the leading factors, then size 1
+
+  NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      const bool leading = dim + normalised_dims < sizes.size();
+      const int factor = !leading ? add_whole(rule, sizes[dim])
+                         : reduce ? add_reduced(rule, sizes[dim], ReduceOp::kSum)
+                                  : add_factor(rule, sizes[dim]);
+      input.push_back({factor});
+      if (!leading) normalised.push_back({factor});
+      statistics.push_back(leading ? Factors{factor} : Factors{});
+    }
+  }
+};
+
+void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
+               const TensorFactors& factors) {
+  if (call.has_tensor(arg)) input_of(rule, call.tensor_index(arg)) = factors;
+}
+
+/// norm(input, normalised shape, parameters...) -> result and statistics.
+RuleFunction::Body norm_forward(std::vector<std::size_t> parameters, std::size_t statistics) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const std::size_t dims = call.integers(1).size();
+    if (dims > call.tensor(0).sizes.size()) return std::nullopt;
+    ShardingRule rule = start(call);
+    const NormFactors factors(rule, call.tensor(0).sizes, dims, false);
+    set_input(rule, call, 0, factors.input);
+    for (std::size_t arg : parameters) set_input(rule, call, arg, factors.normalised);
+    rule.outputs.push_back(factors.input);
+    rule.outputs.insert(rule.outputs.end(), statistics, factors.statistics);
+    return rule;
+  };
+}
+
+/// Its backward(grad, input, normalised shape, statistics..., parameters..., mask): linear in the
+/// gradient; every shard of the leading dimensions adds its share to the parameters' gradients.
+RuleFunction::Body norm_backward(std::vector<std::size_t> statistics,
+                                 std::vector<std::size_t> parameters) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const std::size_t dims = call.integers(2).size();
+    if (dims > call.tensor(1).sizes.size()) return std::nullopt;
+    ShardingRule rule = start(call);
+    const NormFactors factors(rule, call.tensor(1).sizes, dims, true);
+    set_input(rule, call, 0, factors.input);
+    set_input(rule, call, 1, factors.input);
+    for (std::size_t arg : statistics) set_input(rule, call, arg, factors.statistics);
+    for (std::size_t arg : parameters) set_input(rule, call, arg, factors.normalised);
+    rule.outputs.push_back(factors.input);
+    rule.outputs.insert(rule.outputs.end(), parameters.size(), factors.normalised);
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
+  };
+}
+
+}  // namespace
+
+Table normalisation_table() {
+  return {"normalisation",
+          {
+              {"native_layer_norm", norm_forward({2, 3}, 2)},
+              {"native_layer_norm_backward", norm_backward({3, 4}, {5, 6})},
+              {"_fused_rms_norm", norm_forward({2}, 1)},
+              {"_fused_rms_norm_backward", norm_backward({3}, {4})},
+          }};
+}
+
+}  // namespace tessera::rules

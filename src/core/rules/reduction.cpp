@@ -1,0 +1,202 @@
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+/// Which arguments of a reduction say what; -1: it has no such argument.
+struct Arguments {
+  int dim = -1;  ///< a dimension, a list, or None for all; -1: all
+  int keepdim = -1;
+  int dtype = -1;
+};
+
+/// What a sharded dimension that is reduced becomes. kWhole: it must not be sharded.
+enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kWhole };
+
+std::optional<ReduceOp> reduction_of(Kind kind) {
+  switch (kind) {
+    case Kind::kSum:
+    case Kind::kNanSum:
+      return ReduceOp::kSum;
+    case Kind::kProduct:
+      return ReduceOp::kProduct;
+    case Kind::kMax:
+    case Kind::kAny:
+      return ReduceOp::kMax;
+    case Kind::kMin:
+    case Kind::kAll:
+      return ReduceOp::kMin;
+    case Kind::kWhole:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, int ndim) {
+  if (arguments.dim < 0) return std::vector<bool>(static_cast<std::size_t>(ndim), true);
+  return named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
+}
+
+bool keeps_dims(const OpCall& call, const Arguments& arguments) {
+  return arguments.keepdim >= 0 &&
+         call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
+}
+
+/// A reduced dimension's factor. The maximum of nothing is an error, other reductions have a value.
+int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
+  const std::optional<ReduceOp> op = reduction_of(kind);
+  if (!op) return add_whole(rule, size);
+  const int factor = add_reduced(rule, size, *op);
+  rule.factors.back().empty = kind != Kind::kMax && kind != Kind::kMin;
+  return factor;
+}
+
+void add_laws(ShardingRule& rule, Kind kind, int self) {
+  switch (kind) {
+    case Kind::kSum:
+      return add_linear(rule, {self});
+    case Kind::kProduct:
+      return add_linear(rule, {self}, {ReduceOp::kProduct});
+    case Kind::kMax:
+      return add_linear(rule, {self}, {ReduceOp::kMax});
+    case Kind::kMin:
+      return add_linear(rule, {self}, {ReduceOp::kMin});
+    case Kind::kNanSum:
+    case Kind::kAny:
+    case Kind::kAll:
+    case Kind::kWhole:
+      return;
+  }
+}
+
+/// The reduction of the first tensor. A cast comes before it, so that it is linear only without
+/// one.
+ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& arguments,
+                            std::size_t outputs) {
+  const int self = call.tensor_index(0);
+  const Sizes& sizes = meta_of(call, self).sizes;
+  const std::vector<bool> reduced = reduced_dims(call, arguments, meta_of(call, self).ndim());
+  const bool keepdim = keeps_dims(call, arguments);
+  ShardingRule rule = start(call);
+  TensorFactors result;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const Factors factors{reduced[dim] ? add_reduced_dim(rule, sizes[dim], kind)
+                                       : add_factor(rule, sizes[dim])};
+    input_of(rule, self)[dim] = factors;
+    if (!reduced[dim]) {
+      result.push_back(factors);
+    } else if (keepdim) {
+      result.push_back({});
+    }
+  }
+  rule.outputs.assign(outputs, result);
+  const bool casts =
+      arguments.dtype >= 0 && !call.is_none(static_cast<std::size_t>(arguments.dtype));
+  if (!casts) add_laws(rule, kind, self);
+  return rule;
+}
+
+RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs = 1) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    return reduction_rule(call, kind, arguments, outputs);
+  };
+}
+
+/// any.dims and all.dims: an empty list reduces nothing, unlike elsewhere.
+RuleFunction::Body reduction_of_dims(Kind kind) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    if (!call.is_none(1) && call.integers(1).empty()) return std::nullopt;
+    return reduction_rule(call, kind, {1, 2}, 1);
+  };
+}
+
+/// A mean is the sum of the shards' sums, divided by the global count. In half precision that sum
+/// could overflow: there it is the average of the shards' means, which must be of equal size.
+std::optional<ShardingRule> mean_rule(const OpCall& call) {
+  const bool by_dim = call.op != "aten::mean";
+  const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
+  ShardingRule rule = reduction_rule(call, Kind::kSum, arguments, 1);
+  std::vector<int> reduced;
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < rule.factors.size(); ++i) {
+    if (!rule.factors[i].reduction) continue;
+    reduced.push_back(static_cast<int>(i));
+    count *= rule.factors[i].size;
+  }
+  if (call.tensor(0).itemsize > 2) {
+    rule.local_call = {by_dim ? "aten::sum.dim_IntList" : "aten::sum", call.args,
+                       1.0 / static_cast<double>(count), reduced};
+    return rule;
+  }
+  for (int factor : reduced) {
+    rule.factors[static_cast<std::size_t>(factor)].reduction = ReduceOp::kAvg;
+    rule.factors[static_cast<std::size_t>(factor)].uneven = false;
+  }
+  return rule;
+}
+
+/// A p-norm is a reduction only where it needs no root.
+std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
+  const double order = call.is_none(1) ? 2.0 : call.number(1);
+  Kind kind = Kind::kWhole;
+  if (order == 0 || order == 1) kind = Kind::kNanSum;  // not linear: of absolute values
+  if (std::isinf(order)) kind = order > 0 ? Kind::kMax : Kind::kMin;
+  ShardingRule rule = reduction_rule(call, kind, arguments, 1);
+  rule.linear.clear();
+  return rule;
+}
+
+RuleFunction::Body norm(Arguments arguments) {
+  return [=](const OpCall& call) { return norm_rule(call, arguments); };
+}
+
+}  // namespace
+
+Table reduction_table() {
+  using enum Kind;
+  const Arguments all, all_cast{-1, -1, 1}, dims{1, 2, 3};
+  return {"reduction",
+          {
+              {"sum", reduction(kSum, all_cast)},
+              {"sum{.dim_IntList,.IntList_out}", reduction(kSum, dims)},
+              {"nansum{,.out}", reduction(kNanSum, dims)},
+              {"mean mean.dim", mean_rule},
+              {"prod", reduction(kProduct, all_cast)},
+              {"prod{.dim_int,.int_out}", reduction(kProduct, dims)},
+              {"max{,.unary_out}", reduction(kMax, all)},
+              {"min{,.unary_out}", reduction(kMin, all)},
+              {"amax{,.out}", reduction(kMax, {1, 2})},
+              {"amin{,.out}", reduction(kMin, {1, 2})},
+              {"any{,.all_out}", reduction(kAny, all)},
+              {"any{.dim,.out}", reduction(kAny, {1, 2})},
+              {"any.dims", reduction_of_dims(kAny)},
+              {"all{,.all_out}", reduction(kAll, all)},
+              {"all{.dim,.out}", reduction(kAll, {1, 2})},
+              {"all.dims", reduction_of_dims(kAll)},
+              {"count_nonzero", reduction(kNanSum, {1})},
+              {"count_nonzero.dim_IntList", reduction(kNanSum, {1})},
+              {"linalg__powsum", reduction(kNanSum, {2, 3})},
+              {"linalg_vector_norm{,.out}", norm({2, 3})},
+              {"norm.Scalar", norm({})},
+              {"norm.ScalarOpt_dtype", norm({})},
+              {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3})},
+              {"logsumexp{,.out}", reduction(kWhole, {1, 2})},
+              {"{std,var}.correction", reduction(kWhole, {1, 3})},
+              {"{std_mean,var_mean}.correction", reduction(kWhole, {1, 3}, 2)},
+              {"{max,min}.dim", reduction(kWhole, {1, 2}, 2)},
+              {"{argmax,argmin}{,.out}", reduction(kWhole, {1, 2})},
+              {"aminmax", reduction(kWhole, {1, 2}, 2)},
+              {"median nanmedian", reduction(kWhole, all)},
+              {"{median,nanmedian}.dim mode", reduction(kWhole, {1, 2}, 2)},
+              {"kthvalue", reduction(kWhole, {2, 3}, 2)},
+          }};
+}
+
+}  // namespace tessera::rules

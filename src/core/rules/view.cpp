@@ -1,0 +1,333 @@
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+/// A view of one tensor: `input` its factors, `output` the result's.
+struct ViewRule {
+  ShardingRule rule;
+  int self;
+  TensorFactors input;
+
+  explicit ViewRule(const OpCall& call) : rule(start(call)), self(call.tensor_index(0)) {
+    input = add_factors(rule, meta_of(call, self).sizes);
+  }
+
+  ShardingRule finish(std::vector<TensorFactors> outputs) && {
+    input_of(rule, self) = std::move(input);
+    rule.outputs = std::move(outputs);
+    add_any_linear(rule, {self});
+    return std::move(rule);
+  }
+};
+
+/// Shares the factors of a reshape: walks both shapes, major first, and gives their current
+/// dimensions a common factor, the greatest common divisor of what is left of each. A dimension is
+/// thus split, or several are joined. Where the two have no divisor in common, the rest of both up
+/// to the next common boundary has to stay whole.
+class Reshape {
+ public:
+  Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
+      : rule_(rule), input_(from.size()), output_(to.size()), from_(from), to_(to) {
+    share();
+  }
+  TensorFactors input() { return std::move(input_); }
+  TensorFactors output() { return std::move(output_); }
+
+ private:
+  void share() {
+    std::size_t i = 0, o = 0;
+    std::int64_t in = 1, out = 1;  // left of the current dimensions
+    for (;;) {
+      const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
+      if (!more_input || !more_output) return;
+      const std::int64_t common = std::gcd(in, out);
+      if (common == 1) {
+        keep_whole_to_boundary(i, in, o, out);
+        continue;
+      }
+      const int factor = add_factor(rule_, common);
+      input_[i - 1].push_back(factor);
+      output_[o - 1].push_back(factor);
+      in /= common;
+      out /= common;
+    }
+  }
+
+  /// Moves on to the next dimension that is not of size 1 if the current one is used up.
+  static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
+    while (left == 1 && at < sizes.size()) left = sizes[at++];
+    return left != 1;
+  }
+
+  void keep_whole_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o, std::int64_t& out) {
+    std::int64_t in_product = in, out_product = out;
+    input_[i - 1].push_back(add_whole(rule_, in));
+    output_[o - 1].push_back(add_whole(rule_, out));
+    while (in_product != out_product) {
+      const bool behind = in_product < out_product;
+      const Sizes& sizes = behind ? from_ : to_;
+      std::size_t& at = behind ? i : o;
+      const std::int64_t size = sizes[at++];
+      (behind ? in_product : out_product) *= size;
+      (behind ? input_ : output_)[at - 1].push_back(add_whole(rule_, size));
+    }
+    in = out = 1;
+  }
+
+  ShardingRule& rule_;
+  TensorFactors input_, output_;
+  const Sizes &from_, &to_;
+};
+
+/// The requested sizes, -1 filled in; nullopt if they don't hold as many elements as the tensor.
+std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
+  std::int64_t known = 1;
+  std::int64_t* inferred = nullptr;
+  for (std::int64_t& size : sizes) {
+    if (size >= 0) {
+      known *= size;
+    } else if (inferred) {
+      return std::nullopt;
+    } else {
+      inferred = &size;
+    }
+  }
+  if (inferred) {
+    if (known == 0 || numel % known != 0) return std::nullopt;
+    *inferred = numel / known;
+    known *= *inferred;
+  }
+  return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
+}
+
+/// view(self, size) and its like. Without elements nothing is shared, whole or not.
+std::optional<ShardingRule> reshape_rule(const OpCall& call) {
+  const TensorMeta& self = call.tensor(0);
+  const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
+  if (!sizes) return std::nullopt;
+  ShardingRule rule = start(call);
+  if (self.numel() == 0) {
+    rule.outputs.push_back(add_wholes(rule, *sizes));
+  } else {
+    Reshape reshape(rule, self.sizes, *sizes);
+    input_of(rule, call.tensor_index(0)) = reshape.input();
+    rule.outputs.push_back(reshape.output());
+  }
+  add_any_linear(rule, {call.tensor_index(0)});
+  rule.size_arguments.push_back({1, 0});
+  return rule;
+}
+
+/// The strides of _reshape_alias are global ones: locally it is a view.
+std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
+  std::optional<ShardingRule> rule = reshape_rule(call);
+  if (rule) rule->local_call = {"aten::view", {call.args[0], call.args[1]}};
+  return rule;
+}
+
+std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
+  ViewRule view(call);
+  TensorFactors output;
+  for (int dim : order) output.push_back(view.input[static_cast<std::size_t>(dim)]);
+  return std::move(view).finish({output});
+}
+
+std::optional<ShardingRule> permute_rule(const OpCall& call) {
+  std::vector<int> order;
+  for (std::int64_t dim : call.integers(1)) {
+    order.push_back(wrap_dim(call, dim, call.tensor(0).ndim()));
+  }
+  return permuted(call, order);
+}
+
+std::optional<ShardingRule> swapped(const OpCall& call, std::int64_t a, std::int64_t b) {
+  const int ndim = call.tensor(0).ndim();
+  std::vector<int> order(static_cast<std::size_t>(ndim));
+  std::iota(order.begin(), order.end(), 0);
+  if (ndim > 0) {
+    std::swap(order[static_cast<std::size_t>(wrap_dim(call, a, ndim))],
+              order[static_cast<std::size_t>(wrap_dim(call, b, ndim))]);
+  }
+  return permuted(call, order);
+}
+
+std::optional<ShardingRule> transpose_rule(const OpCall& call) {
+  return swapped(call, call.integer(1), call.integer(2));
+}
+
+std::optional<ShardingRule> t_rule(const OpCall& call) {
+  return call.tensor(0).ndim() < 2 ? swapped(call, 0, 0) : swapped(call, 0, 1);
+}
+
+/// Only dimensions of global size 1 go: a local size of 1 must not.
+std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
+  ViewRule view(call);
+  const Sizes& sizes = call.tensor(0).sizes;
+  std::vector<bool> named(sizes.size(), true);
+  if (call.args.size() > 1) {
+    named.assign(sizes.size(), false);
+    for (std::int64_t dim : call.integers(1)) {
+      const auto at = static_cast<std::size_t>(wrap_dim(call, dim, call.tensor(0).ndim()));
+      if (at < named.size()) named[at] = true;
+    }
+  }
+  TensorFactors output;
+  Sizes squeezed;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (named[dim] && sizes[dim] == 1) {
+      squeezed.push_back(static_cast<std::int64_t>(dim));
+      keep_whole(view.rule, view.input[dim]);
+    } else {
+      output.push_back(view.input[dim]);
+    }
+  }
+  view.rule.local_call = {
+      base_name(call.op).ends_with("copy") ? "aten::squeeze_copy.dims" : "aten::squeeze.dims",
+      {call.args[0], squeezed}};
+  return std::move(view).finish({output});
+}
+
+std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
+  ViewRule view(call);
+  TensorFactors output = view.input;
+  const int dim = wrap_dim(call, call.integer(1), call.tensor(0).ndim() + 1);
+  output.insert(output.begin() + dim, Factors{});
+  return std::move(view).finish({output});
+}
+
+/// expand(self, size): -1 keeps a dimension, new ones come in front.
+std::optional<ShardingRule> expand_rule(const OpCall& call) {
+  ViewRule view(call);
+  const Sizes& own = call.tensor(0).sizes;
+  const Sizes wanted = call.integers(1);
+  if (wanted.size() < own.size()) return std::nullopt;
+  const std::size_t added = wanted.size() - own.size();
+  TensorFactors output;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const bool kept = i >= added && (wanted[i] == -1 || wanted[i] == own[i - added]);
+    if (kept) {
+      output.push_back(view.input[i - added]);
+      continue;
+    }
+    output.push_back({add_whole(view.rule, wanted[i])});
+    if (i >= added) view.input[i - added].clear();
+  }
+  view.rule.size_arguments.push_back({1, 0});
+  return std::move(view).finish({output});
+}
+
+/// repeat(self, repeats): a dimension becomes the repetitions of it, which are local.
+std::optional<ShardingRule> repeat_rule(const OpCall& call) {
+  ViewRule view(call);
+  const Sizes repeats = call.integers(1);
+  if (repeats.size() < view.input.size()) return std::nullopt;
+  const std::size_t added = repeats.size() - view.input.size();
+  TensorFactors output;
+  for (std::size_t i = 0; i < repeats.size(); ++i) {
+    Factors& factors = output.emplace_back();
+    if (repeats[i] != 1) factors.push_back(add_whole(view.rule, repeats[i]));
+    if (i >= added) factors.push_back(view.input[i - added][0]);
+  }
+  return std::move(view).finish({output});
+}
+
+/// unfold(self, dim, size, step): windows of a dimension; the window becomes the last dimension.
+std::optional<ShardingRule> unfold_rule(const OpCall& call) {
+  ViewRule view(call);
+  const std::int64_t size = call.integer(2), step = call.integer(3);
+  TensorFactors output = view.input;
+  if (!output.empty()) {
+    const auto dim =
+        static_cast<std::size_t>(wrap_dim(call, call.integer(1), call.tensor(0).ndim()));
+    keep_whole(view.rule, view.input[dim]);
+    output[dim] = {add_whole(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
+  }
+  output.push_back({add_whole(view.rule, size)});
+  return std::move(view).finish({output});
+}
+
+/// Length of a diagonal of a matrix.
+std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t offset) {
+  const std::int64_t size =
+      offset >= 0 ? std::min(rows, columns - offset) : std::min(rows + offset, columns);
+  return std::max<std::int64_t>(size, 0);
+}
+
+/// diagonal(self, offset, dim1, dim2): both go, the diagonal becomes the last dimension.
+std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
+  ViewRule view(call);
+  const int ndim = call.tensor(0).ndim();
+  const int rows = wrap_dim(call, call.integer_or(2, 0), ndim);
+  const int columns = wrap_dim(call, call.integer_or(3, 1), ndim);
+  TensorFactors output;
+  for (int dim = 0; dim < ndim; ++dim) {
+    Factors& factors = view.input[static_cast<std::size_t>(dim)];
+    if (dim == rows || dim == columns) {
+      keep_whole(view.rule, factors);
+    } else {
+      output.push_back(factors);
+    }
+  }
+  output.push_back(
+      {add_whole(view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
+                                          call.integer_or(1, 0)))});
+  return std::move(view).finish({output});
+}
+
+/// Linear over the reals only: a maximum has no meaning for complex numbers.
+void keep_linear_only(ShardingRule& rule) {
+  rule.linear.clear();
+  add_linear(rule, {0});
+}
+
+std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
+  ViewRule view(call);
+  TensorFactors output = view.input;
+  output.push_back({add_whole(view.rule, 2)});
+  ShardingRule rule = std::move(view).finish({output});
+  keep_linear_only(rule);
+  return rule;
+}
+
+std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
+  ViewRule view(call);
+  if (view.input.empty()) return std::nullopt;
+  TensorFactors output = view.input;
+  keep_whole(view.rule, output.back());
+  output.pop_back();
+  ShardingRule rule = std::move(view).finish({output});
+  keep_linear_only(rule);
+  return rule;
+}
+
+}  // namespace
+
+Table view_table() {
+  return {"view",
+          {
+              {"view view_copy _unsafe_view reshape", reshape_rule},
+              {"_reshape_alias", reshape_alias_rule},
+              {"permute{,_copy}", permute_rule},
+              {"{transpose,transpose_copy}.int", transpose_rule},
+              {"t{,_copy}", t_rule},
+              {"squeeze{,.dim,.dims} squeeze_copy{,.dim,.dims}", squeeze_rule},
+              {"unsqueeze{,_copy}", unsqueeze_rule},
+              {"expand{,_copy}", expand_rule},
+              {"repeat", repeat_rule},
+              {"unfold{,_copy}", unfold_rule},
+              {"diagonal{,_copy}", diagonal_rule},
+              {"view_as_real{,_copy}", view_as_real_rule},
+              {"view_as_complex{,_copy}", view_as_complex_rule},
+          }};
+}
+
+}  // namespace tessera::rules
