@@ -57,6 +57,23 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
   }
 }
 
+/// Why a flattened group stands in for two mesh dimensions only where they divide.
+TEST(LayoutMath, NestedChunksOf2x2DifferFromChunksOf4ForMostUnevenSizes) {
+  int differ = 0;
+  const auto nested = Layout::intern({2, 2}, {{{0, {0, 1}}}});
+  const auto flat = Layout::intern({4}, {{{0, {0}}}});
+  for (std::int64_t size = 1; size <= 64; ++size) {
+    bool same = true;
+    for (std::int64_t i = 0; i < 4; ++i) {
+      same = same && global_indices(*nested, 0, size, Indices{i / 2, i % 2}) ==
+                         global_indices(*flat, 0, size, Indices{i});
+    }
+    differ += same ? 0 : 1;
+    EXPECT_TRUE(same || size % 4 != 0);
+  }
+  EXPECT_EQ(differ, 31);
+}
+
 TEST(LayoutMath, LocalSizesCountTheOwnedIndices) {
   for (const auto& c : cases()) {
     const auto layout = layout_of(c);
