@@ -1,0 +1,93 @@
+#include "tessera/dtensor/factories.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <functional>
+
+#include "autograd_functions.h"
+#include "tensor_spec.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera {
+namespace {
+
+at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
+  return options.has_device() ? options : options.device(c10::Device(mesh.device_type()));
+}
+
+/// Makes this rank's part with `fill`, which gets an empty distributed tensor without partial mesh
+/// dimensions, then makes it partial where asked for.
+DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
+                       const Placements& placements, const at::TensorOptions& options,
+                       const std::function<void(const at::Tensor&)>& fill) {
+  const auto* target = to_layout(mesh.shape().sizes(), placements, sizes);
+  const ShardingSpec whole{mesh, detail::gradient_layout(target)};
+  const auto local = at::empty(detail::local_sizes(whole, sizes),
+                               on_mesh(options, mesh).requires_grad(std::nullopt));
+  const auto made = make_distributed(local, whole, sizes);
+  if (!local.is_meta()) fill(made);
+  auto result = DistributedTensor(made).redistribute(target);
+  if (options.requires_grad()) result.tensor().requires_grad_();
+  return result;
+}
+
+std::int64_t steps_between(std::int64_t start, std::int64_t end, std::int64_t step) {
+  TESSERA_CHECK(step != 0, "arange from ", start, " to ", end, " with step 0 never ends");
+  const auto distance = step > 0 ? end - start : start - end;
+  const auto stride = step > 0 ? step : -step;
+  TESSERA_CHECK(distance >= 0, "arange from ", start, " to ", end, " with step ", step,
+                " goes the wrong way: change the step's sign");
+  return (distance + stride - 1) / stride;
+}
+
+}  // namespace
+
+DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
+                        const Placements& placements, at::TensorOptions options) {
+  return make(sizes, mesh, placements, options, [](const at::Tensor&) {});
+}
+
+DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
+                       const DeviceMesh& mesh, const Placements& placements,
+                       at::TensorOptions options) {
+  return make(sizes, mesh, placements, options,
+              [&](const at::Tensor& t) { local_tensor(t).fill_(value); });
+}
+
+DistributedTensor zeros(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
+                        const Placements& placements, at::TensorOptions options) {
+  return full(std::move(sizes), 0, mesh, placements, options);
+}
+
+DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
+                       const Placements& placements, at::TensorOptions options) {
+  return full(std::move(sizes), 1, mesh, placements, options);
+}
+
+DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
+                         const DeviceMesh& mesh, const Placements& placements,
+                         at::TensorOptions options) {
+  const auto count = steps_between(start, end, step);
+  if (!options.has_dtype()) options = options.dtype(at::kLong);
+  return make({count}, mesh, placements, options, [&](const at::Tensor& t) {
+    const auto& layout = *sharding_spec(t).layout;
+    const auto indices = global_indices(layout, 0, count, mesh.coordinate());
+    local_tensor(t).copy_(at::tensor(indices, at::kLong).mul(step).add(start));
+  });
+}
+
+DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
+                       const Placements& placements, at::TensorOptions options) {
+  return make(sizes, mesh, placements, options,
+              [&](const at::Tensor& t) { uniform_(t, 0, 1, key); });
+}
+
+DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
+                        const Placements& placements, at::TensorOptions options) {
+  return make(sizes, mesh, placements, options,
+              [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
+}
+
+}  // namespace tessera

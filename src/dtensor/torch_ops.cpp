@@ -1,0 +1,110 @@
+// torch.ops.tessera: the library driven from Python. Meshes are numbers; the world comes from the
+// standard environment variables.
+
+#include <torch/library.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera {
+namespace {
+
+/// The meshes of this process. Never destroyed: tensors may outlive everything else at exit.
+struct Meshes {
+  static Meshes& instance() {
+    static auto* meshes = new Meshes;
+    return *meshes;
+  }
+
+  std::int64_t add(const std::string& device, std::vector<std::int64_t> shape,
+                   std::vector<std::string> names) {
+    std::lock_guard lock(mutex);
+    all.push_back(init_device_mesh(world(device), std::move(shape), std::move(names)));
+    return static_cast<std::int64_t>(all.size()) - 1;
+  }
+
+  DeviceMesh get(std::int64_t handle) {
+    std::lock_guard lock(mutex);
+    TESSERA_CHECK(handle >= 0 && static_cast<std::size_t>(handle) < all.size(), "mesh ", handle,
+                  " was asked for, but init_device_mesh has made ", all.size());
+    return all[static_cast<std::size_t>(handle)];
+  }
+
+ private:
+  const comm::WorldPtr& world(const std::string& device) {
+    auto& made = worlds[device];
+    if (!made) {
+      comm::WorldOptions options;
+      options.device = device;
+      options.backend = device == "cuda" ? "nccl" : "gloo";
+      made = comm::world_from_environment(options);
+    }
+    return made;
+  }
+
+  std::mutex mutex;
+  std::map<std::string, comm::WorldPtr> worlds;
+  std::vector<DeviceMesh> all;
+};
+
+Placements parse(const std::vector<std::string>& texts) {
+  Placements placements;
+  for (const auto& text : texts) placements.push_back(parse_placement(text));
+  return placements;
+}
+
+std::int64_t make_mesh(std::string device, std::vector<std::int64_t> shape,
+                       std::vector<std::string> names) {
+  return Meshes::instance().add(device, std::move(shape), std::move(names));
+}
+
+at::Tensor distribute(const at::Tensor& tensor, std::int64_t mesh,
+                      std::vector<std::string> placements) {
+  return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
+}
+
+at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
+                      std::vector<std::string> placements,
+                      std::optional<std::vector<std::int64_t>> sizes) {
+  return DistributedTensor::from_local(local, Meshes::instance().get(mesh), parse(placements),
+                                       std::move(sizes));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, std::vector<std::string> placements) {
+  return DistributedTensor(tensor).redistribute(parse(placements));
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor) { return DistributedTensor(tensor).full_tensor(); }
+at::Tensor to_local(const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); }
+
+std::vector<std::string> placements(const at::Tensor& tensor) {
+  std::vector<std::string> texts;
+  for (const auto& placement : DistributedTensor(tensor).placements()) {
+    texts.push_back(to_string(placement));
+  }
+  return texts;
+}
+
+TORCH_LIBRARY(tessera, library) {
+  library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
+  library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",
+              &distribute);
+  library.def(
+      "from_local(Tensor local, int mesh, str[] placements, int[]? sizes=None) -> Tensor",
+      &from_local);
+  library.def("redistribute(Tensor tensor, str[] placements) -> Tensor", &redistribute);
+  library.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor);
+  library.def("to_local(Tensor tensor) -> Tensor", &to_local);
+  library.def("placements(Tensor tensor) -> str[]", &placements);
+  library.def("is_distributed(Tensor tensor) -> bool", &tessera::is_distributed);
+}
+
+}  // namespace
+}  // namespace tessera
