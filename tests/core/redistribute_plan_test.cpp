@@ -106,6 +106,8 @@ TEST(RedistributePlan, FsdpOverTensorParallel) {
   const Placement dp = StridedShard{0, 2};  // FSDP's dimension, applied after tp
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
+  EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, R}), Names{"all-gather 0 m1m0"});
+  EXPECT_EQ(steps({2, 2}, {P, P}, {dp, S0}), Names{"reduce-scatter 0 m1m0"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {R, S1}), Names{"all-gather 0 m0"});
 }
 

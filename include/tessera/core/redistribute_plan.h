@@ -25,9 +25,10 @@ enum class StepKind : std::uint8_t {
 /// dimensions of a tensor dimension's digit.
 struct Step {
   StepKind kind;
-  /// One, or several that form one flattened group: ascending, and in that order in the digit,
-  /// whose extent they divide. So a flattened group cuts as one mesh dimension of their product
-  /// would. Never of size 1. Empty for kRelabel.
+  /// One, or several that form one flattened group, in the order that the digit has them in, and
+  /// its ranks too: the group of DeviceMesh::group(mesh_dims). Their sizes divide the digit, so
+  /// that the group cuts it as one mesh dimension of their product would. Ascending for kAllReduce.
+  /// Never of size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;
   int to_dim = -1;

@@ -81,7 +81,6 @@ bool Place::is_replicated_on(int mesh_dim) const {
 
 bool Place::is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
   if (mesh_dims.size() == 1) return true;
-  if (!std::is_sorted(mesh_dims.begin(), mesh_dims.end())) return false;
   const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
     return contains(d.mesh_dims, mesh_dims.front());
   });
@@ -129,6 +128,16 @@ std::vector<std::vector<int>> Place::reducible() const {
     if (legal) out.push_back(std::move(dims));
   }
   return out;
+}
+
+std::vector<int> Place::in_final_order(std::vector<int> mesh_dims) const {
+  const int dim = problem_.to->sharded_dim(mesh_dims.front());
+  if (dim < 0) return mesh_dims;
+  const auto order = problem_.to->mesh_dims_of(dim);
+  std::stable_sort(mesh_dims.begin(), mesh_dims.end(), [&](int a, int b) {
+    return std::find(order.begin(), order.end(), a) < std::find(order.begin(), order.end(), b);
+  });
+  return mesh_dims;
 }
 
 std::optional<Landing> Place::final_landing(std::span<const int> mesh_dims) const {

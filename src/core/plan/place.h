@@ -55,7 +55,9 @@ class Place {
   std::vector<Tail> tails() const;
   /// Sets of mesh dimensions that are partial with one reduction and may be reduced now.
   std::vector<std::vector<int>> reducible() const;
-  /// The final place of `mesh_dims`, if it is free.
+  /// `mesh_dims` in the order that the target has them in.
+  std::vector<int> in_final_order(std::vector<int> mesh_dims) const;
+  /// The final place of `mesh_dims` in this order, if it is free.
   std::optional<Landing> final_landing(std::span<const int> mesh_dims) const;
   /// The final place and the parking places.
   std::vector<Landing> landings(std::span<const int> mesh_dims) const;

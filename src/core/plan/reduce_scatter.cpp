@@ -3,7 +3,8 @@
 namespace tessera::plan {
 
 void reduce_scatter(const Place& place, std::vector<Step>& out) {
-  for (auto& mesh_dims : place.reducible()) {
+  for (const auto& set : place.reducible()) {
+    const auto mesh_dims = place.in_final_order(set);
     for (const auto& landing : place.landings(mesh_dims)) {
       out.push_back({.kind = StepKind::kReduceScatter,
                      .mesh_dims = mesh_dims,
