@@ -14,7 +14,8 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
-set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+# From a library and from a program to the libraries.
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 # A unit that includes libtorch takes about 1 GB: two at a time.
 set_property(GLOBAL PROPERTY JOB_POOLS heavy=2)
@@ -69,20 +70,56 @@ function(tessera_program name)
   endif()
 endfunction()
 
-# tessera_test(<name> SOURCES <file>... USES <target>... [NO_TORCH] [TIMEOUT <seconds>])
-# A GoogleTest program; each of its tests becomes one CTest test.
+# All tests, without the programs that no test uses.
+add_custom_target(tessera_tests)
+option(TESSERA_DISCOVER_TESTS "Run each test of a GoogleTest program as a process of its own" ON)
+
+# tessera_test(<name> SOURCES <file>... USES <target>... [NO_TORCH] [SERIAL] [TIMEOUT <seconds>])
+# A GoogleTest program; each of its tests becomes one CTest test. SERIAL: they take every core.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "NO_TORCH" "TIMEOUT" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "TIMEOUT" "SOURCES;USES" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${name} ${ARG_SOURCES})
+  add_dependencies(tessera_tests ${name})
   target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   if(NOT ARG_NO_TORCH)
     tessera_use_pch(${name})
   endif()
-  # Discovery at test time: a build must not have to run programs.
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
-    PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1")
+  set(properties TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "OMP_NUM_THREADS=1")
+  if(ARG_SERIAL)
+    list(APPEND properties RUN_SERIAL TRUE)
+  endif()
+  if(TESSERA_DISCOVER_TESTS)
+    # At test time: a build must not have to run programs.
+    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES ${properties})
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES ${properties} TIMEOUT 1200)
+  endif()
+endfunction()
+
+# One precompiled header, made once and reused by every target that includes libtorch.
+function(tessera_use_pch target)
+  if(NOT TESSERA_PCH)
+    return()
+  endif()
+  if(NOT TARGET tessera_pch)
+    file(WRITE ${CMAKE_BINARY_DIR}/pch/pch.cpp "// Owner of the precompiled header.\n")
+    add_library(tessera_pch OBJECT ${CMAKE_BINARY_DIR}/pch/pch.cpp)
+    target_link_libraries(tessera_pch PRIVATE tessera::libtorch tessera_options)
+    # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
+    target_precompile_headers(tessera_pch PRIVATE
+      <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
+      <torch/library.h> <algorithm> <memory> <string> <vector>)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+      target_compile_options(tessera_pch PRIVATE -fpch-instantiate-templates)
+    endif()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  # CMake compiles programs with -fPIE, for which a precompiled header made with -fPIC is refused.
+  target_compile_options(${target} PRIVATE -fPIC)
+  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
 endfunction()

@@ -8,10 +8,11 @@
 
 set(TESSERA_TORCH_VERSION 2.11)
 
-# The wheel that scripts/setup installs, unless the caller points elsewhere.
+# The wheel that scripts/setup installs or, in an installed Tessera, what it was built with
+# (TESSERA_BUILT_WITH_TORCH); the caller's Torch_DIR, Torch_ROOT and CMAKE_PREFIX_PATH come first.
 file(GLOB _tessera_wheel "${CMAKE_CURRENT_LIST_DIR}/../.deps/venv/lib/python3*/site-packages/torch")
 find_path(TESSERA_TORCH_ROOT include/torch/csrc/api/include/torch/torch.h
-  HINTS ${Torch_DIR}/../../.. ${Torch_ROOT} ${_tessera_wheel}
+  HINTS ${Torch_DIR}/../../.. ${Torch_ROOT} ${_tessera_wheel} ${TESSERA_BUILT_WITH_TORCH}
   PATH_SUFFIXES libtorch torch
   DOC "The folder of libtorch that holds include/ and lib/")
 if(NOT TESSERA_TORCH_ROOT)
@@ -67,26 +68,3 @@ if(TESSERA_TORCH_HAS_CUDA AND NOT TARGET tessera::libtorch_cuda)
     "-Wl,--no-as-needed" ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so
     ${TESSERA_TORCH_ROOT}/lib/libc10_cuda.so "-Wl,--as-needed" CUDA::cudart)
 endif()
-
-# One precompiled header, made once and reused by every target that includes libtorch.
-function(tessera_use_pch target)
-  if(NOT TESSERA_PCH)
-    return()
-  endif()
-  if(NOT TARGET tessera_pch)
-    file(WRITE ${CMAKE_BINARY_DIR}/pch/pch.cpp "// Owner of the precompiled header.\n")
-    add_library(tessera_pch OBJECT ${CMAKE_BINARY_DIR}/pch/pch.cpp)
-    target_link_libraries(tessera_pch PRIVATE tessera::libtorch tessera_options)
-    # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
-    target_precompile_headers(tessera_pch PRIVATE
-      <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
-      <torch/library.h> <algorithm> <memory> <string> <vector>)
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-      target_compile_options(tessera_pch PRIVATE -fpch-instantiate-templates)
-    endif()
-  endif()
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
-  # CMake compiles programs with -fPIE, for which a precompiled header made with -fPIC is refused.
-  target_compile_options(${target} PRIVATE -fPIC)
-  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
-endfunction()
