@@ -1,0 +1,210 @@
+#include "tessera/nn/module.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/linear.h"
+
+namespace tessera::nn {
+namespace {
+
+/// Takes and returns what hooks must see through.
+class Doubler : public Module<Doubler> {
+ public:
+  std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x, int times,
+                                                         std::optional<at::Tensor> y) {
+    if (times < 0) throw std::runtime_error("negative");
+    at::Tensor sum = x * times;
+    if (y) sum = sum + *y;
+    return {sum, {x, sum}};
+  }
+};
+
+class Silent : public Module<Silent> {
+ public:
+  void forward(const at::Tensor& x) { seen = x; }
+  at::Tensor seen;
+};
+
+class Affine : public Module<Affine> {
+ public:
+  Affine() {
+    weight = at::full({3}, 2.0);
+    bind_slot("weight", weight);
+    bias = register_slot("bias", at::ones({3}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x * weight + *bias; }
+  at::Tensor weight;
+  Parameter bias;
+};
+
+TEST(Module, RunsHooksInOrderAroundForward) {
+  Doubler module;
+  std::string log;
+  module.add_forward_pre_hook([&](ModuleBase&, TensorList) { log += "a"; });
+  module.add_forward_pre_hook([&](ModuleBase&, TensorList) { log += "b"; });
+  module.add_forward_hook([&](ModuleBase&, TensorList) { log += "c"; });
+  module.add_always_hook([&] { log += "d"; });
+  module(at::ones({1}), 1, std::nullopt);
+  EXPECT_EQ(log, "abcd");
+}
+
+TEST(Module, LetsHooksReplaceArgumentsAndResults) {
+  Doubler module;
+  module.add_forward_pre_hook([](ModuleBase&, TensorList tensors) {
+    for (at::Tensor* tensor : tensors) *tensor = *tensor + 1;
+  });
+  module.add_forward_hook([](ModuleBase&, TensorList tensors) { *tensors[0] = -*tensors[0]; });
+  const at::Tensor x = at::ones({1});
+  const auto [sum, parts] = module(x, 3, std::optional(x));
+  EXPECT_EQ(sum.item<double>(), -8.0);
+  EXPECT_EQ(parts[0].item<double>(), 2.0);
+  EXPECT_EQ(x.item<double>(), 1.0);
+}
+
+TEST(Module, RunsAlwaysHooksWhenForwardThrows) {
+  Doubler module;
+  int runs = 0;
+  module.add_always_hook([&] { ++runs; });
+  EXPECT_THROW(module(at::ones({1}), -1, std::nullopt), std::runtime_error);
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(Module, RunsAlwaysHooksWhenAHookThrows) {
+  Doubler module;
+  int runs = 0;
+  module.add_forward_pre_hook([](ModuleBase&, TensorList) { throw Error("no"); });
+  module.add_always_hook([&] { ++runs; });
+  EXPECT_THROW(module(at::ones({1}), 1, std::nullopt), Error);
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(Module, RunsPostHooksWithoutTensorsForVoid) {
+  Silent module;
+  std::size_t count = 99;
+  module.add_forward_hook([&](ModuleBase&, TensorList tensors) { count = tensors.size(); });
+  module(at::ones({2}));
+  EXPECT_EQ(count, 0U);
+  EXPECT_TRUE(module.seen.defined());
+}
+
+TEST(Module, MayAddAHookFromAHook) {
+  Silent module;
+  int runs = 0;
+  module.add_forward_pre_hook([&](ModuleBase& m, TensorList) {
+    if (runs++ == 0) m.add_forward_pre_hook([&](ModuleBase&, TensorList) { runs += 10; });
+  });
+  module(at::ones({2}));
+  EXPECT_EQ(runs, 11);
+}
+
+TEST(Slot, SwapReachesEveryName) {
+  Affine module;
+  const at::Tensor weight = at::full({3}, 5.0).requires_grad_();
+  const at::Tensor bias = at::full({3}, 7.0).requires_grad_();
+  module.slot("weight")->set(weight);
+  module.slot("bias")->set(bias);
+  EXPECT_TRUE(module.weight.is_same(weight));
+  EXPECT_TRUE((*module.bias).is_same(bias));
+  EXPECT_TRUE(module.named_parameters()["weight"].is_same(weight));
+  EXPECT_TRUE(module.named_parameters()["bias"].is_same(bias));
+  EXPECT_EQ(module(at::ones({3}))[0].item<double>(), 12.0);
+}
+
+TEST(Slot, NamesParametersThroughTheTree) {
+  auto list = std::make_shared<ModuleList>();
+  list->push_back(std::make_shared<Linear>(2, 3));
+  list->push_back(std::make_shared<Affine>());
+  Sequential root;
+  root.register_module("layers", list);
+  std::vector<std::string> names;
+  for (const auto& [name, slot] : root.named_slots()) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"layers.0.weight", "layers.0.bias", "layers.1.weight",
+                                             "layers.1.bias"}));
+}
+
+TEST(Slot, TiedParametersAreOne) {
+  auto a = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
+  auto b = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
+  Sequential both(a, b);
+  b->tie_slot("weight", a->slot("weight"));
+  EXPECT_EQ(both.named_slots().size(), 1U);
+  const at::Tensor swapped = at::ones({4, 4}).requires_grad_();
+  a->slot("weight")->set(swapped);
+  EXPECT_TRUE((*b->weight).is_same(swapped));
+  EXPECT_TRUE(b->named_parameters()["weight"].is_same(swapped));
+  EXPECT_EQ(a->slot("weight")->owners().size(), 2U);
+}
+
+TEST(Slot, TyingTwiceIsTyingOnce) {
+  Linear a(4, 4, {.bias = false});
+  Linear b(4, 4, {.bias = false});
+  b.tie_slot("weight", a.slot("weight"));
+  b.tie_slot("weight", a.slot("weight"));
+  EXPECT_EQ(a.slot("weight")->owners().size(), 2U);
+}
+
+TEST(Slot, RefusesToTieOtherSizes) {
+  Linear a(4, 4);
+  Linear b(5, 4);
+  EXPECT_THROW(b.tie_slot("weight", a.slot("weight")), Error);
+}
+
+TEST(Slot, OutlivesItsModule) {
+  SlotPtr slot;
+  {
+    Linear module(2, 2);
+    slot = module.slot("weight");
+  }
+  EXPECT_TRUE(slot->owners().empty());
+  slot->set(at::ones({2, 2}));
+  EXPECT_TRUE(slot->get().equal(at::ones({2, 2})));
+}
+
+TEST(Slot, PersistsBesideTheGatheredTensor) {
+  Linear module(2, 2, {.bias = false});
+  const SlotPtr slot = module.slot("weight");
+  const at::Tensor sharded = at::zeros({1, 2});
+  slot->set_persistent(sharded);
+  slot->set(at::ones({2, 2}));
+  EXPECT_TRUE(slot->persistent().is_same(sharded));
+  EXPECT_TRUE(slot->get().equal(at::ones({2, 2})));
+}
+
+TEST(Slot, UnknownNameIsAnErrorThatListsTheNames) {
+  Linear module(2, 2);
+  try {
+    module.slot("wight");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("weight, bias"), std::string::npos) << error.what();
+  }
+}
+
+/// A stock module hidden in ours: its parameters would be lost to FSDP and the optimizer.
+struct Stock : torch::nn::Module {
+  Stock() { register_parameter("w", at::ones({2})); }
+};
+
+TEST(Slot, AStockModuleWithParametersIsRefused) {
+  Sequential root;
+  root.register_module("stock", std::make_shared<Stock>());
+  try {
+    root.named_slots();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'stock.w'"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Module, CloneSaysWhatToDoInstead) {
+  Linear module(2, 2);
+  EXPECT_THROW(module.clone(), Error);
+}
+
+}  // namespace
+}  // namespace tessera::nn
