@@ -1,0 +1,72 @@
+#include "backward_hooks.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+
+namespace tessera::fsdp {
+namespace {
+
+using torch::autograd::variable_list;
+
+/// The identity, with a callback in its backward. Its sequence number is lower than that of every
+/// node made after it, so the engine runs it after all of those that are ready.
+struct CallAfter final : torch::autograd::Node {
+  explicit CallAfter(std::function<void()> then) : callback(std::move(then)) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    callback();
+    return std::move(gradients);
+  }
+
+  std::function<void()> callback;
+};
+
+bool needs_gradient(const at::Tensor* tensor) {
+  return tensor->defined() && tensor->requires_grad();
+}
+
+}  // namespace
+
+bool call_after_backward(nn::TensorList tensors, std::function<void()> callback) {
+  variable_list inputs;
+  for (const at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      inputs.push_back(*tensor);
+    }
+  }
+  if (inputs.empty()) {
+    return false;
+  }
+  const std::shared_ptr<CallAfter> node(new CallAfter(std::move(callback)),
+                                        torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      *tensor = tensor->tensor_data();
+      torch::autograd::set_history(*tensor, node);
+    }
+  }
+  return true;
+}
+
+bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback) {
+  bool any = false;
+  for (const at::Tensor* tensor : tensors) {
+    if (needs_gradient(tensor)) {
+      tensor->register_hook([callback](const at::Tensor&) { callback(); });
+      any = true;
+    }
+  }
+  return any;
+}
+
+void call_at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <functional>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+/// Calls `callback` once the gradients of all `tensors` have been computed, which is when backward
+/// has passed through everything that was computed from them. Replaces the tensors by aliases
+/// behind a new autograd node. Returns false, and does nothing, if none requires a gradient.
+bool call_after_backward(nn::TensorList tensors, std::function<void()> callback);
+
+/// Calls `callback` when backward reaches any of `tensors` (once for each). Returns false if none
+/// requires a gradient.
+bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback);
+
+/// Within backward: calls `callback` when the whole backward is done.
+void call_at_end_of_backward(std::function<void()> callback);
+
+}  // namespace tessera::fsdp

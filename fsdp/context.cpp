@@ -1,0 +1,84 @@
+#include "context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backward_hooks.h"
+#include "unit.h"
+
+namespace tessera::fsdp {
+
+Context::Context(const std::vector<std::shared_ptr<Unit>>& units)
+    : units_(units.begin(), units.end()) {}
+
+std::vector<std::shared_ptr<Unit>> Context::units() const {
+  std::vector<std::shared_ptr<Unit>> alive;
+  for (const std::weak_ptr<Unit>& unit : units_) {
+    if (std::shared_ptr<Unit> locked = unit.lock()) {
+      alive.push_back(std::move(locked));
+    }
+  }
+  return alive;
+}
+
+void Context::begin_forward() {
+  // A backward that failed leaves these behind.
+  in_backward_ = false;
+  reducing_.clear();
+  sums_.clear();
+  std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->begin_iteration(iteration_open_);
+  }
+}
+
+void Context::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
+  forward_order_.push_back({&unit, token});
+  iteration_open_ = true;
+}
+
+void Context::enter_backward() {
+  if (!std::exchange(in_backward_, true)) {
+    call_at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
+  }
+}
+
+void Context::prefetch_before(const Unit& unit) {
+  const auto ran = std::find_if(forward_order_.rbegin(), forward_order_.rend(),
+                                [&](const Ran& entry) { return entry.unit == &unit; });
+  if (ran == forward_order_.rend()) {
+    return;
+  }
+  // Forget it and what ran after it: the next search ends here.
+  forward_order_.erase(ran.base() - 1, forward_order_.end());
+  if (!forward_order_.empty() && !forward_order_.back().token.expired()) {
+    forward_order_.back().unit->start_unshard();
+  }
+}
+
+void Context::reduce(std::vector<ParameterGroup>& groups) {
+  finish_reductions();
+  for (ParameterGroup& group : groups) {
+    group.start_reduce();
+    reducing_.push_back(&group);
+  }
+}
+
+void Context::finish_reductions() {
+  for (ParameterGroup* group : std::exchange(reducing_, {})) {
+    group->finish_reduce(sums_);
+  }
+}
+
+void Context::end_backward() {
+  const std::vector<std::shared_ptr<Unit>> all = units();
+  // Last first, as backward itself goes.
+  std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
+  finish_reductions();
+  sums_.run();
+  forward_order_.clear();
+  in_backward_ = false;
+  iteration_open_ = false;
+}
+
+}  // namespace tessera::fsdp

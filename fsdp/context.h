@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "deferred_sums.h"
+
+namespace tessera::fsdp {
+
+class ParameterGroup;
+class Unit;
+
+/// What the units of one model share: the order in which they ran forward, from which backward
+/// prefetches, and what is to be done once backward ends.
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  /// The units in the order of the model's modules, the root first.
+  explicit Context(const std::vector<std::shared_ptr<Unit>>& units);
+
+  /// The root's forward begins: prepares all units. What an iteration that never came to its
+  /// backward left gathered is freed, since the shards may have changed.
+  void begin_forward();
+  /// `unit` has run forward; backward may come to it for as long as somebody holds `token`.
+  void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
+
+  /// Backward has come to `unit`.
+  void enter_backward();
+  /// Starts to gather the unit whose forward ran before that of `unit`.
+  void prefetch_before(const Unit& unit);
+  /// Starts the reduction of these groups; those started before are finished first, so that at most
+  /// one unit's gradients are on their way.
+  void reduce(std::vector<ParameterGroup>& groups);
+
+ private:
+  struct Ran {
+    Unit* unit;
+    std::weak_ptr<void> token;
+  };
+
+  void end_backward();
+  void finish_reductions();
+  std::vector<std::shared_ptr<Unit>> units() const;
+
+  std::vector<std::weak_ptr<Unit>> units_;
+  std::vector<Ran> forward_order_;
+  std::vector<ParameterGroup*> reducing_;
+  DeferredSums sums_;
+  bool in_backward_ = false;
+  /// A forward has run for which no backward has.
+  bool iteration_open_ = false;
+};
+
+}  // namespace tessera::fsdp

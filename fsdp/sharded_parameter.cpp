@@ -1,0 +1,91 @@
+#include "sharded_parameter.h"
+
+#include <c10/core/GradMode.h>
+
+#include "sharded_spec.h"
+#include "tessera/core/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+ShardShape shape_of(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t dim,
+                    const std::string& name) {
+  TESSERA_CHECK(
+      tensor.dim() > 0, "fully_shard: parameter '", name,
+      "' has no dimensions and cannot be split; make it one-dimensional with one element");
+  return {local_tensor(tensor).sizes().vec(), dim, mesh.size()};
+}
+
+/// This rank's rows, in memory of their own, so that the whole tensor can be freed.
+at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank) {
+  if (shape.ranks == 1) {
+    return local.contiguous();
+  }
+  return local.narrow(shape.dim, shape.first_row(rank), shape.rows(rank))
+      .clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const DeviceMesh& mesh,
+                                   std::int64_t dim)
+    : slot_(std::move(slot)),
+      name_(std::move(name)),
+      shape_(shape_of(slot_->get(), mesh, dim, name_)) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor& original = slot_->get();
+  if (tessera::is_distributed(original)) {
+    whole_spec_ = sharding_spec(original);
+  }
+  sharded_ = make_distributed(cut(local_tensor(original).detach(), shape_, mesh.local_rank()),
+                              sharded_spec(original, mesh, dim, name_), original.sizes().vec());
+  sharded_.requires_grad_(original.requires_grad());
+  slot_->set_persistent(sharded_);
+  show_sharded();
+}
+
+bool ShardedParameter::adopt() {
+  const at::Tensor& current = slot_->get();
+  if (current.is_same(sharded_) || current.is_same(whole_)) {
+    return false;
+  }
+  TESSERA_CHECK(
+      tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
+          sharding_spec(current) == sharding_spec(sharded_),
+      "parameter '", name_, "' was replaced by a tensor that does not lie as its shard did, ",
+      to_string(*sharding_spec(sharded_).layout), " on ", to_string(sharding_spec(sharded_).mesh),
+      "; copy values into slot->persistent() instead of replacing it");
+  sharded_ = current;
+  slot_->set_persistent(sharded_);
+  return true;
+}
+
+void ShardedParameter::set_whole(const at::Tensor& local) {
+  const c10::AutoGradMode no_grad(false);
+  whole_ = whole_spec_ ? make_distributed(local, *whole_spec_, sharded_.sizes().vec()) : local;
+}
+
+void ShardedParameter::show_whole() {
+  whole_.requires_grad_(trainable());
+  slot_->set(whole_);
+}
+
+void ShardedParameter::accumulate(const at::Tensor& gradient) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor& sum = sharded_.mutable_grad();
+  if (sum.defined()) {
+    local_tensor(sum).add_(gradient);
+  } else {
+    sum = make_distributed(gradient.to(dtype()), sharding_spec(sharded_), sharded_.sizes().vec());
+  }
+}
+
+std::vector<Segment> segments_of(const std::vector<ShardedParameter*>& parameters) {
+  std::vector<Segment> segments;
+  for (const ShardedParameter* parameter : parameters) {
+    segments.push_back({parameter->shape(), flat_numel(segments)});
+  }
+  return segments;
+}
+
+}  // namespace tessera::fsdp

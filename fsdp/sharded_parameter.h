@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "packing.h"
+#include "shard_shape.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/parameter.h"
+
+namespace tessera::fsdp {
+
+/// One parameter of a unit: the slot, the shard that persists in it, and the whole tensor that
+/// forward and backward see. "Whole" means over FSDP's mesh dimension: under tensor parallelism it
+/// is still distributed on the other ones.
+class ShardedParameter {
+ public:
+  /// Splits the tensor in `slot` on `dim` over `mesh` and leaves this rank's shard there. Not
+  /// collective. Throws Error for a tensor without dimensions.
+  ShardedParameter(nn::SlotPtr slot, std::string name, const DeviceMesh& mesh, std::int64_t dim);
+
+  const std::string& name() const { return name_; }
+  const nn::SlotPtr& slot() const { return slot_; }
+  /// Of the whole tensor's local part.
+  const ShardShape& shape() const { return shape_; }
+  c10::ScalarType dtype() const { return sharded_.scalar_type(); }
+  c10::Device device() const { return sharded_.device(); }
+  bool trainable() const { return sharded_.requires_grad(); }
+
+  /// The distributed tensor that persists, and its local part: of shape().shard_sizes(rank).
+  const at::Tensor& sharded() const { return sharded_; }
+  const at::Tensor& shard() const { return local_tensor(sharded_); }
+  /// The whole tensor; undefined until set_whole().
+  const at::Tensor& whole() const { return whole_; }
+
+  /// Takes over what somebody put into the slot since (nn::to_empty, a load): true if there was
+  /// such a tensor. Throws Error if it does not lie as the shard did.
+  bool adopt();
+  /// Makes the whole tensor, an autograd leaf, around its local part.
+  void set_whole(const at::Tensor& local);
+
+  void show_sharded() { slot_->set(sharded_); }
+  void show_whole();
+
+  /// Adds a gradient of the shard (plain, of any type) to the sharded parameter's.
+  void accumulate(const at::Tensor& gradient);
+
+ private:
+  nn::SlotPtr slot_;
+  std::string name_;
+  ShardShape shape_;
+  std::optional<ShardingSpec> whole_spec_;  ///< empty: the whole tensor is plain
+  at::Tensor sharded_;
+  at::Tensor whole_;
+};
+
+/// The places of these parameters' shards, one after another.
+std::vector<Segment> segments_of(const std::vector<ShardedParameter*>& parameters);
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,67 @@
+#include "sharded_spec.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// The slice of the common root that has the dimensions of both meshes, in the root's order.
+DeviceMesh joined_mesh(const DeviceMesh& outer, const DeviceMesh& mesh, const std::string& name) {
+  const DeviceMesh root = mesh.root();
+  const std::string& own = mesh.shape().names().front();
+  const std::vector<std::string>& others = outer.shape().names();
+  TESSERA_CHECK(outer.root() == root && std::ranges::find(others, own) == others.end(),
+                "fully_shard: parameter '", name, "' is distributed on ", to_string(outer),
+                ", which is not another slice of the mesh that ", to_string(mesh),
+                " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  std::vector<std::string> names;
+  for (const std::string& dim : root.shape().names()) {
+    if (dim == own || std::ranges::find(others, dim) != others.end()) {
+      names.push_back(dim);
+    }
+  }
+  return root.slice(names);
+}
+
+/// `layout`, of a tensor on `from`, with the mesh dimensions renumbered for `to`.
+Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
+  Layout::Dims dims = layout.dims();
+  for (std::vector<Digit>& digits : dims) {
+    for (Digit& digit : digits) {
+      for (int& mesh_dim : digit.mesh_dims) {
+        mesh_dim = to.shape().dim(from.shape().names()[static_cast<std::size_t>(mesh_dim)]);
+      }
+    }
+  }
+  return dims;
+}
+
+}  // namespace
+
+ShardingSpec sharded_spec(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t dim,
+                          const std::string& name) {
+  DeviceMesh joined = mesh;
+  Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
+  if (tessera::is_distributed(tensor)) {
+    const ShardingSpec& spec = sharding_spec(tensor);
+    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: parameter '", name,
+                  "' is a pending reduction, ", to_string(*spec.layout),
+                  "; redistribute it to Replicate() or Shard(...) first");
+    joined = joined_mesh(spec.mesh, mesh, name);
+    dims = renumbered(*spec.layout, spec.mesh, joined);
+  }
+  std::vector<Digit>& digits = dims[static_cast<std::size_t>(dim)];
+  TESSERA_CHECK(digits.size() <= 1, "fully_shard: dimension ", dim, " of parameter '", name,
+                "' is split inside groups of rows (a fused weight); shard another dimension");
+  if (digits.empty()) {
+    digits.emplace_back();
+  }
+  digits.front().mesh_dims.push_back(
+      joined.ndim() == 1 ? 0 : joined.shape().dim(mesh.shape().names().front()));
+  return {joined, Layout::intern(joined.shape().sizes(), std::move(dims))};
+}
+
+}  // namespace tessera::fsdp
