@@ -16,8 +16,13 @@ namespace tessera::tensor_parallel {
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
-  virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
   virtual std::string name() const = 0;
+  /// How parameters of `module` (or below it) are to lie on the mesh; empty for a style that leaves
+  /// them alone. Throws Error for a module that the style does not fit. Changes nothing.
+  virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const = 0;
+  /// Adds the hooks to `module`, whose parameters lie as parameters() asked for.
+  virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
 };
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 

@@ -1,0 +1,123 @@
+#include "tessera/tensor_parallel/parallelize.h"
+
+#include <c10/core/GradMode.h>
+
+#include <unordered_map>
+
+#include "plan_matching.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+struct Application {
+  NamedModule target;
+  StylePtr style;
+};
+
+std::string describe(const NamedModule& target) {
+  return target.fqn.empty() ? "the root module" : "'" + target.fqn + "'";
+}
+
+/// How each parameter is to lie, and who said so. A tied parameter may be placed by several modules
+/// if they agree; a module's parameters may be placed by one style only.
+class PlacementTable {
+ public:
+  explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void add(const Application& application) {
+    const auto placements = application.style->parameters(*application.target.module);
+    if (placements.empty()) {
+      return;
+    }
+    const auto [owner, first] = styles_.emplace(application.target.module, application.style);
+    TESSERA_CHECK(first, "parallelize_module: two entries of the plan place the parameters of ",
+                  describe(application.target), ", ", owner->second->name(), " and ",
+                  application.style->name(), "; keep one");
+    for (const auto& [slot, placement] : placements) {
+      add_slot(application, slot, placement);
+    }
+  }
+
+  void distribute() const {
+    const c10::AutoGradMode no_grad(false);
+    for (const nn::SlotPtr& slot : order_) {
+      if (!tessera::is_distributed(slot->get())) {
+        distribute(*slot, wanted_.at(slot.get()));
+      }
+    }
+  }
+
+ private:
+  void add_slot(const Application& application, const nn::SlotPtr& slot,
+                const Placement& placement) {
+    check_slot(application, *slot, placement);
+    const auto [known, first] = wanted_.emplace(slot.get(), placement);
+    TESSERA_CHECK(known->second == placement, "parallelize_module: ", application.style->name(),
+                  " places a parameter of ", describe(application.target), " as ",
+                  to_string(placement), ", but a module that shares it has placed it as ",
+                  to_string(known->second), "; tied parameters need one placement");
+    if (first) {
+      order_.push_back(slot);
+    }
+  }
+
+  void check_slot(const Application& application, const nn::ParameterSlot& slot,
+                  const Placement& placement) const {
+    TESSERA_CHECK(!slot.has_persistent(), "parallelize_module: the parameters of ",
+                  describe(application.target),
+                  " belong to an FSDP unit; call parallelize_module before fully_shard");
+    const at::Tensor& tensor = slot.get();
+    // Throws for a placement that the tensor's sizes do not allow.
+    const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
+    if (!tessera::is_distributed(tensor)) {
+      return;
+    }
+    const ShardingSpec& spec = sharding_spec(tensor);
+    const bool tied = slot.owners().size() > 1;
+    TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
+                  "parallelize_module: a parameter of ", describe(application.target),
+                  " is distributed already, as ", to_string(*spec.layout), " on ",
+                  to_string(spec.mesh), "; parallelize a module once");
+  }
+
+  void distribute(nn::ParameterSlot& slot, const Placement& placement) const {
+    const at::Tensor whole = slot.get().detach();
+    const DistributedTensor split = distribute_tensor(whole, mesh_, {placement});
+    // A slice would keep the whole alive.
+    at::Tensor local = local_tensor(split);
+    if (local.numel() < whole.numel()) {
+      local = local.clone(at::MemoryFormat::Contiguous);
+    }
+    at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
+    slot.set(parameter.requires_grad_(slot.get().requires_grad()));
+  }
+
+  const DeviceMesh& mesh_;
+  std::unordered_map<const nn::ModuleBase*, StylePtr> styles_;
+  std::unordered_map<const nn::ParameterSlot*, Placement> wanted_;
+  std::vector<nn::SlotPtr> order_;
+};
+
+}  // namespace
+
+void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Plan& plan) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass one dimension of it, for example mesh[\"tp\"]");
+  std::vector<Application> applications;
+  PlacementTable placements(mesh);
+  for (const auto& [pattern, style] : plan) {
+    for (const NamedModule& target : match_modules(module, pattern)) {
+      applications.push_back({target, style});
+      placements.add(applications.back());
+    }
+  }
+  placements.distribute();
+  for (const Application& application : applications) {
+    application.style->apply(*application.target.module, mesh);
+  }
+}
+
+}  // namespace tessera::tensor_parallel
