@@ -61,6 +61,7 @@ class GroupPropagation {
           mesh_sizes_, dims(factors),
           partial([&](const Choice& choice) { return chooser_.output_hold(output, choice); }));
     }
+    if (wants_local_call()) result.use_local_call = true;
   }
 
  private:
@@ -198,11 +199,10 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
                                    : nullptr);
   }
   for (const auto& factors : rule.outputs) {
-    std::vector<std::int64_t> sizes;
+    auto& sizes = result.output_sizes.emplace_back();
     for (const auto& dim : factors) sizes.push_back(size_of(rule, dim));
-    result.output_sizes.push_back(std::move(sizes));
-    result.outputs.push_back(Layout::replicated(mesh_sizes, static_cast<int>(factors.size())));
   }
+  result.outputs.resize(rule.outputs.size());
   const Group all{iota(rule.inputs.size()), iota(rule.outputs.size())};
   const std::span<const Group> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);

@@ -12,8 +12,6 @@
 namespace tessera {
 namespace {
 
-using rules::Table;
-
 /// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
   const std::size_t open = name.find('{');
@@ -42,26 +40,27 @@ std::vector<std::string> expand_names(std::string_view names) {
 }
 
 struct Registry {
-  std::vector<Table> tables;
   std::deque<std::string> names;
-  std::unordered_map<std::string_view, const RuleFunction::Body*> bodies;
+  std::unordered_map<std::string_view, RuleFunction::Entry> entries;
   std::vector<RuleFamily> families;
 
-  Registry()
-      : tables{rules::pointwise_table(), rules::matmul_table(),    rules::reduction_table(),
-               rules::scan_table(),      rules::view_table(),      rules::creation_table(),
-               rules::joining_table(),   rules::indexing_table(),  rules::normalisation_table(),
-               rules::loss_table(),      rules::attention_table(), rules::foreach_table(),
-               rules::optimizer_table(), rules::random_table()} {
-    for (const Table& table : tables) add(table);
+  Registry() {
+    for (const auto& table :
+         {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
+          rules::view_table, rules::creation_table, rules::joining_table, rules::indexing_table,
+          rules::normalisation_table, rules::loss_table, rules::attention_table,
+          rules::foreach_table, rules::optimizer_table, rules::random_table}) {
+      add(table());
+    }
   }
 
-  void add(const Table& table) {
+  void add(const rules::Table& table) {
     RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
     for (const rules::Row& row : table.rows) {
       for (std::string& name : expand_names(row.names)) {
         const std::string_view op = names.emplace_back(std::move(name));
-        TESSERA_CHECK(bodies.emplace(op, &row.body).second, "rule table: two rules for ", op);
+        TESSERA_CHECK(entries.emplace(op, RuleFunction::Entry{row.body, row.reads_numbers}).second,
+                      "rule table: two rules for ", op);
         family.operators.push_back(op);
       }
     }
@@ -108,14 +107,14 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
 }  // namespace
 
 std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
-  if (rules::is_out(call.op)) return apply_out(*body_, call);
-  if (rules::is_inplace(call.op)) return apply_inplace(*body_, call);
-  return (*body_)(call);
+  if (rules::is_out(call.op)) return apply_out(entry_->body, call);
+  if (rules::is_inplace(call.op)) return apply_inplace(entry_->body, call);
+  return entry_->body(call);
 }
 
 RuleFunction find_rule(std::string_view op) {
-  const auto found = registry().bodies.find(op);
-  return found == registry().bodies.end() ? nullptr : RuleFunction(found->second);
+  const auto found = registry().entries.find(op);
+  return found == registry().entries.end() ? nullptr : RuleFunction(&found->second);
 }
 
 std::vector<RuleFamily> rule_families() {
@@ -124,7 +123,7 @@ std::vector<RuleFamily> rule_families() {
 
 std::vector<std::string_view> ruled_operators() {
   std::vector<std::string_view> result;
-  for (const auto& [op, body] : registry().bodies) result.push_back(op);
+  for (const auto& [op, entry] : registry().entries) result.push_back(op);
   std::sort(result.begin(), result.end());
   return result;
 }

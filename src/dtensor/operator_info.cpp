@@ -13,11 +13,6 @@ namespace {
 
 using Kind = OperatorInfo::ArgumentKind;
 
-/// The one scalar that rules read: which norm. Its value is part of a call's key.
-bool reads_scalars(const std::string& name) {
-  return name.find("norm") != std::string::npos;
-}
-
 bool is_optional_of(const c10::Type& type, c10::TypeKind kind) {
   const auto* optional = type.castRaw<c10::OptionalType>();
   return optional != nullptr && optional->getElementType()->kind() == kind;
@@ -72,10 +67,11 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  rule = find_rule(name);
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     const auto index = static_cast<int>(i);
-    arguments.push_back(kind_of(*argument.real_type(), reads_scalars(name)));
+    arguments.push_back(kind_of(*argument.real_type(), rule.reads_numbers()));
     takes_tensors = takes_tensors || holds_tensors(*argument.real_type());
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       written.push_back(index);
@@ -98,7 +94,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
                !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   changes_shape = op.hasTag(at::Tag::inplace_view);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  rule = find_rule(name);
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {

@@ -252,6 +252,7 @@ class Run {
     TESSERA_CHECK(outputs_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     auto& output = plan_.outputs[outputs_];
+    if (output.layout == nullptr) return default_spec(local);
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }

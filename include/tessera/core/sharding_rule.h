@@ -93,7 +93,8 @@ struct ShardingRule {
   std::vector<Inplace> inplace;
 
   /// Tensors that are decided together. Empty: all are. The list operators (_foreach_add_) have one
-  /// group per position of their lists; an input in no group is replicated.
+  /// group per position of their lists. An input in no group is replicated; an output in no group
+  /// is too, and the rule does not know its sizes (the seeds that attention returns).
   struct Group {
     std::vector<int> inputs;
     std::vector<int> outputs;
@@ -109,15 +110,22 @@ struct ShardingRule {
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
+  struct Entry {
+    Body body;
+    bool reads_numbers = false;
+  };
 
   RuleFunction(std::nullptr_t = nullptr) {}
-  explicit RuleFunction(const Body* body) : body_(body) {}
+  explicit RuleFunction(const Entry* entry) : entry_(entry) {}
 
-  explicit operator bool() const { return body_ != nullptr; }
+  explicit operator bool() const { return entry_ != nullptr; }
   std::optional<ShardingRule> operator()(const OpCall& call) const;
+  /// Whether the rule depends on values of Scalar and float arguments (the order of a norm, the
+  /// probability of a dropout): then they are part of what its result may be cached by.
+  bool reads_numbers() const { return entry_ != nullptr && entry_->reads_numbers; }
 
  private:
-  const Body* body_ = nullptr;
+  const Entry* entry_ = nullptr;
 };
 
 /// The rule of operator `op` ("aten::add.Tensor"). Rules are in src/core/rules/, a table per
@@ -139,6 +147,7 @@ struct Propagation {
   /// The layout that each input must be brought to (its own for an unread one); nullptr: a plain
   /// tensor that may stay plain.
   std::vector<LayoutPtr> inputs;
+  /// nullptr: replicated, and its sizes are those of the local result (an output in no group).
   std::vector<LayoutPtr> outputs;
   std::vector<std::vector<std::int64_t>> output_sizes;  ///< global
   bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator

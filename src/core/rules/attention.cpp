@@ -26,8 +26,14 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    AttentionFactors f;
     // What lacks one of these in a backward (a gradient of key, value or bias) is a sum over it.
+    // The kernels divide by each of them: no shard may be empty.
+    const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
+      const int factor = rules::add_reduced(in, size, op);
+      in.factors.back().empty = false;
+      return factor;
+    };
+    AttentionFactors f;
     f.batch = {add_reduced(rule, q.size(0), ReduceOp::kSum)};
     const Factors kv{add_reduced(rule, kv_heads, ReduceOp::kSum)};
     f.heads = kv;
@@ -171,26 +177,28 @@ Table attention_table() {
                      .other_outputs = 5};
   return {"attention",
           {
-              {"_scaled_dot_product_flash_attention_for_cpu", attention(cpu)},
-              {"_scaled_dot_product_flash_attention", attention(flash)},
-              {"_scaled_dot_product_efficient_attention", attention(efficient)},
-              {"_scaled_dot_product_cudnn_attention", attention(cudnn)},
+              {"_scaled_dot_product_flash_attention_for_cpu", attention(cpu), true},
+              {"_scaled_dot_product_flash_attention", attention(flash), true},
+              {"_scaled_dot_product_efficient_attention", attention(efficient), true},
+              {"_scaled_dot_product_cudnn_attention", attention(cudnn), true},
               {"_scaled_dot_product_flash_attention_for_cpu_backward",
-               attention_backward({.kernel = {.bias = 8, .dropout = 6, .causal = 7}})},
+               attention_backward({.kernel = {.bias = 8, .dropout = 6, .causal = 7}}), true},
               {"_scaled_dot_product_flash_attention_backward",
-               attention_backward({.kernel = {.dropout = 10, .causal = 11}})},
+               attention_backward({.kernel = {.dropout = 10, .causal = 11}}), true},
               {"_scaled_dot_product_efficient_attention_backward",
                attention_backward(
                    {.kernel =
                         {.bias = 4, .dropout = 9, .causal = 11, .statistics = Kernel::kPaddedRows},
                     .result = 5,
                     .statistics = 6,
-                    .bias_gradient = true})},
+                    .bias_gradient = true}),
+               true},
               {"_scaled_dot_product_cudnn_attention_backward",
                attention_backward({.kernel = {.bias = 8,
                                               .dropout = 13,
                                               .causal = 14,
-                                              .statistics = Kernel::kRowsAndOne}})},
+                                              .statistics = Kernel::kRowsAndOne}}),
+               true},
           }};
 }
 

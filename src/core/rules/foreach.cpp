@@ -148,7 +148,7 @@ Table foreach_table() {
           {"_foreach_{pow,pow_}.{List,Scalar,ScalarList} _foreach_pow.ScalarAndTensor", foreach ()},
           {"_foreach_zero_", foreach ("0*", false)},
           {"_foreach_copy_", foreach ("1*", false)},
-          {"_foreach_norm.Scalar", foreach_reduction(norm_reduction)},
+          {"_foreach_norm.Scalar", foreach_reduction(norm_reduction), true},
           {"_foreach_powsum.Scalar", foreach_reduction(sum_reduction)},
           {"_foreach_max", foreach_reduction(max_reduction)},
       }};

@@ -137,11 +137,12 @@ Table loss_table() {
           {
               {"nll_loss_forward nll_loss2d_forward", nll_forward},
               {"nll_loss_backward nll_loss2d_backward", nll_backward},
-              {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss_forward(2)},
-              {"binary_cross_entropy", loss_forward(3)},
-              {"binary_cross_entropy_with_logits", loss_forward(4)},
-              {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss_backward(3)},
-              {"binary_cross_entropy_backward", loss_backward(4)},
+              {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss_forward(2), true},
+              {"binary_cross_entropy", loss_forward(3), true},
+              {"binary_cross_entropy_with_logits", loss_forward(4), true},
+              {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss_backward(3),
+               true},
+              {"binary_cross_entropy_backward", loss_backward(4), true},
           }};
 }
 

@@ -103,7 +103,7 @@ Table pointwise_table() {
           {"minimum{,.out} min{.other,.out}", pointwise("01v")},
           {"where{.self,.self_out}", pointwise("12*")},
           {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
-          {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar},
+          {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
           // Copies and constants
           {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
            "_pin_memory",

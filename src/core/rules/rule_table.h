@@ -15,6 +15,7 @@ namespace tessera::rules {
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
+  bool reads_numbers = false;  ///< see RuleFunction::reads_numbers
 };
 
 /// The rules of a family of operators that are sharded alike.
