@@ -1,5 +1,5 @@
 // Redistribution between layouts that placements seldom say: every order of mesh dimensions on one
-// tensor dimension, local digits in front, unlike reductions, three mesh dimensions.
+// tensor dimension, local digits in front, three mesh dimensions.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
