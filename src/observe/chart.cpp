@@ -71,10 +71,10 @@ class Plot {
     if (points_.size() == 1) {
       body += fmt::format(R"(<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="3"/>)",
                           x(points_[0].first), y(points_[0].second));
-    } else if (const std::size_t reach = points_.size() / 80; reach > 0) {
+    } else if (const std::size_t reach = points_.size() / 80; chart_.smooth && reach > 0) {
       body += line(thinned(points_), "raw") + line(thinned(running_mean(points_, reach)), "curve");
     } else {
-      body += line(points_, "curve");
+      body += line(thinned(points_), "curve");
     }
     return fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>)", kWidth,
                        kHeight, escape_html(chart_.title), body, hover_texts());
@@ -116,8 +116,9 @@ class Plot {
                           R"(<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>)",
                           x(tick), base, base + 4, base + 18, x_.label(tick));
     }
-    return body + fmt::format(R"(<line class="axis" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>)", kLeft,
-                              kWidth - kRight, base);
+    return body + fmt::format(R"(<line class="axis" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>)"
+                              R"(<text x="{3}" y="{4}" text-anchor="end">step</text>)",
+                              kLeft, kWidth - kRight, base, kLeft - 8, base + 18);
   }
 
   std::string line(const Points& points, const char* style) const {

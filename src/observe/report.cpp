@@ -47,17 +47,17 @@ std::string tiles(const Steps& steps) {
   html +=
       tile(fmt::format("{:.4g} s", median(steps, &StepMetrics::step_time_s)), "step time, median");
   html +=
-      tile(fmt::format("{:.4g}", median(steps, &StepMetrics::tflops)), "TFLOP/s per rank, median");
+      tile(fmt::format("{:.4g}", median(steps, &StepMetrics::tflops)), "TFLOP/s a rank, median");
   if (last.mfu) {
     const auto mfu = [](const StepMetrics& step) { return step.mfu.value_or(0); };
     const auto causal = [](const StepMetrics& step) { return step.mfu_causal.value_or(0); };
     html += tile(fmt::format("{:.1f} %", median(steps, mfu)),
                  fmt::format("MFU, median (causal {:.1f} %)", median(steps, causal)));
   }
-  html += tile(bytes_text(static_cast<double>(last.peak_memory_bytes)), "peak memory of rank 0");
+  html += tile(bytes_text(static_cast<double>(last.peak_memory_bytes)), "peak memory, rank 0");
   const auto traffic = comm::total(last.comm);
   html += tile(bytes_text(static_cast<double>(traffic.bytes)),
-               fmt::format("sent per step in {} collectives", grouped(double(traffic.calls))));
+               fmt::format("sent a step, {} collectives", grouped(double(traffic.calls))));
   return "<div class=\"tiles\">\n" + html + "</div>\n";
 }
 
@@ -90,6 +90,7 @@ std::string charts(const Steps& steps) {
                             return static_cast<double>(step.peak_memory_bytes) / unit;
                           });
   memory.from_zero = true;
+  memory.smooth = false;
   return "<div class=\"charts\">\n" + chart_card(loss) + chart_card(norm) + chart_card(speed) +
          chart_card(memory) + "</div>\n";
 }

@@ -1,0 +1,132 @@
+#include "model_files.h"
+
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "strict_json.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+using WeightMap = std::map<std::string, std::string>;
+
+constexpr std::uintmax_t kMaxIndexBytes = 100'000'000;
+
+struct Index {
+  WeightMap weight_map;  ///< tensor -> shard
+  std::optional<std::uint64_t> total_size;
+};
+
+json read_json(const std::filesystem::path& path) {
+  TESSERA_CHECK(std::filesystem::is_regular_file(path), "it is not a regular file");
+  TESSERA_CHECK(std::filesystem::file_size(path) <= kMaxIndexBytes, "it has more than ",
+                kMaxIndexBytes, " bytes");
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  TESSERA_CHECK(in, "it can't be read");
+  return parse_strict_json(text);
+}
+
+/// A shard is named by the name of a file, not by a path.
+void check_shard_name(const std::string& name) {
+  const bool path = name.empty() || name == "." || name.find("..") != name.npos ||
+                    name.find_first_of("/\\") != name.npos || name.find('\0') != name.npos;
+  TESSERA_CHECK(!path, "its shard ", json(name).dump(),
+                " is not the name of a file in this folder");
+}
+
+Index parse_index(const json& root) {
+  Index index;
+  const auto map = root.find("weight_map");
+  TESSERA_CHECK(map != root.end() && map->is_object(), "it has no object weight_map");
+  for (const auto& [tensor, shard] : map->items()) {
+    TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", json(tensor).dump());
+    check_shard_name(shard.get_ref<const std::string&>());
+    index.weight_map.emplace(tensor, shard.get<std::string>());
+  }
+  const auto size = root.find("metadata") == root.end() || !root["metadata"].is_object()
+                        ? json()
+                        : root["metadata"].value("total_size", json());
+  if (size.is_number_unsigned()) index.total_size = size.get<std::uint64_t>();
+  return index;
+}
+
+Index read_index(const std::filesystem::path& path) {
+  try {
+    return parse_index(read_json(path));
+  } catch (const Error& error) {
+    fail("the index '", path.string(), "' is not valid: ", error.what(),
+         ": copy or write the model again");
+  }
+}
+
+/// The file to open for a shard: a link is followed only from a snapshot of a Hugging Face cache
+/// into the blobs of the same model.
+std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
+  const auto path = folder / name;
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const auto target = std::filesystem::canonical(path, error);
+  const auto snapshot = std::filesystem::canonical(folder, error);
+  const bool cached = !error && snapshot.parent_path().filename() == "snapshots" &&
+                      target.parent_path() == snapshot.parent_path().parent_path() / "blobs";
+  return cached ? target : path;
+}
+
+std::uint64_t bytes_of(const SafetensorsFile& file) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, entry] : file.tensors()) bytes += entry.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
+  TESSERA_CHECK(std::filesystem::is_directory(folder), "there is no model folder '",
+                folder.string(), "': give a folder with config.json and ", kSingleFile);
+  const bool single = std::filesystem::exists(folder / kSingleFile);
+  TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
+                folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
+                ": give the folder of a Hugging Face model in safetensors format");
+  single ? open_single() : open_index();
+}
+
+void ModelFiles::open_single() {
+  const auto& file = files_.emplace_back(folder_ / kSingleFile);
+  for (const auto& [name, entry] : file.tensors()) tensors_.emplace(name, &file);
+}
+
+void ModelFiles::open_index() {
+  const auto path = folder_ / kIndexFile;
+  const auto index = read_index(path);
+  const auto& weight_map = index.weight_map;
+  std::map<std::string, const SafetensorsFile*> shards;
+  std::uint64_t bytes = 0;
+  for (const auto& [tensor, shard] : weight_map) {
+    if (shards.contains(shard)) continue;
+    const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
+    shards.emplace(shard, &file);
+    bytes += bytes_of(file);
+    for (const auto& [name, entry] : file.tensors()) {
+      const auto listed = weight_map.find(name);
+      TESSERA_CHECK(listed != weight_map.end() && listed->second == shard, "tensor '", name,
+                    "' is in '", file.path().string(), "', but the index '", path.string(),
+                    listed == weight_map.end() ? "' does not list it" : "' lists it elsewhere",
+                    ": copy or write the model again");
+    }
+  }
+  for (const auto& [tensor, shard] : weight_map) {
+    shards.at(shard)->entry(tensor);
+    tensors_.emplace(tensor, shards.at(shard));
+  }
+  TESSERA_CHECK(!index.total_size || *index.total_size == bytes, "the index '", path.string(),
+                "' claims ", *index.total_size, " bytes of tensors, but its shards hold ", bytes,
+                ": copy or write the model again");
+}
+
+}  // namespace tessera::checkpoint

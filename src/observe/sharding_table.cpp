@@ -1,0 +1,45 @@
+#include "tessera/observe/sharding_table.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/core/layout.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::observe {
+namespace {
+
+/// "dp: Shard(0), tp: Replicate()"; a mesh without names counts its dimensions.
+std::string placements_text(const at::Tensor& tensor) {
+  const auto& spec = sharding_spec(tensor);
+  const auto sizes = tensor.sizes();
+  const auto placements = to_placements(*spec.layout, std::span(sizes.data(), sizes.size()));
+  const auto& names = spec.mesh.shape().names();
+  std::vector<std::string> parts;
+  for (std::size_t dim = 0; dim < placements.size(); ++dim) {
+    parts.push_back(fmt::format("{}: {}", names.empty() ? std::to_string(dim) : names[dim],
+                                to_string(placements[dim])));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
+  const auto& local = local_tensor(tensor);
+  return {name, tensor.sizes().vec(),
+          tessera::is_distributed(tensor) ? placements_text(tensor) : "-", local.sizes().vec(),
+          static_cast<std::int64_t>(local.nbytes())};
+}
+
+}  // namespace
+
+std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
+  std::vector<ShardingRow> table;
+  for (const auto& [name, slot] : module.named_slots()) {
+    table.push_back(row_of(name, slot->persistent()));
+  }
+  return table;
+}
+
+}  // namespace tessera::observe
