@@ -62,7 +62,13 @@ bool ShardedParameter::adopt() {
 
 void ShardedParameter::set_whole(const at::Tensor& local) {
   const c10::AutoGradMode no_grad(false);
-  whole_ = whole_spec_ ? make_distributed(local, *whole_spec_, sharded_.sizes().vec()) : local;
+  if (!whole_spec_) {
+    whole_ = local;
+    return;
+  }
+  whole_ = make_distributed(local, *whole_spec_, sharded_.sizes().vec());
+  // What tensor parallelism has to sum is summed for all parameters together (DeferredSums).
+  leave_gradient_pending(whole_);
 }
 
 void ShardedParameter::show_whole() {

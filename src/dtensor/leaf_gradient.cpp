@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "autograd_functions.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/policy.h"
 
 namespace tessera::detail {
@@ -20,3 +21,14 @@ void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+
+void leave_gradient_pending(const at::Tensor& leaf) {
+  detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
+  TESSERA_CHECK(impl != nullptr && !impl->has_gradient_hook(),
+                "leave_gradient_pending needs a distributed tensor that no operator has met yet");
+  impl->set_gradient_hook();
+}
+
+}  // namespace tessera
