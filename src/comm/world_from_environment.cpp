@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "group_info.h"
 #include "host.h"
@@ -22,7 +24,7 @@ bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-StorePtr connect(const JobVariables& job, const WorldOptions& options) {
+c10d::TCPStoreOptions store_options(const JobVariables& job, const WorldOptions& options) {
   c10d::TCPStoreOptions store;
   store.port = job.port;
   store.isServer = serves_store(job);
@@ -35,8 +37,26 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
       store.masterListenFd = listen_on_loopback(job.port);
     }
   }
+  return store;
+}
+
+/// libtorch's client waits without end for the first answer of whatever listens on the port. So it
+/// is made on a thread that can be left behind.
+StorePtr connect_in_time(const std::string& address, const c10d::TCPStoreOptions& options) {
+  constexpr std::chrono::seconds kGrace{2};  // Its own time-out has the better message.
+  std::packaged_task<StorePtr()> task(
+      [=]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(address, options); });
+  std::future<StorePtr> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  TESSERA_CHECK(store.wait_for(options.timeout + kGrace) == std::future_status::ready,
+                "something that is no store listens there");
+  return store.get();
+}
+
+StorePtr connect(const JobVariables& job, const WorldOptions& options) {
+  const c10d::TCPStoreOptions store = store_options(job, options);
   try {
-    return c10::make_intrusive<c10d::TCPStore>(job.address, store);
+    return connect_in_time(job.address, store);
   } catch (const std::exception& error) {
     fail("rank ", job.rank, " of ", job.size, " cannot ", store.isServer ? "serve" : "reach",
          " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",

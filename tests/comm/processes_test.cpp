@@ -1,7 +1,9 @@
 // Ranks that are processes: the rendezvous, and what the others see when one dies.
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tessera/comm/world.h"
@@ -99,6 +101,56 @@ TEST(Processes, AMissingPeerIsNamed) {
     EXPECT_EQ(ended.exit_code, 0);
     EXPECT_NE(ended.output.find("rank(s) 2 did not come"), std::string::npos) << ended.output;
   }
+}
+
+/// A socket of the launcher's, inherited by the processes it starts.
+class InheritedListener {
+ public:
+  InheritedListener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    const bool listening = bind(fd_, any, length) == 0 && listen(fd_, SOMAXCONN) == 0 &&
+                           getsockname(fd_, any, &length) == 0;
+    TESSERA_CHECK(listening, "no listening socket");
+    port_ = ntohs(address.sin_port);
+  }
+  InheritedListener(const InheritedListener&) = delete;
+  InheritedListener& operator=(const InheritedListener&) = delete;
+  ~InheritedListener() { close(fd_); }
+
+  std::string fd() const { return std::to_string(fd_); }
+  std::string port() const { return std::to_string(port_); }
+
+ private:
+  int fd_;
+  int port_ = 0;
+};
+
+TEST(Processes, MeetOnTheLaunchersSocket) {
+  const InheritedListener listener;
+  expect_all_well(RunProcesses(
+      2, "DISABLED_Processes.SumRanks",
+      {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_STORE_FD", listener.fd()}}}));
+}
+
+TEST(Processes, MeetByHostName) {
+  expect_all_well(RunProcesses(2, "DISABLED_Processes.SumRanks",
+                               {.environment = {{"MASTER_ADDR", "localhost"}}}));
+}
+
+TEST(Processes, APortInUseIsNamed) {
+  const InheritedListener listener;
+  const auto processes =
+      RunProcesses(2, "DISABLED_Processes.Rendezvous",
+                   {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_TIMEOUT_S", "1"}}});
+  EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
+  EXPECT_NE(processes[0].output.find("MASTER_PORT=" + listener.port() + ": Address already in use"),
+            std::string::npos)
+      << processes[0].output;
+  EXPECT_EQ(processes[1].exit_code, 0) << processes[1].output;
 }
 
 }  // namespace
