@@ -1,0 +1,249 @@
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+
+#include "tensor_parallel/plan_matching.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/ranks.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+class Layer : public nn::Module<Layer> {
+ public:
+  Layer() {
+    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
+    down = register_module("down", std::make_shared<nn::Linear>(6, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x)); }
+
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+class Tree : public nn::Module<Tree> {
+ public:
+  Tree() {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(10, 4));
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 3; ++i) layers->push_back(std::make_shared<Layer>());
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(4));
+    head = register_module("head",
+                           std::make_shared<nn::Linear>(4, 10, nn::LinearOptions{.bias = false}));
+    for (const auto& [name, slot] : named_slots()) {
+      const at::Tensor values = slot->get().detach();
+      values.copy_(at::arange(values.numel()).view(values.sizes()));
+    }
+  }
+  Layer& layer(std::size_t i) { return *layers->at<Layer>(i); }
+
+  std::shared_ptr<nn::Embedding> embed;
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+std::vector<std::string> fqns(Tree& tree, const std::string& pattern) {
+  std::vector<std::string> names;
+  for (const NamedModule& match : match_modules(tree, pattern)) names.push_back(match.fqn);
+  return names;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(PlanMatching, FindsAllMatchesOfAWildcard) {
+  Tree tree;
+  EXPECT_EQ(fqns(tree, "layers.*.up"),
+            (std::vector<std::string>{"layers.0.up", "layers.1.up", "layers.2.up"}));
+  EXPECT_EQ(fqns(tree, "layers.[02].?o*"),
+            (std::vector<std::string>{"layers.0.down", "layers.2.down"}));
+}
+
+TEST(PlanMatching, TakesTheEmptyPatternForTheRoot) {
+  Tree tree;
+  EXPECT_EQ(match_modules(tree, "").at(0).module, &tree);
+}
+
+TEST(PlanMatching, LetsAStarNotCrossADot) {
+  Tree tree;
+  EXPECT_THROW(match_modules(tree, "*.up"), Error);
+}
+
+TEST(PlanMatching, NamesTheChildrenWhereAPatternEnds) {
+  Tree tree;
+  const std::string error = error_of([&] { match_modules(tree, "layers.1.gate"); });
+  EXPECT_NE(error.find("'gate'"), std::string::npos) << error;
+  EXPECT_NE(error.find("[up, down]"), std::string::npos) << error;
+}
+
+TEST(Parallelize, ShardsParametersAsTheStylesSay) {
+  RunRanks(4, [](Rank& rank) {
+    Tree tree;
+    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+    const at::Tensor down = tree.layer(1).down->weight->detach().clone();
+    parallelize_module(tree, rank.mesh({4}, {"tp"}),
+                       {{"embed", rowwise_parallel({.input = Replicate{}})},
+                        {"layers.*.up", colwise_parallel()},
+                        {"layers.*.down", rowwise_parallel()},
+                        {"norm", sequence_parallel({.sequence_dim = 0})}});
+    const auto r = static_cast<std::size_t>(rank.rank());
+    // 6 over 4 ranks: 2, 2, 2, 0.
+    EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).down->weight).full_tensor().equal(down));
+    EXPECT_EQ(DistributedTensor(tree.layer(2).down->weight).placements(), Placements{Shard{1}});
+    EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
+    EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
+    EXPECT_FALSE(tessera::is_distributed(tree.head->weight));
+  });
+}
+
+TEST(Parallelize, NeedsNoCommunication) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    parallelize_module(tree, rank.mesh({2}, {"tp"}), {{"layers.*.up", colwise_parallel()}});
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+  });
+}
+
+TEST(Parallelize, FreesTheWholeParameter) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(4, 6);
+    parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}});
+    EXPECT_EQ(local_tensor(linear.weight).storage().nbytes(), 3 * 4 * sizeof(float));
+  });
+}
+
+TEST(Parallelize, KeepsFrozenParametersFrozen) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.norm->slot("weight")->get().set_requires_grad(false);
+    tree.head->slot("weight")->get().set_requires_grad(false);
+    parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                       {{"norm", sequence_parallel()}, {"head", colwise_parallel()}});
+    EXPECT_FALSE(tree.norm->weight->requires_grad());
+    EXPECT_FALSE(tree.head->weight->requires_grad());
+    EXPECT_TRUE(tree.embed->weight->requires_grad());
+  });
+}
+
+TEST(Parallelize, KeepsTiedWeightsTied) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.head->tie_slot("weight", tree.embed->slot("weight"));
+    parallelize_module(
+        tree, rank.mesh({2}, {"tp"}),
+        {{"embed", rowwise_parallel({.input = Replicate{}})}, {"head", colwise_parallel()}});
+    EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));
+    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
+  });
+}
+
+TEST(Parallelize, RefusesTwoPlacementsOfATiedWeight) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    tree.head->tie_slot("weight", tree.embed->slot("weight"));
+    const std::string error = error_of([&] {
+      parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                         {{"embed", colwise_parallel()}, {"head", colwise_parallel()}});
+    });
+    EXPECT_NE(error.find("tied"), std::string::npos) << error;
+    EXPECT_FALSE(tessera::is_distributed(tree.head->weight));
+  });
+}
+
+TEST(Parallelize, ShardsMetaParameters) {
+  RunRanks(2, [](Rank& rank) {
+    std::shared_ptr<nn::Linear> linear;
+    {
+      const nn::MetaDevice meta;
+      linear = std::make_shared<nn::Linear>(4, 7);
+    }
+    parallelize_module(*linear, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}});
+    EXPECT_TRUE(linear->weight->is_meta());
+    EXPECT_EQ(local_tensor(linear->weight).size(0), rank.rank() == 0 ? 4 : 3);
+  });
+}
+
+TEST(Parallelize, ChangesNothingWhenAnEntryMatchesNothing) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    const std::string error = error_of([&] {
+      parallelize_module(
+          tree, rank.mesh({2}, {"tp"}),
+          {{"layers.*.up", colwise_parallel()}, {"layers.*.sideways", rowwise_parallel()}});
+    });
+    EXPECT_NE(error.find("layers.*.sideways"), std::string::npos) << error;
+    EXPECT_FALSE(tessera::is_distributed(tree.layer(0).up->weight));
+  });
+}
+
+TEST(Parallelize, RefusesAStyleThatDoesNotFit) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    const std::string error = error_of([&] {
+      parallelize_module(
+          tree, rank.mesh({2}, {"tp"}),
+          {{"embed", rowwise_parallel({.input = Replicate{}})}, {"norm", colwise_parallel()}});
+    });
+    EXPECT_NE(error.find("colwise_parallel"), std::string::npos) << error;
+    EXPECT_FALSE(tessera::is_distributed(tree.embed->weight));
+  });
+}
+
+TEST(Parallelize, RefusesTwoStylesForOneModule) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    EXPECT_THROW(parallelize_module(
+                     tree, rank.mesh({2}, {"tp"}),
+                     {{"layers.*.up", colwise_parallel()}, {"layers.0.up", rowwise_parallel()}}),
+                 Error);
+    EXPECT_FALSE(tessera::is_distributed(tree.layer(0).up->weight));
+  });
+}
+
+TEST(Parallelize, RefusesASecondPlan) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
+    EXPECT_THROW(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}), Error);
+  });
+}
+
+TEST(Parallelize, RefusesAShardedModule) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+    fsdp::fully_shard(*tree.head, mesh["dp"]);
+    EXPECT_THROW(parallelize_module(tree, mesh["tp"], {{"head", colwise_parallel()}}), Error);
+  });
+}
+
+TEST(Parallelize, RefusesAMeshThatIsNotOneDimensional) {
+  RunRanks(4, [](Rank& rank) {
+    Tree tree;
+    EXPECT_THROW(parallelize_module(tree, rank.mesh({2, 2}, {"dp", "tp"}), {}), Error);
+  });
+}
+
+TEST(Parallelize, RefusesListsOfUnlikeLength) {
+  EXPECT_THROW(prepare_module_input({.input = {Replicate{}}, .desired_input = {}}), Error);
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel
