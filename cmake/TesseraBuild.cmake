@@ -43,6 +43,7 @@ function(tessera_layer name)
   cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;USES;PRIVATE" ${ARGN})
   add_library(tessera_${name} SHARED ${ARG_SOURCES})
   add_library(tessera::${name} ALIAS tessera_${name})
+  set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
   set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})
   target_include_directories(tessera_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
@@ -55,6 +56,16 @@ function(tessera_layer name)
     tessera_use_pch(tessera_${name})
   endif()
   install(TARGETS tessera_${name} EXPORT tesseraTargets)
+endfunction()
+
+# tessera::tessera: all layers together, for a program that does not choose among them.
+function(tessera_all_layers)
+  get_property(layers GLOBAL PROPERTY TESSERA_LAYERS)
+  add_library(tessera_all INTERFACE)
+  add_library(tessera::tessera ALIAS tessera_all)
+  set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
+  target_link_libraries(tessera_all INTERFACE ${layers})
+  install(TARGETS tessera_all EXPORT tesseraTargets)
 endfunction()
 
 # tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL])
