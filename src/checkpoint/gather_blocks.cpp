@@ -14,9 +14,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What rank 0 receives in one round, about, in elements.
-constexpr std::int64_t kRoundElements = std::int64_t{64} << 20;
-
 using Sizes = std::vector<std::int64_t>;
 
 std::int64_t product(std::span<const std::int64_t> sizes) {
@@ -85,14 +82,14 @@ class Gather {
     }
   }
 
-  void run() {
+  void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
       rows = std::max(rows, part.rows());
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    const auto step = std::max<std::int64_t>(1, kRoundElements / (row_elements * count));
+    const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) round(begin, begin + step);
   }
 
@@ -174,9 +171,9 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
 }
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
-                   c10::DeviceType device, const BlockVisitor& visit) {
+                   c10::DeviceType device, const BlockVisitor& visit, std::int64_t round_elements) {
   if (!is_whole(tensor)) {
-    Gather(tensor, dtype, world, device, visit).run();
+    Gather(tensor, dtype, world, device, visit).run(round_elements);
   } else if (world.rank() == 0) {
     visit(Sizes(static_cast<std::size_t>(tensor.dim()), 0),
           local_tensor(tensor).detach().to(at::kCPU, dtype));

@@ -22,7 +22,9 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name);
 /// every element in exactly one block, a bounded number of bytes at a time; no rank but 0 receives
 /// anything, and replicas are sent once. Collective over `world`, whose tensors live on `device`,
 /// unless rank 0 has all of it. A sub-mesh without rank 0 holds the same values as the one with it.
+/// `round_elements`: what rank 0 receives at once, about, and at least a row of each rank.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
-                   c10::DeviceType device, const BlockVisitor& visit);
+                   c10::DeviceType device, const BlockVisitor& visit,
+                   std::int64_t round_elements = std::int64_t{64} << 20);
 
 }  // namespace tessera::checkpoint
