@@ -44,6 +44,18 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
+/// Whether some coordinate gets nothing of `extent` split over `mesh_dims`. The full chunks are to
+/// be looked at as well as the last one: 7 over 2 is 4 and 3, of which it is 4 that 3 leaves short.
+bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
+                    std::span<const std::int64_t> mesh_sizes) {
+  if (mesh_dims.empty() || extent == 0) return extent == 0;
+  const std::int64_t parts = size_of(mesh_sizes, mesh_dims.front());
+  const std::int64_t chunk = ceil_div(extent, parts);
+  const std::int64_t last = std::max<std::int64_t>(extent - chunk * (parts - 1), 0);
+  const auto inner = mesh_dims.subspan(1);
+  return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
+}
+
 }  // namespace
 
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
@@ -95,15 +107,9 @@ bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> 
 }
 
 bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
-  for (const Digit& digit : digits) {
-    std::int64_t least = digit.extent;  // of the last part at each level, the smallest
-    for (int mesh_dim : digit.mesh_dims) {
-      const std::int64_t parts = size_of(mesh_sizes, mesh_dim);
-      least = std::max<std::int64_t>(least - ceil_div(least, parts) * (parts - 1), 0);
-      if (least == 0) return true;
-    }
-  }
-  return false;
+  return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
+    return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
+  });
 }
 
 }  // namespace tessera
