@@ -35,5 +35,6 @@
 #include "tessera/observe/sharding_table.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/lr_schedule.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
