@@ -7,11 +7,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/policy.h"
 
 namespace tessera {
 namespace {
@@ -81,8 +83,12 @@ at::Tensor redistribute(const at::Tensor& tensor, std::vector<std::string> place
   return DistributedTensor(tensor).redistribute(parse(placements));
 }
 
-at::Tensor full_tensor(const at::Tensor& tensor) { return DistributedTensor(tensor).full_tensor(); }
-at::Tensor to_local(const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); }
+at::Tensor full_tensor(const at::Tensor& tensor) {
+  return DistributedTensor(tensor).full_tensor();
+}
+at::Tensor to_local(const at::Tensor& tensor) {
+  return DistributedTensor(tensor).to_local();
+}
 
 std::vector<std::string> placements(const at::Tensor& tensor) {
   std::vector<std::string> texts;
@@ -92,17 +98,33 @@ std::vector<std::string> placements(const at::Tensor& tensor) {
   return texts;
 }
 
+/// Switches a scope on or off for good on this thread; returns what was before.
+bool set_strict(bool strict) {
+  const bool before = is_strict();
+  thread_local std::optional<StrictScope> scope;
+  scope.emplace(strict);
+  return before;
+}
+
+bool set_replication(bool replicate) {
+  thread_local bool current = false;
+  thread_local std::optional<ReplicationScope> scope;
+  scope.emplace(replicate);
+  return std::exchange(current, replicate);
+}
+
 TORCH_LIBRARY(tessera, library) {
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",
               &distribute);
-  library.def(
-      "from_local(Tensor local, int mesh, str[] placements, int[]? sizes=None) -> Tensor",
-      &from_local);
+  library.def("from_local(Tensor local, int mesh, str[] placements, int[]? sizes=None) -> Tensor",
+              &from_local);
   library.def("redistribute(Tensor tensor, str[] placements) -> Tensor", &redistribute);
   library.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor);
   library.def("to_local(Tensor tensor) -> Tensor", &to_local);
   library.def("placements(Tensor tensor) -> str[]", &placements);
+  library.def("set_strict(bool strict) -> bool", &set_strict);
+  library.def("set_replication(bool replicate) -> bool", &set_replication);
   library.def("is_distributed(Tensor tensor) -> bool", &tessera::is_distributed);
 }
 

@@ -1,0 +1,112 @@
+// What a distributed tensor adds to an operator: the same call on a plain tensor and on a
+// distributed one of a single rank, so that nothing but the wrapping differs. Sizes are small: the
+// kernels take next to no time.
+//
+//   bench_dispatch [--benchmark_filter=REGEX]
+//
+// The last line of a pair is the added cost in microseconds.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <benchmark/benchmark.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace {
+
+using tessera::DeviceMesh;
+using Tensors = std::vector<at::Tensor>;
+using Operator = std::function<void(const Tensors&)>;
+
+DeviceMesh mesh() {
+  static const auto one = tessera::init_device_mesh(tessera::comm::fake_world(0, 1), {1}, {"x"});
+  return one;
+}
+
+at::Tensor distributed(const at::Tensor& tensor) {
+  return tessera::distribute_tensor(tensor, mesh(), {tessera::Shard{0}}).tensor().detach();
+}
+
+struct Case {
+  std::string name;
+  Tensors inputs;
+  Operator run;
+  bool records = true;  ///< also measured with autograd recording
+};
+
+void measure(benchmark::State& state, const Case& c, bool distribute, bool record) {
+  Tensors inputs;
+  for (const auto& input : c.inputs) {
+    inputs.push_back(distribute ? distributed(input) : input.clone());
+    if (record && input.is_floating_point()) inputs.back().requires_grad_();
+  }
+  at::AutoGradMode grad_mode(record);
+  c.run(inputs);
+  for (auto _ : state) c.run(inputs);
+}
+
+std::vector<Case> cases() {
+  const auto x = at::rand({8, 8});
+  const auto index = at::arange(8, at::kLong);
+  Tensors list, lists;
+  for (int i = 0; i < 200; ++i) list.push_back(at::rand({4}));
+  lists = list;
+  lists.insert(lists.end(), list.begin(), list.end());
+  using benchmark::DoNotOptimize;
+  return {
+      {"add", {x, x}, [](const Tensors& t) { DoNotOptimize(at::add(t[0], t[1])); }},
+      {"mul_scalar", {x}, [](const Tensors& t) { DoNotOptimize(at::mul(t[0], 2.0)); }},
+      {"mul_", {x, x}, [](const Tensors& t) { t[0].mul_(t[1]); }, false},
+      {"view", {x}, [](const Tensors& t) { DoNotOptimize(t[0].view({64})); }},
+      {"t", {x}, [](const Tensors& t) { DoNotOptimize(t[0].t()); }},
+      {"mm", {x, x}, [](const Tensors& t) { DoNotOptimize(at::mm(t[0], t[1])); }},
+      {"addmm", {x, x, x}, [](const Tensors& t) { DoNotOptimize(at::addmm(t[0], t[1], t[2])); }},
+      {"sum", {x}, [](const Tensors& t) { DoNotOptimize(at::sum(t[0], 1)); }},
+      {"softmax", {x}, [](const Tensors& t) { DoNotOptimize(at::softmax(t[0], -1)); }},
+      {"cat",
+       {x, x},
+       [](const Tensors& t) {
+         DoNotOptimize(at::cat({t[0], t[1]}, 1));
+       }},
+      {"embedding", {x, index}, [](const Tensors& t) { DoNotOptimize(at::embedding(t[0], t[1])); }},
+      {"sdpa",
+       {at::rand({2, 2, 4, 8})},
+       [](const Tensors& t) { DoNotOptimize(at::scaled_dot_product_attention(t[0], t[0], t[0])); }},
+      {"foreach_add_200", lists,
+       [](const Tensors& t) {
+         at::_foreach_add_(at::TensorList(t).slice(0, 200), at::TensorList(t).slice(200));
+       },
+       false},
+      {"detach", {x}, [](const Tensors& t) { DoNotOptimize(t[0].detach()); }, false},
+  };
+}
+
+void register_cases() {
+  for (const auto& c : cases()) {
+    for (const bool record : {false, true}) {
+      if (record && !c.records) continue;
+      for (const bool distribute : {false, true}) {
+        const auto name =
+            c.name + (record ? "/autograd" : "") + (distribute ? "/distributed" : "/plain");
+        benchmark::RegisterBenchmark(name.c_str(), [c, distribute, record](auto& state) {
+          measure(state, c, distribute, record);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  register_cases();
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}
