@@ -1,0 +1,139 @@
+#include "tessera/optim/clip_grad.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include "optim/parameters.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+using testing::numbers;
+using testing::set_grad;
+using testing::slot_of;
+using testing::whole;
+
+const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
+
+at::Tensor gradient(std::size_t i) {
+  return numbers(kSizes[i], static_cast<std::int64_t>(i));
+}
+
+struct Reference {
+  std::vector<at::Tensor> grads;
+  double norm;
+};
+
+Reference reference(double max_norm, std::size_t count = kSizes.size()) {
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i < count; ++i) {
+    parameters.push_back(at::zeros(kSizes[i]).requires_grad_());
+    parameters.back().mutable_grad() = gradient(i);
+  }
+  const double norm = torch::nn::utils::clip_grad_norm_(parameters, max_norm);
+  Reference result{{}, norm};
+  for (const at::Tensor& parameter : parameters) result.grads.push_back(parameter.grad());
+  return result;
+}
+
+void expect_as_reference(const std::vector<nn::SlotPtr>& slots, double max_norm) {
+  for (std::size_t i = 0; i < slots.size(); ++i) set_grad(slots[i], gradient(i));
+  const at::Tensor norm = clip_grad_norm_(slots, max_norm);
+  const Reference expected = reference(max_norm, slots.size());
+  EXPECT_FALSE(tessera::is_distributed(norm));
+  EXPECT_EQ(norm.dim(), 0);
+  EXPECT_EQ(norm.scalar_type(), at::kFloat);
+  EXPECT_NEAR(norm.item<double>(), expected.norm, 1e-6 * expected.norm);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_TRUE(whole(slots[i]->get().grad()).allclose(expected.grads[i], 1e-5, 1e-7)) << i;
+  }
+}
+
+TEST(ClipGradNorm, AgreesWithLibtorch) {
+  for (const double max_norm : {0.5, 1e6}) {
+    std::vector<nn::SlotPtr> slots;
+    for (const auto& sizes : kSizes) slots.push_back(slot_of(at::zeros(sizes)));
+    expect_as_reference(slots, max_norm);
+  }
+}
+
+TEST(ClipGradNorm, AgreesOnOneMeshDimension) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}}),
+                                   slot_of(at::zeros(kSizes[1]), mesh, {Shard{0}}),
+                                   slot_of(at::zeros(kSizes[2]), mesh, {Shard{0}}),
+                                   slot_of(at::zeros(kSizes[3]), mesh, {Replicate{}})};
+    expect_as_reference(slots, 0.5);
+  });
+}
+
+// Every way a 2-D mesh may hold a parameter: both dimensions, one, none, a submesh of it.
+TEST(ClipGradNorm, CountsEachElementOnceOnTwoMeshDimensions) {
+  RunRanks(6, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3, 2}, {"dp", "tp"});
+    std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}, Shard{0}}),
+                                   slot_of(at::zeros(kSizes[1]), mesh, {Shard{0}, Replicate{}}),
+                                   slot_of(at::zeros(kSizes[2]), mesh["tp"], {Shard{1}}),
+                                   slot_of(at::zeros(kSizes[3]), mesh, {Replicate{}, Replicate{}})};
+    expect_as_reference(slots, 0.5);
+  });
+}
+
+TEST(ClipGradNorm, CountsPlainGradientsOnceBesideDistributedOnes) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}}),
+                                   slot_of(at::zeros(kSizes[1]))};
+    expect_as_reference(slots, 0.5);
+  });
+}
+
+TEST(ClipGradNorm, ReducesPendingGradientsFirst) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
+    const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
+    slot->get().mutable_grad() =
+        DistributedTensor::from_local(term, mesh, {Partial{}}).tensor().detach();
+    EXPECT_FLOAT_EQ(clip_grad_norm_({slot}, 1e9).item<float>(), 5.0F);
+  });
+}
+
+TEST(ClipGradNorm, TakesOneAllReduce) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}, Shard{0}}),
+                                   slot_of(at::zeros(kSizes[1]), mesh["tp"], {Shard{0}})};
+    for (std::size_t i = 0; i < slots.size(); ++i) set_grad(slots[i], gradient(i));
+    const auto before = rank.world()->traffic().table();
+    clip_grad_norm_(slots, 1.0);
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  });
+}
+
+// A rank without any gradient still takes part: its peers must not hang.
+TEST(ClipGradNorm, AgreesWhenARankHasNoGradient) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
+    if (rank.rank() == 0) set_grad(slot, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));
+    EXPECT_FLOAT_EQ(clip_grad_norm_({slot}, 1e9).item<float>(), 5.0F);
+  });
+}
+
+TEST(ClipGradNorm, OfNothingIsZero) {
+  EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0.0F);
+  EXPECT_EQ(clip_grad_norm_({slot_of(at::ones({2}))}, 1.0).item<float>(), 0.0F);
+}
+
+TEST(ClipGradNorm, LeavesSmallGradientsAsTheyAre) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}));
+  set_grad(slot, at::tensor({0.3F, 0.4F}));
+  clip_grad_norm_({slot}, 1.0);
+  EXPECT_TRUE(slot->get().grad().equal(at::tensor({0.3F, 0.4F})));
+}
+
+}  // namespace
+}  // namespace tessera::optim
