@@ -10,9 +10,7 @@ tensor_parallel::Plan tensor_parallel_plan(const ParallelOptions& options) {
   // a block they are sharded on it, or replicated without sequence parallelism.
   const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
   const StylePtr norm =
-      options.sequence_parallel
-          ? sequence_parallel({.sequence_dim = 0})
-          : prepare_module_input({.input = {Replicate{}}, .desired_input = {Replicate{}}});
+      options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
   // One gather that q, k, v (or gate, up) share.
   const StylePtr gather =
       prepare_module_input({.input = {between}, .desired_input = {Replicate{}}});

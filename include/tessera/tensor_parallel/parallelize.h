@@ -54,6 +54,13 @@ struct SequenceOptions {
 };
 StylePtr sequence_parallel(SequenceOptions options = {});
 
+/// The same without a split sequence: parameters, input and output replicated, so that a norm takes
+/// and gives distributed tensors. torchtitan's NoParallel.
+struct ReplicateOptions {
+  bool use_local_output = false;
+};
+StylePtr replicate_parallel(ReplicateOptions options = {});
+
 /// Per tensor argument in order (nullopt: leave alone): what it is, and what forward wants.
 struct PrepareInputOptions {
   std::vector<std::optional<Placement>> input;
