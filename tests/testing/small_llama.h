@@ -1,0 +1,121 @@
+#pragma once
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/silu.h>
+#include <c10/core/GradMode.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::testing {
+
+struct SmallLlamaConfig {
+  std::int64_t vocabulary = 13, dim = 8, inner = 30, hidden = 10;
+  int depth = 2;
+  bool bias = false;
+};
+
+/// Where attention is in a Llama: three projections, something local, and one back.
+class Mixer : public nn::Module<Mixer> {
+ public:
+  explicit Mixer(const SmallLlamaConfig& c) {
+    const nn::LinearOptions options{.bias = c.bias};
+    q = register_module("q", std::make_shared<nn::Linear>(c.dim, c.inner, options));
+    k = register_module("k", std::make_shared<nn::Linear>(c.dim, c.inner, options));
+    v = register_module("v", std::make_shared<nn::Linear>(c.dim, c.inner, options));
+    o = register_module("o", std::make_shared<nn::Linear>(c.inner, c.dim, options));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return (*o)(at::silu((*q)(x)).mul((*k)(x)).add((*v)(x)));
+  }
+  std::shared_ptr<nn::Linear> q, k, v, o;
+};
+
+class GatedMlp : public nn::Module<GatedMlp> {
+ public:
+  explicit GatedMlp(const SmallLlamaConfig& c) {
+    const nn::LinearOptions options{.bias = c.bias};
+    gate = register_module("gate", std::make_shared<nn::Linear>(c.dim, c.hidden, options));
+    up = register_module("up", std::make_shared<nn::Linear>(c.dim, c.hidden, options));
+    down = register_module("down", std::make_shared<nn::Linear>(c.hidden, c.dim, options));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)(nn::silu_mul((*gate)(x), (*up)(x))); }
+  std::shared_ptr<nn::Linear> gate, up, down;
+};
+
+class LlamaBlock : public nn::Module<LlamaBlock> {
+ public:
+  explicit LlamaBlock(const SmallLlamaConfig& c) {
+    first_norm = register_module("first_norm", std::make_shared<nn::RMSNorm>(c.dim));
+    mixer = register_module("mixer", std::make_shared<Mixer>(c));
+    second_norm = register_module("second_norm", std::make_shared<nn::RMSNorm>(c.dim));
+    mlp = register_module("mlp", std::make_shared<GatedMlp>(c));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = x.add((*mixer)((*first_norm)(x)));
+    return h.add((*mlp)((*second_norm)(h)));
+  }
+  std::shared_ptr<nn::RMSNorm> first_norm, second_norm;
+  std::shared_ptr<Mixer> mixer;
+  std::shared_ptr<GatedMlp> mlp;
+};
+
+/// A Llama in the small, without attention: token ids (tokens) -> logits (tokens, vocabulary).
+class SmallLlama : public nn::Module<SmallLlama> {
+ public:
+  explicit SmallLlama(const SmallLlamaConfig& c = {}) {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(c.vocabulary, c.dim));
+    for (int i = 0; i < c.depth; ++i) {
+      blocks.push_back(
+          register_module("block" + std::to_string(i), std::make_shared<LlamaBlock>(c)));
+    }
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(c.dim));
+    head = register_module("head", std::make_shared<nn::Linear>(c.dim, c.vocabulary,
+                                                                nn::LinearOptions{.bias = false}));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = (*embed)(tokens);
+    for (const auto& block : blocks) x = (*block)(x);
+    return (*head)((*norm)(x));
+  }
+  std::shared_ptr<nn::Embedding> embed;
+  std::vector<std::shared_ptr<LlamaBlock>> blocks;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> head;
+};
+
+/// The Llama's plan, with the sequence split between the halves of a block or not.
+inline tensor_parallel::Plan plan_of_small_llama(bool sequence_parallel) {
+  using namespace tensor_parallel;
+  const Placement between = sequence_parallel ? Placement(Shard{0}) : Replicate{};
+  const StylePtr norm = sequence_parallel ? tensor_parallel::sequence_parallel({.sequence_dim = 0})
+                                          : tensor_parallel::replicate_parallel();
+  const StylePtr gather =
+      prepare_module_input({.input = {between}, .desired_input = {Replicate{}}});
+  const StylePtr back = rowwise_parallel({.output = between, .use_local_output = false});
+  const StylePtr width = colwise_parallel({.use_local_output = false});
+  return {{"embed",
+           rowwise_parallel({.input = Replicate{}, .output = between, .use_local_output = false})},
+          {"block*.*_norm", norm},
+          {"block*.mixer", gather},
+          {"block*.mixer.[qkv]", colwise_parallel()},
+          {"block*.mixer.o", back},
+          {"block*.mlp", gather},
+          {"block*.mlp.gate", width},
+          {"block*.mlp.up", width},
+          {"block*.mlp.down", back},
+          {"norm", norm},
+          {"head",
+           colwise_parallel({.input = between, .output = Shard{-1}, .use_local_output = false})}};
+}
+
+}  // namespace tessera::testing
