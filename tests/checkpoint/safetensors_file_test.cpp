@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -133,6 +135,29 @@ TEST(SafetensorsFile, ReadsMoreThanASpanOfNeighbouringRuns) {
   const auto whole = at::arange(900000, at::kFloat).view({3000, 300});
   EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", Sizes{1, 7}, Sizes{2999, 150}),
                         whole.narrow(0, 1, 2999).narrow(1, 7, 150)));
+}
+
+/// Bytes that this thread has read so far.
+std::int64_t BytesRead() {
+  std::ifstream in("/proc/thread-self/io");
+  std::string key;
+  std::int64_t bytes = 0;
+  in >> key >> bytes;
+  EXPECT_EQ(key, "rchar:");
+  return bytes;
+}
+
+TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m", Range({64, 1 << 14}));
+  const SafetensorsFile file(folder / "m");
+  constexpr std::int64_t kOwnReads = 1024;  // of /proc/thread-self/io itself
+  const auto before = BytesRead();
+  file.read("w", Sizes{16, 0}, Sizes{16, 1 << 14});
+  const auto between = BytesRead();
+  EXPECT_NEAR(between - before, 16 * (1 << 14) * 4, kOwnReads);
+  file.read("w", Sizes{0, 1 << 12}, Sizes{64, 1 << 12});
+  EXPECT_NEAR(BytesRead() - between, 64 * (1 << 12) * 4, kOwnReads);
 }
 
 }  // namespace
