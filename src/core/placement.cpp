@@ -90,6 +90,11 @@ std::optional<Placement> parse(std::string_view text) {
 
 }  // namespace
 
+bool commute(ReduceOp a, ReduceOp b) {
+  const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
+  return a == b || (is_linear(a) && is_linear(b));
+}
+
 std::string to_string(ReduceOp op) {
   for (const auto& [name, value] : kReduceOps) {
     if (value == op) return std::string(name);

@@ -18,12 +18,6 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// Sums and averages commute with each other; other reductions only with their own kind.
-bool commute(ReduceOp a, ReduceOp b) {
-  const auto linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
-  return a == b || (linear(a) && linear(b));
-}
-
 bool is_split(const Hold& hold) {
   return hold.kind == Hold::kFactor || hold.kind == Hold::kOther;
 }

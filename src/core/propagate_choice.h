@@ -51,9 +51,9 @@ class GroupChooser {
     int index = 0;
     bool plain = false;
     bool inplace = false;
-    std::int64_t bytes = 0;                                  // of the global tensor
-    std::vector<Hold> holds;                                 // per mesh dimension
-    std::vector<std::pair<int, std::vector<Digit>>> digits;  // of each split factor
+    std::int64_t bytes = 0;                                       // of the global tensor
+    std::vector<Hold> holds = {};                                 // per mesh dimension
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // of each split factor
   };
   struct Cost {
     bool moves = false;

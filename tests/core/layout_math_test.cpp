@@ -50,8 +50,7 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
       for (std::int64_t index = 0; index < parts; ++index) {
         const auto piece = testing::chunk(list, parts, index);
         EXPECT_EQ(chunk_size(size, parts, index), static_cast<std::int64_t>(piece.size()));
-        if (!piece.empty()) EXPECT_EQ(chunk_offset(size, parts, index), piece.front());
-        if (piece.empty()) EXPECT_EQ(chunk_offset(size, parts, index), size);
+        EXPECT_EQ(chunk_offset(size, parts, index), piece.empty() ? size : piece.front());
       }
     }
   }

@@ -103,9 +103,9 @@ void expect_well_formed(const Step& step) {
   };
   const bool leaves = step.kind == StepKind::kAllGather || step.kind == StepKind::kAllToAll;
   const bool lands = step.kind == StepKind::kReduceScatter || step.kind == StepKind::kSlice;
-  if (leaves) EXPECT_TRUE(is_tail(step.from->digits(step.dim)));
-  if (lands) EXPECT_TRUE(is_tail(step.to->digits(step.dim)));
-  if (step.kind == StepKind::kAllToAll) EXPECT_TRUE(is_tail(step.to->digits(step.to_dim)));
+  EXPECT_TRUE(!leaves || is_tail(step.from->digits(step.dim)));
+  EXPECT_TRUE(!lands || is_tail(step.to->digits(step.dim)));
+  EXPECT_TRUE(step.kind != StepKind::kAllToAll || is_tail(step.to->digits(step.to_dim)));
 }
 
 std::string describe(const Case& c, const Plan& plan) {

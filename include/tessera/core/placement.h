@@ -11,6 +11,10 @@ namespace tessera {
 /// How the values of a Partial tensor combine into the true one.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
+/// Whether a tensor that is partial with `a` on one mesh dimension and with `b` on another may be
+/// reduced in either order: equal reductions, and sums with averages.
+bool commute(ReduceOp a, ReduceOp b);
+
 /// Every coordinate of the mesh dimension holds the whole tensor.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;

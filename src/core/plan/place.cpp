@@ -37,11 +37,6 @@ void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
 
 }  // namespace
 
-bool commute(ReduceOp a, ReduceOp b) {
-  const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
-  return a == b || (is_linear(a) && is_linear(b));
-}
-
 Place::Place(const Problem& problem, LayoutPtr at)
     : problem_(problem),
       at_(at),

@@ -80,7 +80,4 @@ class Place {
   std::vector<bool> complete_;  // of each tensor dimension: all that split it are settled
 };
 
-/// Whether tensors partial with both reductions may be reduced in either order.
-bool commute(ReduceOp a, ReduceOp b);
-
 }  // namespace tessera::plan
