@@ -1,5 +1,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "local_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fused.h"
@@ -41,8 +43,9 @@ ShardingSpec weight_gradient_spec(const ShardingSpec& x) {
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            double eps) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const std::optional<at::Tensor>& maybe_weight, double eps) {
+    const at::Tensor weight = maybe_weight.value_or(at::Tensor());
     auto [out, rstd] =
         kernels::rms_norm(local_tensor(x), weight.defined() ? local_tensor(weight) : weight, eps);
     context->save_for_backward({x, weight, rstd});
@@ -71,7 +74,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check(x, weight);
-  return RmsNormFunction::apply(x, weight, eps);
+  return RmsNormFunction::apply(x, weight.defined() ? std::optional(weight) : std::nullopt, eps);
 }
 
 }  // namespace tessera::nn

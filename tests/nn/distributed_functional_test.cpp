@@ -1,0 +1,229 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/functional.h"
+#include "testing/ranks.h"
+
+namespace tessera::nn {
+namespace {
+
+/// Values that every rank makes alike.
+at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
+
+DistributedTensor spread(const at::Tensor& tensor, const DeviceMesh& mesh,
+                         const Placements& placements) {
+  return distribute_tensor(tensor.detach().clone(), mesh, placements);
+}
+
+at::Tensor leaf(const DistributedTensor& tensor) {
+  return tensor.tensor().detach().requires_grad_();
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  return DistributedTensor(tensor.detach()).full_tensor();
+}
+
+/// The calls that `body` makes on the wire.
+template <class Body>
+std::int64_t calls(Rank& rank, Body&& body) {
+  const auto before = rank.world()->traffic().table();
+  body();
+  return comm::total(rank.world()->traffic().since(before)).calls;
+}
+
+// 7 rows over 4 ranks, 3 rows (an empty shard), and one row over 2 x 2.
+TEST(DistributedRmsNorm, WorksOnShardedRows) {
+  for (const std::int64_t rows : {7, 3, 1}) {
+    RunRanks(4, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+      const at::Tensor x0 = numbers({rows, 10}, 1).requires_grad_();
+      const at::Tensor w0 = numbers({10}, 2).requires_grad_();
+      const at::Tensor grad = numbers({rows, 10}, 3);
+      const at::Tensor y0 = at::rms_norm(x0, {10}, w0, 1e-5);
+      y0.backward(grad);
+      const at::Tensor x = leaf(spread(x0, mesh, {Shard{0}}));
+      const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}}));
+      const at::Tensor y = rms_norm(x, w, 1e-5);
+      EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
+      EXPECT_TRUE(whole(y).allclose(y0.detach(), 1e-5, 1e-6));
+      y.backward(spread(grad, mesh, {Shard{0}}).tensor());
+      EXPECT_TRUE(whole(x.grad()).allclose(x0.grad(), 1e-4, 1e-5));
+      EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-4, 1e-5));
+    });
+  }
+}
+
+TEST(DistributedRmsNorm, DoesNotCommunicate) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor x = leaf(spread(numbers({6, 4}, 1), mesh, {Shard{0}}));
+    const at::Tensor w = leaf(spread(numbers({4}, 2), mesh, {Replicate{}}));
+    const at::Tensor grad = spread(numbers({6, 4}, 3), mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(calls(rank, [&] { rms_norm(x, w, 1e-5).backward(grad); }), 0);
+    EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
+  });
+}
+
+TEST(DistributedRmsNorm, RefusesASplitLastDimension) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor x = spread(numbers({6, 4}, 1), mesh, {Shard{1}}).tensor();
+    EXPECT_THROW(rms_norm(x, {}, 1e-5), Error);
+    EXPECT_THROW(
+        rms_norm(spread(numbers({6, 4}, 1), mesh, {Shard{0}}).tensor(), at::ones({4}), 1e-5),
+        Error);
+  });
+}
+
+TEST(DistributedSiluMul, WorksOnAnySharding) {
+  for (const Placement& placement :
+       {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
+    RunRanks(3, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+      const at::Tensor a0 = numbers({5, 7}, 1).requires_grad_();
+      const at::Tensor b0 = numbers({5, 7}, 2).requires_grad_();
+      const at::Tensor grad = numbers({5, 7}, 3);
+      const at::Tensor y0 = at::silu(a0) * b0;
+      y0.backward(grad);
+      const at::Tensor a = leaf(spread(a0, mesh, {placement}));
+      const at::Tensor b = leaf(spread(b0, mesh, {placement}));
+      const at::Tensor y = silu_mul(a, b);
+      y.backward(spread(grad, mesh, {placement}).tensor());
+      EXPECT_TRUE(whole(y).allclose(y0.detach(), 1e-5, 1e-6));
+      EXPECT_TRUE(whole(a.grad()).allclose(a0.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(whole(b.grad()).allclose(b0.grad(), 1e-5, 1e-6));
+    });
+  }
+}
+
+TEST(DistributedSiluMul, RefusesOperandsThatLieDifferently) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor a = spread(numbers({4, 4}, 1), mesh, {Shard{0}}).tensor();
+    EXPECT_THROW(silu_mul(a, spread(numbers({4, 4}, 1), mesh, {Shard{1}}).tensor()), Error);
+    EXPECT_THROW(silu_mul(a, numbers({4, 4}, 1)), Error);
+    const at::Tensor pending =
+        DistributedTensor::from_local(at::ones({4}), mesh, {Partial{}}).tensor();
+    EXPECT_THROW(silu_mul(pending, pending), Error);
+  });
+}
+
+TEST(DistributedSiluMul, RedistributesAGradientThatLiesOtherwise) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor a = leaf(spread(numbers({4, 4}, 1), mesh, {Shard{0}}));
+    const at::Tensor b = leaf(spread(numbers({4, 4}, 2), mesh, {Shard{0}}));
+    silu_mul(a, b).backward(spread(at::ones({4, 4}), mesh, {Replicate{}}).tensor());
+    EXPECT_EQ(DistributedTensor(a.grad()).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(whole(b.grad()).allclose(at::silu(numbers({4, 4}, 1)), 1e-5, 1e-6));
+  });
+}
+
+TEST(DistributedRotaryEmbedding, WorksOnSplitHeads) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor x0 = numbers({2, 5, 3, 4}, 1);
+    const at::Tensor cos = numbers({5, 4}, 2);
+    const at::Tensor sin = numbers({5, 4}, 3);
+    const at::Tensor x = leaf(spread(x0, mesh, {Shard{2}}));
+    const at::Tensor y = rotary_embedding(x, cos, sin);
+    EXPECT_TRUE(whole(y).allclose(rotary_embedding(x0, cos, sin)));
+    y.backward(spread(x0, mesh, {Shard{2}}).tensor());
+    const at::Tensor plain = x0.clone().requires_grad_();
+    rotary_embedding(plain, cos, sin).backward(x0);
+    EXPECT_TRUE(whole(x.grad()).allclose(plain.grad()));
+    EXPECT_THROW(rotary_embedding(spread(x0, mesh, {Shard{1}}).tensor(), cos, sin), Error);
+  });
+}
+
+struct Vocabulary {
+  std::int64_t rows;
+  Placement weight;
+  Placement out;
+};
+
+// Vocabularies that divide, do not, and leave ranks without a row; and a split hidden dimension.
+TEST(DistributedEmbedding, AgreesWithOneRank) {
+  for (const Vocabulary& v :
+       {Vocabulary{8, Shard{0}, Partial{}}, Vocabulary{9, Shard{0}, Partial{}},
+        Vocabulary{2, Shard{0}, Partial{}}, Vocabulary{9, Shard{1}, Shard{2}},
+        Vocabulary{9, Replicate{}, Replicate{}}}) {
+    RunRanks(4, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+      const at::Tensor w0 = numbers({v.rows, 6}, 1).requires_grad_();
+      const at::Tensor indices = at::arange(10, at::kLong).remainder(v.rows).view({2, 5});
+      const at::Tensor grad = numbers({2, 5, 6}, 2);
+      at::embedding(w0, indices).backward(grad);
+      const at::Tensor w = leaf(spread(w0, mesh, {v.weight}));
+      const at::Tensor y = nn::embedding(w, indices);
+      EXPECT_EQ(DistributedTensor(y).placements(), Placements{v.out});
+      EXPECT_TRUE(whole(y).equal(at::embedding(w0, indices).detach()));
+      const Placement grad_placement = is_partial(v.out) ? Placement{Replicate{}} : v.out;
+      y.backward(spread(grad, mesh, {grad_placement}).tensor());
+      EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{v.weight});
+      EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
+    });
+  }
+}
+
+TEST(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const at::Tensor w0 = numbers({7, 6}, 1).requires_grad_();
+    const at::Tensor indices = at::tensor({0, 3, 6, 3, 1}, at::kLong);
+    const at::Tensor grad = numbers({5, 6}, 2);
+    at::embedding(w0, indices).backward(grad);
+    const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}, Shard{0}}));
+    const at::Tensor split = distribute_tensor(indices, mesh, {Shard{0}, Replicate{}}).tensor();
+    const at::Tensor y = nn::embedding(w, split);
+    EXPECT_EQ(DistributedTensor(y).placements(), (Placements{Shard{0}, Partial{}}));
+    EXPECT_TRUE(whole(y).equal(at::embedding(w0, indices).detach()));
+    y.backward(spread(grad, mesh, {Shard{0}, Replicate{}}).tensor());
+    EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
+  });
+}
+
+TEST(DistributedEmbedding, RefusesTableAndIndicesSplitTogether) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor w = spread(numbers({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    const at::Tensor indices =
+        distribute_tensor(at::arange(4, at::kLong), mesh, {Shard{0}}).tensor();
+    EXPECT_THROW(nn::embedding(w, indices), Error);
+  });
+}
+
+// An index out of range is found by every rank, also by those that have no such row.
+TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor w = spread(numbers({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    nn::embedding(w, at::tensor({0, 7}, at::kLong));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("index 7"), std::string::npos) << error;
+  }
+}
+
+TEST(DistributedDropout, IsTheSameOnEveryMesh) {
+  const at::Tensor x0 = numbers({7, 6}, 1);
+  const at::Tensor expected = nn::dropout(x0, 0.5, {3, 4});
+  for (const Placement& placement :
+       {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
+    RunRanks(4, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+      const at::Tensor x = leaf(spread(x0, mesh, {placement}));
+      const at::Tensor y = nn::dropout(x, 0.5, {3, 4});
+      EXPECT_TRUE(whole(y).equal(expected));
+      y.backward(spread(at::ones({7, 6}), mesh, {placement}).tensor());
+      EXPECT_TRUE(whole(x.grad()).equal((expected != 0) * 2.0F));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,132 @@
+#include "tessera/nn/functional.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::nn {
+namespace {
+
+/// Compares function(inputs)'s value and gradients with those of an oracle made of at:: operators.
+template <class Function, class Oracle>
+void expect_same(const std::vector<at::Tensor>& inputs, const Function& function,
+                 const Oracle& oracle, double rtol, double atol) {
+  std::vector<at::Tensor> a, b;
+  for (const at::Tensor& input : inputs) {
+    a.push_back(input.clone().requires_grad_());
+    b.push_back(input.clone().requires_grad_());
+  }
+  const at::Tensor y = function(a);
+  const at::Tensor expected = oracle(b);
+  const at::Tensor grad = at::randn_like(expected);
+  y.backward(grad);
+  expected.backward(grad);
+  EXPECT_TRUE(y.allclose(expected, rtol, atol));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    EXPECT_TRUE(a[i].grad().allclose(b[i].grad(), rtol, atol)) << "input " << i;
+  }
+}
+
+struct Precision {
+  at::ScalarType type;
+  double rtol, atol;
+};
+const Precision kPrecisions[] = {{at::kFloat, 1e-5, 1e-5}, {at::kDouble, 1e-12, 1e-12}};
+
+TEST(RmsNorm, AgreesWithComposition) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    expect_same(
+        {at::randn({3, 5, 24}, type), at::randn({24}, type)},
+        [](const auto& v) { return rms_norm(v[0], v[1], 1e-5); },
+        [](const auto& v) { return at::rms_norm(v[0], {24}, v[1], 1e-5); }, rtol, atol);
+  }
+}
+
+TEST(RmsNorm, NeedsNoWeight) {
+  expect_same(
+      {at::randn({4, 9})}, [](const auto& v) { return rms_norm(v[0], {}, 1e-6); },
+      [](const auto& v) { return at::rms_norm(v[0], {9}, {}, 1e-6); }, 1e-5, 1e-6);
+}
+
+TEST(RmsNorm, RefusesAWeightOfAnotherSize) {
+  EXPECT_THROW(rms_norm(at::ones({2, 3}), at::ones({4}), 1e-5), Error);
+}
+
+TEST(RmsNorm, RefusesASecondDerivative) {
+  const at::Tensor x = at::randn({2, 3}).requires_grad_();
+  const at::Tensor y = rms_norm(x, {}, 1e-5).sum();
+  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true), Error);
+}
+
+TEST(SiluMul, AgreesWithComposition) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    expect_same(
+        {at::randn({7, 11}, type) * 3, at::randn({7, 11}, type)},
+        [](const auto& v) { return silu_mul(v[0], v[1]); },
+        [](const auto& v) { return at::silu(v[0]) * v[1]; }, rtol, atol);
+  }
+}
+
+TEST(SiluMul, TakesViews) {
+  const at::Tensor both = at::randn({5, 16});
+  const auto halves = both.chunk(2, 1);
+  EXPECT_TRUE(silu_mul(halves[0], halves[1]).allclose(at::silu(halves[0]) * halves[1], 1e-5, 1e-6));
+}
+
+TEST(SiluMul, RefusesOtherSizes) {
+  EXPECT_THROW(silu_mul(at::ones({2, 3}), at::ones({3})), Error);
+}
+
+TEST(RotaryEmbedding, AgreesWithComposition) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    const at::Tensor cos = at::randn({6, 10}, type);
+    const at::Tensor sin = at::randn({6, 10}, type);
+    expect_same(
+        {at::randn({2, 6, 3, 10}, type)},
+        [&](const auto& v) { return rotary_embedding(v[0], cos, sin); },
+        [&](const auto& v) {
+          const auto halves = v[0].chunk(2, -1);
+          const at::Tensor rotated = at::cat({-halves[1], halves[0]}, -1);
+          return v[0] * cos.unsqueeze(1) + rotated * sin.unsqueeze(1);
+        },
+        rtol, atol);
+  }
+}
+
+TEST(RotaryEmbedding, RefusesTablesOfAnotherLength) {
+  EXPECT_THROW(rotary_embedding(at::ones({1, 4, 1, 2}), at::ones({3, 2}), at::ones({3, 2})), Error);
+  EXPECT_THROW(rotary_embedding(at::ones({1, 4, 1, 3}), at::ones({4, 3}), at::ones({4, 3})), Error);
+}
+
+TEST(EmbeddingFunction, AgreesWithLibtorch) {
+  const at::Tensor indices = at::randint(0, 9, {4, 5}, at::kLong);
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    expect_same(
+        {at::randn({9, 6}, type)}, [&](const auto& v) { return nn::embedding(v[0], indices); },
+        [&](const auto& v) { return at::embedding(v[0], indices); }, rtol, atol);
+  }
+}
+
+TEST(EmbeddingFunction, RefusesIndicesOfAnotherType) {
+  EXPECT_THROW(nn::embedding(at::ones({3, 2}), at::zeros({2}, at::kInt)), Error);
+}
+
+TEST(DropoutFunction, UsesOneMaskForValueAndGradient) {
+  const at::Tensor x = at::ones({1000}).requires_grad_();
+  const at::Tensor y = dropout(x, 0.4, {1, 2});
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().equal(y.detach()));
+  EXPECT_NEAR((y == 0).to(at::kFloat).mean().item<double>(), 0.4, 0.06);
+}
+
+TEST(DropoutFunction, APartOfTheBatchIsDrawnAsPartOfTheWhole) {
+  const at::Tensor x = at::randn({8, 5});
+  const at::Tensor whole = dropout(x, 0.5, {1, 2});
+  const BatchPart part(3, 4);
+  EXPECT_TRUE(dropout(x.slice(0, 6, 8), 0.5, {1, 2}).equal(whole.slice(0, 6, 8)));
+}
+
+}  // namespace
+}  // namespace tessera::nn

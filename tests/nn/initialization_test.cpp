@@ -1,0 +1,204 @@
+#include "tessera/nn/initialization.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "nn/small_model.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/meta_device.h"
+#include "testing/ranks.h"
+
+namespace tessera::nn {
+namespace {
+
+using testing::SmallModel;
+using testing::values;
+
+std::shared_ptr<SmallModel> meta_model() {
+  const MetaDevice meta;
+  return std::make_shared<SmallModel>();
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(MetaDevice, ParametersAndFactoriesAreMeta) {
+  const auto model = meta_model();
+  for (const auto& [name, slot] : model->named_slots()) EXPECT_TRUE(slot->get().is_meta()) << name;
+  const MetaDevice meta;
+  EXPECT_TRUE(at::zeros({3}).is_meta());
+  EXPECT_TRUE(MetaDevice::active());
+}
+
+TEST(MetaDevice, EndsWithItsScope) {
+  { const MetaDevice meta; }
+  EXPECT_FALSE(MetaDevice::active());
+  EXPECT_TRUE(at::zeros({3}).is_cpu());
+}
+
+TEST(ToEmpty, GivesStorageToEverySlot) {
+  const auto model = meta_model();
+  to_empty(*model, c10::kCPU);
+  for (const auto& [name, slot] : model->named_slots()) {
+    EXPECT_TRUE(slot->get().is_cpu()) << name;
+    EXPECT_TRUE(slot->get().requires_grad()) << name;
+  }
+  for (const auto& [name, slot] : model->named_buffer_slots()) EXPECT_TRUE(slot->get().is_cpu());
+}
+
+TEST(ToEmpty, LeavesWhatHasStorage) {
+  Linear module(2, 2);
+  const at::Tensor before = module.weight;
+  to_empty(module, c10::kCPU);
+  EXPECT_TRUE((*module.weight).is_same(before));
+}
+
+TEST(ToEmpty, RefusesMetaBuffersOfLibtorch) {
+  const auto model = meta_model();
+  {
+    const MetaDevice meta;
+    model->register_buffer("stray", at::ones({2}));
+  }
+  EXPECT_NE(message_of([&] { to_empty(*model, c10::kCPU); }).find("'stray'"), std::string::npos);
+}
+
+TEST(InitWeights, NeedsStorage) {
+  const auto model = meta_model();
+  EXPECT_NE(message_of([&] { init_weights(*model, 1); }).find("to_empty"), std::string::npos);
+}
+
+TEST(InitWeights, FillsEverything) {
+  const auto model = meta_model();
+  to_empty(*model, c10::kCPU);
+  EXPECT_THROW(check_initialized(*model), Error);
+  init_weights(*model, 1);
+  check_initialized(*model);
+  EXPECT_TRUE(model->norm->weight->detach().equal(at::ones({6})));
+  EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
+}
+
+TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
+  const auto a = meta_model();
+  const auto b = meta_model();
+  const auto c = meta_model();
+  for (const auto& model : {a, b, c}) to_empty(*model, c10::kCPU);
+  init_weights(*a, 1);
+  at::rand({17});
+  init_weights(*b, 1);
+  init_weights(*c, 2);
+  EXPECT_TRUE(values(*a).equal(values(*b)));
+  EXPECT_FALSE(values(*a).equal(values(*c)));
+}
+
+TEST(InitWeights, TheParentsValueStands) {
+  const auto model = meta_model();
+  to_empty(*model, c10::kCPU);
+  init_weights(*model, 1);
+  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 0.25)));
+}
+
+TEST(InitWeights, ATableReachesByPattern) {
+  const auto model = meta_model();
+  to_empty(*model, c10::kCPU);
+  init_weights(*model, 1);
+  for (const auto& layer : model->layers->items()) {
+    EXPECT_TRUE(layer->slot("bias")->get().detach().equal(at::full({6}, 3.0)));
+    EXPECT_FALSE(layer->slot("weight")->get().detach().equal(at::full({6, 6}, 3.0)));
+  }
+}
+
+class BadTable : public Module<BadTable> {
+ public:
+  BadTable() { register_slot("weight", {2}); }
+  void reset_parameters(const InitContext& init) override {
+    init.fill(*this, {{"wight", init::ones()}});
+  }
+};
+
+TEST(InitWeights, APatternThatMatchesNothingIsAnError) {
+  BadTable module;
+  EXPECT_NE(message_of([&] { init_weights(module, 1); }).find("'wight'"), std::string::npos);
+}
+
+class Forgetful : public Module<Forgetful> {
+ public:
+  Forgetful() { register_slot("weight", {2}); }
+};
+
+TEST(InitWeights, NamesWhatNobodyFilled) {
+  auto root = std::make_shared<Sequential>();
+  root->register_module("inner", std::make_shared<Forgetful>());
+  EXPECT_NE(message_of([&] { init_weights(*root, 1); }).find("'inner.weight'"), std::string::npos);
+}
+
+TEST(InitWeights, FillsATiedParameterOnce) {
+  auto a = std::make_shared<Linear>(3, 3, LinearOptions{.bias = false});
+  auto b = std::make_shared<Linear>(3, 3, LinearOptions{.bias = false});
+  Sequential tied(a, b);
+  b->tie_slot("weight", a->slot("weight"));
+  init_weights(tied, 5);
+  const at::Tensor expected = at::empty({3, 3});
+  const double bound = 1.0 / std::sqrt(3.0);
+  uniform_(expected, -bound, bound, {5, stream_of("0.weight")});
+  EXPECT_TRUE(a->weight->detach().equal(expected));
+}
+
+TEST(InitBuffers, LeavesParametersAlone) {
+  const auto model = meta_model();
+  to_empty(*model, c10::kCPU);
+  init_weights(*model, 1);
+  model->out->weight->detach().fill_(9.0);
+  model->table->fill_(7.0);
+  init_buffers(*model);
+  EXPECT_TRUE(model->out->weight->detach().equal(at::full({5, 6}, 9.0)));
+  EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
+}
+
+TEST(MarkInitialized, SatisfiesTheCheck) {
+  Linear module(2, 2);
+  EXPECT_THROW(check_initialized(module), Error);
+  for (const auto& [name, slot] : module.named_slots()) mark_initialized(slot);
+  check_initialized(module);
+}
+
+// The model's values on a mesh, gathered, are those of one rank: sizes 5, 6 and 7 over 2, 3, 4.
+void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
+                           const Placements& placements) {
+  const auto single = meta_model();
+  to_empty(*single, c10::kCPU);
+  init_weights(*single, 11);
+  const at::Tensor expected = values(*single);
+  RunRanks(ranks, [&](Rank& rank) {
+    std::vector<std::string> names{"dp", "tp"};
+    names.resize(sizes.size());
+    const DeviceMesh mesh = rank.mesh(sizes, names);
+    const auto model = meta_model();
+    for (const auto& [name, slot] : model->named_slots()) {
+      slot->set(
+          distribute_tensor(slot->get().detach(), mesh, placements).tensor().requires_grad_());
+    }
+    to_empty(*model, c10::kCPU);
+    init_weights(*model, 11);
+    EXPECT_TRUE(values(*model).equal(expected));
+  });
+}
+
+TEST(InitWeights, IsBitEqualOnOneMeshDimension) {
+  expect_as_on_one_rank(4, {4}, {Shard{0}});
+  expect_as_on_one_rank(3, {3}, {Shard{0}});
+  expect_as_on_one_rank(2, {2}, {Replicate{}});
+}
+
+TEST(InitWeights, IsBitEqualOnTwoMeshDimensions) {
+  expect_as_on_one_rank(4, {2, 2}, {Shard{0}, Shard{0}});
+  expect_as_on_one_rank(6, {2, 3}, {Shard{0}, Replicate{}});
+}
+
+}  // namespace
+}  // namespace tessera::nn

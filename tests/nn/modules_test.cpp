@@ -1,0 +1,128 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "nn/small_model.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/dropout.h"
+
+namespace tessera::nn {
+namespace {
+
+TEST(Linear, IsLibtorchsLinear) {
+  Linear module(5, 3);
+  init_weights(module, 1);
+  const at::Tensor x = at::randn({2, 4, 5});
+  EXPECT_TRUE(module(x).allclose(at::linear(x, *module.weight, *module.bias)));
+}
+
+TEST(Linear, StartsWithinItsBound) {
+  Linear module(100, 50);
+  init_weights(module, 1);
+  EXPECT_LE(module.weight->abs().max().item<double>(), 0.1);
+  EXPECT_NEAR(module.weight->std().item<double>(), 0.1 / std::sqrt(3.0), 2e-3);
+}
+
+TEST(Linear, DefersItsBias) {
+  Linear module(5, 3);
+  init_weights(module, 1);
+  module.set_defer_bias(true);
+  const at::Tensor x = at::randn({2, 5});
+  EXPECT_TRUE(module.defers_bias());
+  EXPECT_TRUE(module(x).allclose(at::linear(x, *module.weight)));
+}
+
+TEST(Linear, WithoutBiasHasOneParameter) {
+  Linear module(5, 3, {.bias = false});
+  EXPECT_EQ(module.named_slots().size(), 1U);
+  EXPECT_FALSE(module.bias.defined());
+  module.set_defer_bias(true);
+  EXPECT_FALSE(module.defers_bias());
+}
+
+TEST(Embedding, StartsStandardNormal) {
+  Embedding module(200, 50);
+  init_weights(module, 1);
+  EXPECT_NEAR(module.weight->mean().item<double>(), 0.0, 0.04);
+  EXPECT_NEAR(module.weight->std().item<double>(), 1.0, 0.03);
+}
+
+TEST(LayerNorm, IsLibtorchs) {
+  LayerNorm module(6);
+  init_weights(module, 1);
+  const at::Tensor x = at::randn({3, 6});
+  EXPECT_TRUE(module(x).allclose(at::layer_norm(x, {6}), 1e-5, 1e-6));
+}
+
+TEST(RMSNorm, IsLibtorchs) {
+  RMSNorm module(6, 1e-3);
+  init_weights(module, 1);
+  const at::Tensor x = at::randn({3, 6});
+  EXPECT_TRUE(module(x).allclose(at::rms_norm(x, {6}, {}, 1e-3), 1e-5, 1e-6));
+}
+
+TEST(Dropout, DrawsAnewAtEachCall) {
+  Dropout module(0.5);
+  const at::Tensor x = at::ones({1000});
+  EXPECT_FALSE(module(x).equal(module(x)));
+}
+
+TEST(Dropout, ReplaysACall) {
+  Dropout module(0.5);
+  const at::Tensor x = at::ones({1000});
+  module(x);
+  const std::uint64_t calls = module.calls();
+  const at::Tensor first = module(x);
+  module.set_calls(calls);
+  EXPECT_TRUE(module(x).equal(first));
+}
+
+TEST(Dropout, OfTwoModulesIsIndependent) {
+  auto a = std::make_shared<Dropout>(0.5);
+  auto b = std::make_shared<Dropout>(0.5);
+  Sequential both(a, b);
+  init_weights(both, 1);
+  const at::Tensor x = at::ones({1000});
+  EXPECT_FALSE((*a)(x).equal((*b)(x)));
+}
+
+TEST(Dropout, DoesNothingInEvaluation) {
+  Dropout module(0.5);
+  module.eval();
+  const at::Tensor x = at::ones({10});
+  EXPECT_TRUE(module(x).is_same(x));
+}
+
+TEST(Dropout, RefusesAProbabilityOfOne) {
+  EXPECT_THROW(Dropout(1.0), Error);
+}
+
+TEST(Sequential, RunsItsModulesInOrder) {
+  auto a = std::make_shared<Linear>(3, 4);
+  auto b = std::make_shared<Linear>(4, 2);
+  Sequential both(a, b);
+  init_weights(both, 1);
+  const at::Tensor x = at::randn({5, 3});
+  EXPECT_TRUE(both(x).equal((*b)((*a)(x))));
+  EXPECT_EQ(both.named_slots()[2].first, "1.weight");
+}
+
+TEST(ModuleList, GivesItsModulesByType) {
+  ModuleList list;
+  auto module = list.push_back(std::make_shared<Linear>(3, 4));
+  EXPECT_EQ(list.at<Linear>(0), module);
+  EXPECT_THROW(list.at<Embedding>(0), Error);
+  EXPECT_THROW(list.at<Linear>(1), Error);
+}
+
+TEST(SmallModel, TrainsAllItsParameters) {
+  testing::SmallModel model;
+  init_weights(model, 1);
+  model(at::tensor({0, 3, 6}, at::kLong)).square().sum().backward();
+  for (const auto& [name, slot] : model.named_slots()) {
+    ASSERT_TRUE(slot->get().grad().defined()) << name;
+    EXPECT_GT(slot->get().grad().abs().sum().item<double>(), 0.0) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn
