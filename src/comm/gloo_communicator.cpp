@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "c10d_arguments.h"
 #include "done_work.h"
 #include "local_reduce.h"
 #include "tessera/core/error.h"
@@ -37,21 +38,6 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
     default:
       return false;
   }
-}
-
-c10d::ReduceOp to_c10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return c10d::ReduceOp::SUM;
-  }
-  return c10d::ReduceOp::SUM;
 }
 
 /// The process group with what outlives a failure of it. Shared by the communicator and its works.
@@ -179,14 +165,6 @@ class GlooWork final : public Work {
   std::function<void()> finish_;
 };
 
-std::vector<std::int64_t> scaled(std::span<const std::int64_t> counts, std::size_t factor) {
-  std::vector<std::int64_t> result(counts.begin(), counts.end());
-  for (std::int64_t& count : result) {
-    count *= static_cast<std::int64_t>(factor);
-  }
-  return result;
-}
-
 class GlooCommunicator final : public Communicator {
  public:
   explicit GlooCommunicator(GlooGroupPtr group)
@@ -221,8 +199,9 @@ class GlooCommunicator final : public Communicator {
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return exchange("all_to_all", output, input, scaled(output_counts, output.element_size()),
-                    scaled(input_counts, input.element_size()));
+    return exchange("all_to_all", output, input,
+                    counts_in_bytes(output_counts, output.element_size()),
+                    counts_in_bytes(input_counts, input.element_size()));
   }
 
   WorkPtr broadcast(const at::Tensor& tensor, int root) override {
@@ -274,7 +253,7 @@ class GlooCommunicator final : public Communicator {
   WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     std::vector<at::Tensor> tensors = {tensor};
     c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op);
+    options.reduceOp = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
     std::function<void()> finish;
     if (op == ReduceOp::kAvg) {
       finish = [tensor, ranks = size()] { tensor.div_(ranks); };

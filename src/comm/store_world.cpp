@@ -8,10 +8,12 @@
 #include <utility>
 
 #include "checked_communicator.h"
+#include "cuda_backend.h"
 #include "gloo_communicator.h"
 #include "group_info.h"
 #include "loopback_communicator.h"
 #include "shm_communicator.h"
+#include "staged_communicator.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -28,6 +30,10 @@ class StoreWorld final : public World {
   StoreWorld(JobInfo job, WorldOptions options)
       : job_(std::move(job)), options_(std::move(options)) {
     disable_flight_recorder();
+    if (options_.device == "cuda") {
+      const CudaBackend& cuda = cuda_backend();
+      cuda.set_device(job_.local_rank % cuda.device_count());
+    }
   }
 
   int rank() const override { return job_.rank; }
@@ -74,8 +80,16 @@ class StoreWorld final : public World {
 
   CommunicatorPtr make_backend(const GroupInfo& info) const {
     if (info.size() == 1) {
-      return make_loopback_communicator(0, 1);
+      return make_solo_communicator();
     }
+    if (options_.backend == "nccl") {
+      return cuda_backend().make_nccl_communicator(store_for(info, "nccl"), info);
+    }
+    CommunicatorPtr host = make_host_communicator(info);
+    return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
+  }
+
+  CommunicatorPtr make_host_communicator(const GroupInfo& info) const {
     if (on_one_host(info)) {
       if (auto shared = make_shm_communicator(store_for(info, "shm"), info)) {
         return shared;
@@ -110,6 +124,17 @@ class StoreWorld final : public World {
 };
 
 }  // namespace
+
+void check_options(const WorldOptions& options) {
+  TESSERA_CHECK(options.device == "cpu" || options.device == "cuda", "WorldOptions: device '",
+                options.device, "' is unknown; use \"cpu\" or \"cuda\"");
+  TESSERA_CHECK(options.backend == "gloo" || options.backend == "nccl", "WorldOptions: backend '",
+                options.backend, "' is unknown; use \"gloo\" or \"nccl\"");
+  TESSERA_CHECK(options.backend == "gloo" || options.device == "cuda",
+                "WorldOptions: backend nccl needs device cuda; use gloo on cpu");
+  TESSERA_CHECK(options.timeout.count() > 0, "WorldOptions: the time-out of ",
+                options.timeout.count(), " ms leaves no time; give more than 0");
+}
 
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
   return std::make_shared<StoreWorld>(std::move(job), options);

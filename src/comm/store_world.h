@@ -21,7 +21,11 @@ struct JobInfo {
   std::string address;
 };
 
-/// The world of ranks that meet in a store.
+/// Throws Error for an unknown device or backend, or a combination that does not exist.
+void check_options(const WorldOptions& options);
+
+/// The world of ranks that meet in a store. With device "cuda" the calling thread's current device
+/// becomes that of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
 }  // namespace tessera::comm

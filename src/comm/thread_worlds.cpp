@@ -7,6 +7,8 @@ namespace tessera::comm {
 
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
+  check_options(options);
+  TESSERA_CHECK(options.backend == "gloo", "thread_worlds: NCCL takes a process a rank; use gloo");
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(options.timeout);
   const std::vector<std::string> hosts(static_cast<std::size_t>(size), "this process");

@@ -141,6 +141,7 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
 }  // namespace
 
 WorldPtr world_from_environment(const WorldOptions& options) {
+  check_options(options);
   const JobVariables job = read_job_variables(environment_variable);
   WorldOptions adjusted = options;
   adjusted.timeout = job.timeout.value_or(options.timeout);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 
 #include "testing/ranks.h"
@@ -15,6 +16,7 @@ namespace tessera::comm {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Each;
 using testing::ErrorsOfRanks;
 using ::testing::HasSubstr;
@@ -216,6 +218,29 @@ TEST(World, OverlappingGroupsDoNotMix) {
       EXPECT_EQ(tensor.item<float>(), 5.0F);
     }
   });
+}
+
+std::string error_with(const WorldOptions& options) {
+  try {
+    thread_worlds(1, options);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(World, RefusesUnknownDevicesAndBackends) {
+  EXPECT_THAT(error_with({.device = "tpu"}), HasSubstr("device 'tpu' is unknown"));
+  EXPECT_THAT(error_with({.backend = "mpi"}), HasSubstr("backend 'mpi' is unknown"));
+  EXPECT_THAT(error_with({.backend = "nccl"}), HasSubstr("nccl needs device cuda"));
+}
+
+TEST(World, SaysWhyThereIsNoCuda) {
+  if (std::filesystem::exists("/dev/nvidia0")) {
+    GTEST_SKIP() << "there is a GPU";
+  }
+  EXPECT_THAT(error_with({.device = "cuda"}),
+              AnyOf(HasSubstr("no GPU is visible"), HasSubstr("cannot be loaded")));
 }
 
 TEST(FakeWorld, PutsThisRanksDataInEveryPlace) {
