@@ -29,7 +29,7 @@ declare -A library_wheels=(
 # Distribution packages: the tools of a build, the libraries, the demo's text (Perl's manual).
 tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
 library_packages=(
-  libgloo-dev librange-v3-dev libgtest-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
+  libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
   libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev)
 text_packages=(perl-doc)
 # What scripts/test and the clang presets add.
