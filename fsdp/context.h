@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "deferred_sums.h"
+#include "tessera/dtensor/deferred_sums.h"
 
 namespace tessera::fsdp {
 

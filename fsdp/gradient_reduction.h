@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "deferred_sums.h"
+#include "tessera/dtensor/deferred_sums.h"
 #include "packing.h"
 #include "sharded_parameter.h"
 #include "tessera/comm/communicator.h"

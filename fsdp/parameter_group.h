@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "deferred_sums.h"
+#include "tessera/dtensor/deferred_sums.h"
 #include "gradient_reduction.h"
 #include "packing.h"
 #include "reusable_storage.h"

@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "pending_gradients.h"
 #include "plan_matching.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -100,6 +101,22 @@ class PlacementTable {
   std::vector<nn::SlotPtr> order_;
 };
 
+/// Parameters that the style replicates may get their gradients in terms. At every call, because
+/// the tensors in the slots change (nn::to_empty, FSDP).
+void watch_replicated(const Application& application,
+                      const std::shared_ptr<PendingGradients>& pending) {
+  std::vector<nn::SlotPtr> slots;
+  for (const auto& [slot, placement] : application.style->parameters(*application.target.module)) {
+    if (is_replicate(placement)) {
+      slots.push_back(slot);
+    }
+  }
+  if (!slots.empty()) {
+    application.target.module->add_forward_pre_hook(
+        [pending, slots](auto&, nn::TensorList) { pending->watch(slots); });
+  }
+}
+
 }  // namespace
 
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Plan& plan) {
@@ -115,7 +132,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Pl
     }
   }
   placements.distribute();
+  const auto pending = std::make_shared<PendingGradients>();
   for (const Application& application : applications) {
+    watch_replicated(application, pending);
     application.style->apply(*application.target.module, mesh);
   }
 }

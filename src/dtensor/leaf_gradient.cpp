@@ -16,6 +16,7 @@ void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor
   impl.set_gradient_hook();
   // The spec, not the tensor: the hook lives in the tensor's own autograd state.
   tensor.register_hook([spec = impl.spec()](const at::Tensor& gradient) {
+    if (!gradient.defined()) return gradient;
     return as_layout(gradient, {spec->sharding.mesh, gradient_layout(spec->sharding.layout)});
   });
 }
@@ -24,11 +25,12 @@ void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor
 
 namespace tessera {
 
-void leave_gradient_pending(const at::Tensor& leaf) {
+bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
-  TESSERA_CHECK(impl != nullptr && !impl->has_gradient_hook(),
-                "leave_gradient_pending needs a distributed tensor that no operator has met yet");
+  TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
+  if (impl->has_gradient_hook()) return false;
   impl->set_gradient_hook();
+  return true;
 }
 
 }  // namespace tessera

@@ -69,9 +69,9 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes);
 
 /// Leaves the gradient of a distributed leaf as backward makes it, possibly Partial, instead of
-/// bringing it to the leaf's layout: for a caller that reduces many of them together. To be called
-/// before an operator has met the leaf.
-void leave_gradient_pending(const at::Tensor& leaf);
+/// bringing it to the leaf's layout: for a caller that reduces many of them together. Returns false
+/// if somebody has seen to this leaf already: another caller, or an operator that has met it.
+bool leave_gradient_pending(const at::Tensor& leaf);
 
 /// Spreads `tensor`, the same on every rank, over the mesh: each rank keeps its slice, no
 /// communication. On a meta tensor: a meta local of the right shape.

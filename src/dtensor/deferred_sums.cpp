@@ -1,4 +1,4 @@
-#include "deferred_sums.h"
+#include "tessera/dtensor/deferred_sums.h"
 
 #include <ATen/ops/cat.h>
 
@@ -6,7 +6,7 @@
 
 #include "tessera/comm/communicator.h"
 
-namespace tessera::fsdp {
+namespace tessera {
 
 void DeferredSums::add(comm::Communicator& group, at::Tensor value, Then then) {
   const auto same = [&](const Bucket& bucket) {
@@ -39,4 +39,4 @@ void DeferredSums::run(const Bucket& bucket) {
   }
 }
 
-}  // namespace tessera::fsdp
+}  // namespace tessera

@@ -5,15 +5,14 @@
 #include <functional>
 #include <vector>
 
-namespace tessera::comm {
+namespace tessera {
+
+namespace comm {
 class Communicator;
 }
 
-namespace tessera::fsdp {
-
-/// Sums over other groups (tensor parallelism's) that small gradients await, norm weights' under
-/// sequence parallelism: done together at the end of backward, one all-reduce per group and type,
-/// instead of a tiny one each.
+/// Sums that many small tensors await, such as the gradients of norm weights under sequence
+/// parallelism: done together, one all-reduce per group and type, instead of a tiny one each.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
@@ -36,4 +35,4 @@ class DeferredSums {
   std::vector<Bucket> buckets_;
 };
 
-}  // namespace tessera::fsdp
+}  // namespace tessera
