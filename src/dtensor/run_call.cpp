@@ -235,7 +235,7 @@ class Run {
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     auto* base = viewed_.defined() ? as_distributed(viewed_) : nullptr;
     if (base == nullptr) return wrap(std::move(local), std::move(spec));
-    const bool moved = plan_.inputs.front().plan != nullptr;
+    const bool moved = plan_.inputs.front().plan != nullptr || base->is_detached_view();
     if (!moved && !local.is_inference() && !base->local().is_inference()) {
       local.unsafeGetTensorImpl()->set_version_counter(
           base->local().unsafeGetTensorImpl()->version_counter());
@@ -259,8 +259,11 @@ class Run {
     return output.spec;
   }
 
-  TensorSpecPtr first_spec(const CallPlan::Output& output, const at::Tensor& local) {
+  TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
+    for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {
+      if (output.sizes[dim] < 0) output.sizes[dim] = local.size(static_cast<std::int64_t>(dim));
+    }
     const auto expected = local_sizes(sharding, output.sizes);
     TESSERA_CHECK(local.sizes() == expected, "internal: the rule of ", info_.name,
                   " expects a local "

@@ -21,6 +21,8 @@ namespace tessera {
 ///
 /// It is a rule for one mesh dimension at a time; propagate() expands it over a mesh.
 struct ShardingRule {
+  /// Size of a factor of an output that the rule cannot tell; it must stay whole.
+  static constexpr std::int64_t kUnknown = -1;
   struct Factor {
     std::int64_t size = 1;
     /// What becomes of outputs that lack the factor. nullopt: it must stay whole.
@@ -149,7 +151,8 @@ struct Propagation {
   std::vector<LayoutPtr> inputs;
   /// nullptr: replicated, and its sizes are those of the local result (an output in no group).
   std::vector<LayoutPtr> outputs;
-  std::vector<std::vector<std::int64_t>> output_sizes;  ///< global
+  /// Global. Negative: unknown to the rule, and that of the local result (it is not split).
+  std::vector<std::vector<std::int64_t>> output_sizes;
   bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator
 };
 

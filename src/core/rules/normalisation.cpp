@@ -67,6 +67,79 @@ RuleFunction::Body norm_backward(std::vector<std::size_t> statistics,
   };
 }
 
+/// native_group_norm(input (batch, channels, ...), weight, bias, N, C, HxW, groups, eps) -> result,
+/// mean and rstd (batch, groups).
+std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() < 2) return std::nullopt;
+  ShardingRule rule = start(call);
+  TensorFactors input = add_wholes(rule, call.tensor(0).sizes);
+  input[0] = {add_factor(rule, call.tensor(0).size(0))};
+  rule.factors.back().empty = false;
+  const TensorFactors statistics{input[0], {add_whole(rule, call.integer(6))}};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, {input[1]});
+  set_input(rule, call, 2, {input[1]});
+  rule.outputs = {input, statistics, statistics};
+  rule.size_arguments.push_back({3, 0, 0});
+  return rule;
+}
+
+/// Its backward(grad, input, mean, rstd, weight, N, C, HxW, groups, mask)
+std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
+  if (call.tensor(1).ndim() < 2) return std::nullopt;
+  ShardingRule rule = start(call);
+  TensorFactors input = add_wholes(rule, call.tensor(1).sizes);
+  input[0] = {add_reduced(rule, call.tensor(1).size(0), ReduceOp::kSum)};
+  rule.factors.back().empty = false;
+  const TensorFactors statistics{input[0], {}};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, input);
+  set_input(rule, call, 2, statistics);
+  set_input(rule, call, 3, statistics);
+  set_input(rule, call, 4, {input[1]});
+  rule.outputs = {input, {input[1]}, {input[1]}};
+  rule.size_arguments.push_back({5, 0, 0});
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
+/// native_batch_norm(input, weight, bias, running mean, running variance, training, ...): channels
+/// are independent. In training the running statistics are written, and samples are not
+/// independent; else the statistics that come back are empty.
+std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() < 2 || !call.boolean_or(5, false)) return std::nullopt;
+  ShardingRule rule = start(call);
+  TensorFactors input = add_wholes(rule, call.tensor(0).sizes);
+  input[1] = {add_factor(rule, call.tensor(0).size(1))};
+  rule.factors.back().empty = false;
+  const TensorFactors channels{input[1]};
+  set_input(rule, call, 0, input);
+  for (std::size_t arg = 1; arg <= 4; ++arg) set_input(rule, call, arg, channels);
+  rule.outputs = {input, channels, channels};
+  for (std::size_t arg : {3, 4}) {
+    if (!call.has_tensor(arg)) continue;
+    rule.inplace.push_back({call.tensor_index(arg), static_cast<int>(rule.outputs.size())});
+    rule.outputs.push_back(channels);
+  }
+  return rule;
+}
+
+/// Its backward(grad, input, weight, running mean, running variance, mean, inverse deviation, ...)
+std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
+  if (call.tensor(1).ndim() < 2 || !call.boolean_or(7, false)) return std::nullopt;
+  ShardingRule rule = start(call);
+  TensorFactors input = add_wholes(rule, call.tensor(1).sizes);
+  input[1] = {add_factor(rule, call.tensor(1).size(1))};
+  rule.factors.back().empty = false;
+  const TensorFactors channels{input[1]};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, input);
+  for (std::size_t arg = 2; arg <= 6; ++arg) set_input(rule, call, arg, channels);
+  rule.outputs = {input, channels, channels};
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
 }  // namespace
 
 Table normalisation_table() {
@@ -76,6 +149,10 @@ Table normalisation_table() {
               {"native_layer_norm_backward", norm_backward({3, 4}, {5, 6})},
               {"_fused_rms_norm", norm_forward({2}, 1)},
               {"_fused_rms_norm_backward", norm_backward({3}, {4})},
+              {"native_group_norm", group_norm_rule},
+              {"native_group_norm_backward", group_norm_backward_rule},
+              {"native_batch_norm", batch_norm_rule},
+              {"native_batch_norm_backward", batch_norm_backward_rule},
           }};
 }
 

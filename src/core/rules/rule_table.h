@@ -25,6 +25,8 @@ struct Table {
 };
 
 Table attention_table();
+Table batched_table();
+Table convolution_table();
 Table creation_table();
 Table foreach_table();
 Table indexing_table();

@@ -1,0 +1,223 @@
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rule_builder.h"
+#include "rule_table.h"
+
+namespace tessera::rules {
+namespace {
+
+constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
+
+/// An operator on the last dimensions of its tensors; those in front are a batch, and broadcast.
+struct Batched {
+  std::vector<std::size_t> inputs;   ///< how many last dimensions of each tensor stay whole
+  std::vector<std::size_t> results;  ///< how many each result has of its own
+  std::vector<int> linear = {};      ///< ordinals of tensors in which it is linear, one by one
+  int sizes_arg = -1;                ///< argument with the sizes of the (only) result
+  bool empty = true;                 ///< whether a batch may be empty
+};
+
+std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batched) {
+  const std::vector<int> tensors = tensor_arguments(call);
+  if (tensors.size() != batched.inputs.size()) return std::nullopt;
+  OpCall batch = call;  // the tensors without their last dimensions
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Sizes& sizes = batch.tensors[static_cast<std::size_t>(tensors[i])].sizes;
+    if (sizes.size() < batched.inputs[i]) return std::nullopt;
+    sizes.resize(sizes.size() - batched.inputs[i]);
+  }
+  ShardingRule rule = start(batch);
+  const std::optional<TensorFactors> shared = add_broadcast(rule, batch, tensors);
+  if (!shared) return std::nullopt;
+  for (auto& factor : rule.factors) factor.empty = batched.empty;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    TensorFactors& factors = input_of(rule, tensors[i]);
+    factors.resize(factors.size() + batched.inputs[i]);
+  }
+  for (std::size_t own : batched.results) {
+    TensorFactors& result = rule.outputs.emplace_back(*shared);
+    for (std::size_t i = 0; i < own; ++i) result.push_back({add_whole(rule, kUnknown)});
+  }
+  for (int ordinal : batched.linear) {
+    add_linear(rule, {tensors[static_cast<std::size_t>(ordinal)]});
+  }
+  if (batched.sizes_arg < 0) return rule;
+  const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
+  if (sizes.size() != rule.outputs[0].size()) return std::nullopt;
+  for (std::size_t dim = shared->size(); dim < sizes.size(); ++dim) {
+    for (int factor : rule.outputs[0][dim]) {
+      rule.factors[static_cast<std::size_t>(factor)].size = sizes[dim];
+    }
+  }
+  rule.size_arguments.push_back({batched.sizes_arg, 0});
+  return rule;
+}
+
+RuleFunction::Body on_last(Batched batched) {
+  return [=](const OpCall& call) { return batched_rule(call, batched); };
+}
+
+/// Likewise, unless flag `arg` is off: then results that were not asked for have no dimensions
+/// left.
+RuleFunction::Body on_last_if(std::size_t arg, Batched batched) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    if (!call.boolean_or(arg, true)) return std::nullopt;
+    return batched_rule(call, batched);
+  };
+}
+
+/// qr(A, mode): "r" leaves out one result.
+std::optional<ShardingRule> qr_rule(const OpCall& call) {
+  const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
+  if (!mode || *mode == "r") return std::nullopt;
+  return batched_rule(call, {{2}, {2, 2}});
+}
+
+/// A Fourier transform(self, dims, ...): linear, and independent along all other dimensions. The
+/// size of the last of `dims` changes where one side is real.
+std::optional<ShardingRule> fourier_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  for (auto& factor : rule.factors) factor.empty = false;  // not every kernel takes no batch
+  input_of(rule, self) = factors;
+  for (std::int64_t dim : call.integers(1)) {
+    Factors& along = factors.at(static_cast<std::size_t>(wrap_dim(call, dim, ndim)));
+    keep_whole(rule, along);
+    along = {add_whole(rule, kUnknown)};
+  }
+  rule.outputs.push_back(factors);
+  add_linear(rule, {self});
+  return rule;
+}
+
+/// constant_pad_nd(self, pad, value): pairs from the last dimension on. Zeros keep a sum.
+std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
+  const int self = call.tensor_index(0);
+  const Sizes pad = call.integers(1);
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  input_of(rule, self) = factors;
+  if (pad.size() / 2 > factors.size()) return std::nullopt;
+  for (std::size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const std::size_t dim = factors.size() - 1 - i / 2;
+    if (pad[i] == 0 && pad[i + 1] == 0) continue;
+    keep_whole(rule, factors[dim]);
+    factors[dim] = {add_whole(rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
+  }
+  rule.outputs.push_back(factors);
+  if (call.number(2) == 0) add_linear(rule, {self});
+  return rule;
+}
+
+/// cdist(x1 (..., p, m), x2 (..., r, m)): every row with every row.
+std::optional<ShardingRule> cdist_rule(const OpCall& call) {
+  std::optional<ShardingRule> rule = batched_rule(call, {{2, 2}, {2}});
+  if (!rule) return rule;
+  TensorFactors& result = rule->outputs[0];
+  for (std::size_t i = 0; i < 2; ++i) {
+    const TensorMeta& x = call.tensor(i);
+    const Factors rows{add_factor(*rule, x.size(x.ndim() - 2))};
+    input_of(*rule, call.tensor_index(i))[x.sizes.size() - 2] = rows;
+    result[result.size() - 2 + i] = rows;
+  }
+  return rule;
+}
+
+/// cross(self, other, dim)
+std::optional<ShardingRule> cross_rule(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const auto result = add_broadcast(rule, call, {0, 1});
+  if (!result || call.tensor(0).ndim() != call.tensor(1).ndim() || result->empty()) {
+    return std::nullopt;
+  }
+  const int dim = wrap_dim(call, call.integer_or(2, -1), call.tensor(0).ndim());
+  keep_whole(rule, (*result)[static_cast<std::size_t>(dim)]);
+  rule.outputs.push_back(*result);
+  add_linear(rule, {0});
+  add_linear(rule, {1});
+  return rule;
+}
+
+}  // namespace
+
+Table batched_table() {
+  const auto matrix = [](std::vector<std::size_t> results) { return on_last({{2}, results}); };
+  return {
+      "last dimensions",
+      {
+          // Linear algebra
+          {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
+          {"_linalg_det", matrix({0, 2, 1})},
+          {"_linalg_slogdet", matrix({0, 0, 2, 1})},
+          {"linalg_lu_factor_ex linalg_ldl_factor_ex", matrix({2, 1, 0})},
+          {"linalg_lu", matrix({2, 2, 2})},
+          {"linalg_eig", matrix({1, 2})},
+          {"linalg_eigvals _linalg_eigvals", matrix({1})},
+          {"linalg_matrix_exp cholesky_inverse", matrix({2})},
+          {"linalg_qr", qr_rule},
+          {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}})},
+          {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}})},
+          {"linalg_solve_triangular", on_last({.inputs = {2, 2}, .results = {2}, .linear = {1}})},
+          {"cholesky_solve", on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}})},
+          {"triangular_solve", on_last({{2, 2}, {2, 2}})},
+          {"linalg_lu_solve", on_last({.inputs = {2, 1, 2}, .results = {2}, .linear = {2}})},
+          {"linalg_householder_product", on_last({{2, 1}, {2}})},
+          {"linalg_cross", cross_rule},
+          {"_cdist_forward", cdist_rule},
+          // Fourier transforms
+          {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
+          // Pooling
+          {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}",
+           on_last({.inputs = {2}, .results = {2}, .linear = {0}, .empty = false})},
+          {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}",
+           on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
+          {"{avg_pool2d,_adaptive_avg_pool2d}_backward",
+           on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}, .empty = false})},
+          {"{avg_pool3d,_adaptive_avg_pool3d}_backward",
+           on_last({.inputs = {3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+          {"max_pool2d_with_indices adaptive_max_pool2d",
+           on_last({.inputs = {2}, .results = {2, 2}, .empty = false})},
+          {"max_pool3d_with_indices adaptive_max_pool3d",
+           on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
+          {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward",
+           on_last({.inputs = {2, 2, 2}, .results = {2}, .linear = {0}, .empty = false})},
+          {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward",
+           on_last({.inputs = {3, 3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+          // Resampling and padding
+          {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
+           "replication_pad1d",
+           on_last({.inputs = {1}, .results = {1}, .linear = {0}, .empty = false})},
+          {"upsample_{nearest2d,bilinear2d,bicubic2d} reflection_pad2d replication_pad2d "
+           "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}",
+           on_last({.inputs = {2}, .results = {2}, .linear = {0}, .empty = false})},
+          {"upsample_{nearest3d,trilinear3d} _upsample_nearest_exact3d reflection_pad3d "
+           "replication_pad3d",
+           on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
+          {"{upsample_nearest1d,upsample_linear1d,_upsample_nearest_exact1d}_backward",
+           on_last({.inputs = {1}, .results = {1}, .linear = {0}, .sizes_arg = 2, .empty = false})},
+          {"{upsample_nearest2d,upsample_bilinear2d,upsample_bicubic2d}_backward "
+           "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}_backward",
+           on_last({.inputs = {2}, .results = {2}, .linear = {0}, .sizes_arg = 2, .empty = false})},
+          {"{upsample_nearest3d,upsample_trilinear3d,_upsample_nearest_exact3d}_backward",
+           on_last({.inputs = {3}, .results = {3}, .linear = {0}, .sizes_arg = 2, .empty = false})},
+          {"{reflection_pad1d,replication_pad1d}_backward",
+           on_last({.inputs = {1, 1}, .results = {1}, .linear = {0}, .empty = false})},
+          {"{reflection_pad2d,replication_pad2d}_backward",
+           on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}, .empty = false})},
+          {"{reflection_pad3d,replication_pad3d}_backward",
+           on_last({.inputs = {3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+          {"constant_pad_nd", constant_pad_rule, true},
+          {"pixel_shuffle pixel_unshuffle channel_shuffle",
+           on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
+          {"grid_sampler_2d", on_last({.inputs = {3, 3}, .results = {3}, .empty = false})},
+          {"grid_sampler_3d", on_last({.inputs = {4, 4}, .results = {4}, .empty = false})},
+      }};
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,377 @@
+#include "core/rule_simulation.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Formatting.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/rand_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "tessera/core/layout_math.h"
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera::testing {
+namespace {
+
+using Coordinate = std::vector<std::int64_t>;
+using Values = std::vector<c10::IValue>;
+
+c10::OperatorHandle find_operator(const std::string& op) {
+  const auto dot = op.find('.');
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      op.substr(0, dot).c_str(), dot == std::string::npos ? "" : op.substr(dot + 1).c_str());
+}
+
+Argument to_argument(const c10::IValue& value, OpCall& call) {
+  const auto bind = [&](const at::Tensor& tensor) {
+    call.tensors.push_back(
+        {tensor.sizes().vec(), static_cast<std::int64_t>(tensor.element_size())});
+    return TensorRef{static_cast<int>(call.tensors.size()) - 1};
+  };
+  if (value.isTensor()) return bind(value.toTensor());
+  if (value.isString()) return value.toStringRef();
+  if (value.isInt()) return value.toInt();
+  if (value.isBool()) return value.toBool();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isIntList()) return value.toIntVector();
+  if (value.isTensorList() || value.isOptionalTensorList()) {
+    std::vector<TensorRef> refs;
+    for (const c10::IValue& element : value.toListRef()) {
+      refs.push_back(element.isTensor() ? bind(element.toTensor()) : TensorRef{});
+    }
+    return refs;
+  }
+  return {};
+}
+
+OpCall to_call(const RuleCase& rule_case, const Values& arguments) {
+  OpCall call{.op = rule_case.op, .args = {}, .tensors = {}};
+  for (const auto& value : arguments) call.args.push_back(to_argument(value, call));
+  return call;
+}
+
+/// The arguments with their tensors replaced, in order.
+Values with_tensors(const Values& arguments, const std::vector<at::Tensor>& tensors) {
+  Values result;
+  std::size_t next = 0;
+  for (const auto& value : arguments) {
+    if (value.isTensor()) {
+      result.push_back(tensors[next++]);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (std::size_t i = 0; i < value.toListRef().size(); ++i) list.push_back(tensors[next++]);
+      result.push_back(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& element : value.toListRef()) {
+        list.push_back(element.isTensor() ? std::optional(tensors[next++]) : std::nullopt);
+      }
+      result.push_back(list);
+    } else {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+c10::IValue to_ivalue(const Argument& argument, const std::vector<at::Tensor>& tensors) {
+  if (const auto* ref = std::get_if<TensorRef>(&argument)) {
+    return tensors[static_cast<std::size_t>(ref->index)];
+  }
+  if (const auto* flag = std::get_if<bool>(&argument)) return *flag;
+  if (const auto* integer = std::get_if<std::int64_t>(&argument)) return *integer;
+  if (const auto* real = std::get_if<double>(&argument)) return *real;
+  if (const auto* list = std::get_if<std::vector<std::int64_t>>(&argument)) return *list;
+  return {};
+}
+
+std::vector<at::Tensor> run(const std::string& op, Values stack) {
+  const auto handle = find_operator(op);
+  handle.callBoxed(stack);
+  return tensors_of(stack);
+}
+
+std::vector<Coordinate> coordinates(const std::vector<std::int64_t>& mesh) {
+  std::vector<Coordinate> all{{}};
+  for (std::int64_t size : mesh) {
+    std::vector<Coordinate> longer;
+    for (const auto& head : all) {
+      for (std::int64_t i = 0; i < size; ++i) {
+        longer.push_back(head);
+        longer.back().push_back(i);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+at::Tensor identity_like(const at::Tensor& tensor, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMax:
+      return tensor - at::rand_like(tensor);
+    case ReduceOp::kMin:
+      return tensor + at::rand_like(tensor);
+    default:
+      return at::full_like(tensor, op == ReduceOp::kProduct ? 1 : 0);
+  }
+}
+
+/// The term of `tensor` at one coordinate of a partial mesh dimension: unlike ones that reduce to
+/// it.
+at::Tensor term(const at::Tensor& tensor, ReduceOp op, std::int64_t index, std::int64_t count) {
+  if (count == 1) return tensor;
+  const bool last = index == count - 1;
+  const auto step = static_cast<double>(index + 1);
+  const double steps = static_cast<double>(count * (count - 1)) / 2;
+  switch (op) {
+    case ReduceOp::kSum:
+      return last ? tensor * (1.0 - 0.25 * steps) - steps : tensor * (0.25 * step) + step;
+    case ReduceOp::kAvg:
+      return last ? tensor - steps : tensor + step;
+    case ReduceOp::kProduct:
+      return last ? tensor / std::pow(2.0, static_cast<double>(count - 1))
+                  : at::full_like(tensor, 2);
+    default:
+      return last ? tensor : identity_like(tensor, op);
+  }
+}
+
+at::Tensor index_of(const Layout& layout, int dim, std::int64_t size, const Coordinate& at) {
+  return at::tensor(global_indices(layout, dim, size, at), at::kLong);
+}
+
+/// The part of `tensor` that lies at a coordinate.
+at::Tensor part(const at::Tensor& tensor, const Layout& layout, const Coordinate& at) {
+  at::Tensor local = tensor;
+  for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
+    if (layout.digits(dim).empty()) continue;
+    local = local.index_select(dim, index_of(layout, dim, tensor.size(dim), at));
+  }
+  for (const PartialDim& partial : layout.partial()) {
+    const auto m = static_cast<std::size_t>(partial.mesh_dim);
+    local = term(local, partial.op, at[m], layout.mesh_sizes()[m]);
+  }
+  return local.clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMax:
+      return at::maximum(a, b);
+    case ReduceOp::kMin:
+      return at::minimum(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    default:
+      return a + b;
+  }
+}
+
+/// Double precision where all tensors have it.
+double tolerance_of(const std::vector<at::Tensor>& tensors) {
+  const bool single = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kFloat;
+  });
+  return single ? 1e-5 : 1e-9;
+}
+
+bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto type = a.is_complex() ? at::kComplexDouble : at::kDouble;
+  return at::allclose(a.to(type), b.to(type), tolerance, tolerance, true);
+}
+
+/// Reduces over one mesh dimension: coordinates that differ in it alone become one.
+void reduce(std::vector<Coordinate>& at, std::vector<at::Tensor>& locals, const PartialDim& partial,
+            std::int64_t count) {
+  std::vector<Coordinate> kept;
+  std::vector<at::Tensor> reduced;
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    Coordinate rest = at[i];
+    rest[static_cast<std::size_t>(partial.mesh_dim)] = 0;
+    const auto found = std::find(kept.begin(), kept.end(), rest);
+    if (found == kept.end()) {
+      kept.push_back(rest);
+      reduced.push_back(locals[i]);
+    } else {
+      auto& sum = reduced[static_cast<std::size_t>(found - kept.begin())];
+      sum = combine(sum, locals[i], partial.op);
+    }
+  }
+  if (partial.op == ReduceOp::kAvg) {
+    for (auto& sum : reduced) sum = sum / static_cast<double>(count);
+  }
+  at = std::move(kept);
+  locals = std::move(reduced);
+}
+
+/// The whole tensor from its parts; `problem` says where replicas differ or places are left empty.
+at::Tensor assemble(std::vector<Coordinate> at, std::vector<at::Tensor> locals,
+                    const Layout& layout, const std::vector<std::int64_t>& sizes, double tolerance,
+                    std::string& problem) {
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    if (locals[i].sizes().vec() != local_sizes(layout, sizes, at[i])) {
+      std::ostringstream out;
+      out << "local sizes " << locals[i].sizes() << ", the layout says "
+          << c10::IntArrayRef(local_sizes(layout, sizes, at[i]));
+      problem = out.str();
+      return {};
+    }
+  }
+  for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
+    reduce(at, locals, *partial, layout.mesh_sizes()[static_cast<std::size_t>(partial->mesh_dim)]);
+  }
+  auto whole = at::zeros(sizes, locals[0].options());
+  auto written = at::zeros(sizes, at::kBool);
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    auto flat = at::zeros({1}, at::kLong).squeeze(0);
+    for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
+      const auto size = sizes[static_cast<std::size_t>(dim)];
+      flat = flat.unsqueeze(-1) * size + index_of(layout, dim, size, at[i]);
+    }
+    flat = flat.reshape(-1);
+    const auto values = locals[i].reshape(-1);
+    const auto before = whole.reshape(-1).index_select(0, flat);
+    const auto known = written.reshape(-1).index_select(0, flat);
+    if (!agree(at::where(known, before, values), values, tolerance)) problem = "replicas differ";
+    whole.view(-1).index_copy_(0, flat, values);
+    written.view(-1).index_fill_(0, flat, true);
+  }
+  if (!written.all().item<bool>()) problem = "some elements are nobody's";
+  return whole;
+}
+
+/// Arguments that speak of global sizes get their local values.
+void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const Coordinate& at,
+                   Values& arguments) {
+  for (const auto& [arg, output, dim] : rule.size_arguments) {
+    const auto o = static_cast<std::size_t>(output);
+    const auto sizes = local_sizes(*decided.outputs[o], decided.output_sizes[o], at);
+    auto& argument = arguments[static_cast<std::size_t>(arg)];
+    if (dim >= 0) {
+      argument = sizes[static_cast<std::size_t>(dim)];
+    } else {
+      argument = sizes;
+    }
+  }
+}
+
+/// The results at one coordinate: as ShardingRule::outputs counts them.
+std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& arguments,
+                                  const ShardingRule& rule, const Propagation& decided,
+                                  const std::vector<at::Tensor>& locals, const Coordinate& at) {
+  Values stack = with_tensors(arguments, locals);
+  std::string op = rule_case.op;
+  if (decided.use_local_call) {
+    op = std::string(rule.local_call->op);
+    stack.clear();
+    for (const auto& argument : rule.local_call->args) stack.push_back(to_ivalue(argument, locals));
+  }
+  rewrite_sizes(rule, decided, at, stack);
+  auto results = run(op, std::move(stack));
+  if (decided.use_local_call && rule.local_call->scale != 1.0) {
+    for (auto& result : results) result = result * rule.local_call->scale;
+  }
+  for (std::size_t o = results.size(); o < rule.outputs.size(); ++o) {
+    for (const auto& pair : rule.inplace) {
+      if (pair.output == static_cast<int>(o)) {
+        results.push_back(locals[static_cast<std::size_t>(pair.input)]);
+      }
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& arguments) {
+  std::vector<at::Tensor> result;
+  for (const auto& value : arguments) {
+    if (value.isTensor()) {
+      result.push_back(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) result.push_back(element.toTensor());
+      }
+    }
+  }
+  return result;
+}
+
+std::string simulate(const RuleCase& rule_case, const std::vector<LayoutPtr>& layouts) {
+  const Values arguments = rule_case.arguments();
+  const OpCall call = to_call(rule_case, arguments);
+  const RuleFunction function = find_rule(rule_case.op);
+  const auto rule = function ? function(call) : std::nullopt;
+  if (!rule) return "no rule";
+  const Propagation decided = propagate(*rule, call, layouts);
+
+  const std::vector<at::Tensor> tensors = tensors_of(arguments);
+  LayoutPtr any = nullptr;
+  for (LayoutPtr layout : layouts) any = layout ? layout : any;
+  const auto all = coordinates(any->mesh_sizes());
+  std::vector<std::vector<at::Tensor>> results;  // of each coordinate
+  for (const auto& at : all) {
+    std::vector<at::Tensor> locals;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      LayoutPtr layout = decided.inputs[i];
+      locals.push_back(layout ? part(tensors[i], *layout, at) : tensors[i].clone());
+      const bool unread = std::find(rule->unread.begin(), rule->unread.end(),
+                                    static_cast<int>(i)) != rule->unread.end();
+      if (unread) locals.back().fill_(-77);
+    }
+    results.push_back(run_local(rule_case, arguments, *rule, decided, locals, at));
+  }
+
+  std::vector<at::Tensor> expected = run(rule_case.op, with_tensors(arguments, tensors));
+  for (std::size_t o = expected.size(); o < rule->outputs.size(); ++o) {
+    for (const auto& pair : rule->inplace) {
+      if (pair.output == static_cast<int>(o)) {
+        expected.push_back(tensors[static_cast<std::size_t>(pair.input)]);
+      }
+    }
+  }
+  const double tolerance = std::max(tolerance_of(tensors), tolerance_of(expected));
+  if (expected.size() > rule->outputs.size()) return "the rule has too few outputs";
+  for (std::size_t o = 0; o < expected.size(); ++o) {
+    if (!expected[o].defined() || !decided.outputs[o]) continue;
+    std::vector<at::Tensor> locals;
+    for (const auto& result : results) locals.push_back(result.at(o));
+    std::string problem;
+    auto sizes = decided.output_sizes[o];
+    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+      if (sizes[dim] < 0) sizes[dim] = locals[0].size(static_cast<std::int64_t>(dim));
+    }
+    const at::Tensor found =
+        sizes == expected[o].sizes().vec()
+            ? assemble(all, locals, *decided.outputs[o], sizes, tolerance, problem)
+            : at::Tensor();
+    std::ostringstream out;
+    if (!found.defined() && problem.empty()) {
+      out << "output " << o << ": sizes " << c10::IntArrayRef(sizes) << ", expected "
+          << expected[o].sizes();
+      return out.str();
+    }
+    if (problem.empty() && !agree(found, expected[o], tolerance)) problem = "wrong values";
+    if (!problem.empty()) {
+      out << "output " << o << " as " << to_string(*decided.outputs[o]) << ": " << problem;
+      if (found.defined()) out << "\n" << found << "\nexpected\n" << expected[o];
+      return out.str();
+    }
+  }
+  return "";
+}
+
+}  // namespace tessera::testing
