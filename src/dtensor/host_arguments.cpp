@@ -1,0 +1,43 @@
+// Composite operators that read a tensor argument's memory on the host, as lengths or indices. A
+// distributed one has no memory of its own to read: it is gathered first.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::detail {
+namespace {
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
+}
+
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
+                                     std::int64_t dim) {
+  return at::compositeimplicitautograd::tensor_split(self, on_host(where), dim);
+}
+
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
+                    const at::Tensor& input_lengths, const at::Tensor& target_lengths,
+                    std::int64_t blank, std::int64_t reduction, bool zero_infinity) {
+  return at::compositeimplicitautograd::ctc_loss(log_probs, targets, on_host(input_lengths),
+                                                 on_host(target_lengths), blank, reduction,
+                                                 zero_infinity);
+}
+
+void implement(torch::Library& library) {
+  library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
+  library.impl("ctc_loss.Tensor", &ctc_loss);
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, library) { implement(library); }
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { implement(library); }
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { implement(library); }
+
+}  // namespace
+}  // namespace tessera::detail
