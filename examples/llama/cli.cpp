@@ -96,14 +96,14 @@ std::string config_file_of(const std::vector<std::string>& arguments) {
 void let_rank_zero_report_first() {
   const char* rank = std::getenv("RANK");
   if (rank != nullptr && std::string_view(rank) != "0") {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 }
 
-int report(const char* name, const char* message, int code) {
+void report(const char* name, const char* message) {
   let_rank_zero_report_first();
+  std::cout << std::flush;
   std::cerr << (std::string(name) + ": " + message + "\n") << std::flush;
-  return code;
 }
 
 }  // namespace
@@ -150,7 +150,9 @@ int run_program(const char* name, int argc, char** argv, void (*body)(std::vecto
   } catch (const CLI::CallForHelp&) {
     return 0;
   } catch (const std::exception& error) {
-    return report(name, error.what(), 1);
+    report(name, error.what());
+    // Peers may be waiting for this rank: end at once, without the teardown of a healthy process.
+    std::_Exit(1);
   }
 }
 

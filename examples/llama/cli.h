@@ -15,7 +15,7 @@ namespace llama {
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments);
 
 /// Runs a program's body with its command line. A failure is one line on stderr, "program:
-/// message", and the exit code 1 (2 for a bad command line).
+/// message", and the exit code 1.
 int run_program(const char* name, int argc, char** argv, void (*body)(std::vector<std::string>));
 
 /// The candidate with the fewest edits (Levenshtein distance) from `word`.

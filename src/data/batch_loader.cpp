@@ -10,6 +10,15 @@
 
 namespace tessera::data {
 
+namespace {
+
+/// How many tokens are looked at before the first step: a second's work at most. What lies beyond
+/// is checked as it is read.
+constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
+constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
+
+}  // namespace
+
 BatchLoader::BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
                          std::int64_t vocabulary)
     : tokens_(std::move(tokens)), batch_(batch), sequence_(sequence), vocabulary_(vocabulary) {
@@ -19,6 +28,17 @@ BatchLoader::BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t
   TESSERA_CHECK(samples_ >= batch, "the data hold ", tokens_->size(), " tokens, which is ",
                 samples_, " samples of ", sequence, " tokens, fewer than the batch of ", batch,
                 ": give more data, a smaller batch or a shorter sequence");
+  check_start();
+}
+
+void BatchLoader::check_start() const {
+  const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
+  std::vector<std::int64_t> piece;
+  for (std::int64_t begin = 0; begin < end; begin += kCheckedAtOnce) {
+    piece.resize(static_cast<std::size_t>(std::min(kCheckedAtOnce, end - begin)));
+    tokens_->read(begin, piece);
+    check_vocabulary(begin, piece);
+  }
 }
 
 BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first,

@@ -59,9 +59,26 @@ TEST(BatchLoader, RefusesFewerSamplesThanABatch) {
 }
 
 TEST(BatchLoader, NamesTheTokenOutsideTheVocabulary) {
-  const BatchLoader loader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9);
-  EXPECT_THAT_ERROR(loader.load(0, 0, 1), "token 9 at position 3");
-  EXPECT_THAT_ERROR(BatchLoader(make_token_source({-1, 0}), 1, 1, 9).load(0, 0, 1), "token -1");
+  EXPECT_THAT_ERROR(BatchLoader(make_token_source({1, 2, 3, 9, 1, 1, 1}), 2, 3, 9),
+                    "token 9 at position 3");
+  EXPECT_THAT_ERROR(BatchLoader(make_token_source({-1, 0}), 1, 1, 9), "token -1");
+}
+
+/// 2^26 good tokens and then one that is not, without the memory for them.
+class LateFault : public TokenSource {
+ public:
+  std::int64_t size() const override { return kGood + 9; }
+  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = begin + static_cast<std::int64_t>(i) < kGood ? 1 : 50;
+    }
+  }
+  static constexpr std::int64_t kGood = std::int64_t{1} << 26;
+};
+
+TEST(BatchLoader, ChecksWhatLiesFarOutWhenItIsRead) {
+  const BatchLoader loader(std::make_shared<LateFault>(), 1, 8, 9);
+  EXPECT_THAT_ERROR(loader.load(LateFault::kGood / 8, 0, 1), "token 50 at position 67108864");
 }
 
 TEST(BatchLoader, RefusesRowsOutsideTheBatch) {

@@ -26,7 +26,7 @@ TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
 def run(command, **kwargs):
     """A finished process; never waits more than its time-out."""
     kwargs.setdefault("timeout", 300)
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace", **kwargs)
 
 
 def train(arguments, dp=1, tp=1):

@@ -10,8 +10,10 @@ namespace tessera::data {
 
 /// Batches of `batch` sequences of `sequence` tokens. Sample n = step * batch + i, modulo
 /// floor((N - 1) / S), is tokens [n * S, n * S + S + 1): inputs are its first S, targets its last
-/// S. Throws Error if there are fewer samples than `batch`. Every rank makes the same loader and
-/// loads its own rows: nothing is communicated, and a run continues from any step.
+/// S. Throws Error if there are fewer samples than `batch`, or for a token id outside [0,
+/// vocabulary) among the first 2^26 tokens; later ones are checked when they are read. Every rank
+/// makes the same loader and loads its own rows: nothing is communicated, and a run continues from
+/// any step.
 class BatchLoader {
  public:
   BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
@@ -28,6 +30,7 @@ class BatchLoader {
   std::int64_t samples() const { return samples_; }
 
  private:
+  void check_start() const;
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const;
 
   TokenSourcePtr tokens_;
