@@ -69,6 +69,78 @@ TEST(DeviceMesh, FlattenJoinsDimensionsAndIsFoundByName) {
   EXPECT_EQ(pair.flatten(), flat);
 }
 
+TEST(DeviceMesh, SlicesAFlatteningBesideADimension) {
+  const DeviceMesh mesh = fake_mesh(6, {2, 2, 2}, {"dp", "cp", "tp"});
+  mesh[{"dp", "cp"}].flatten("data");
+  const DeviceMesh both = mesh[{"data", "tp"}];
+  EXPECT_EQ(both.shape(), MeshShape({4, 2}, {"data", "tp"}));
+  EXPECT_EQ(both.ranks(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(both["data"].ranks(), (std::vector<int>{0, 2, 4, 6}));
+}
+
+TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
+  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
+  EXPECT_THROW((mesh[{"dp", "cp"}].flatten("tp")), Error);
+  mesh[{"dp", "cp"}].flatten("x");
+  EXPECT_THROW((mesh[{"cp", "tp"}].flatten("x")), Error);
+}
+
+TEST(DeviceMesh, UnflattenSplitsADimension) {
+  const DeviceMesh mesh = fake_mesh(7, {6, 2}, {"dp", "tp"});
+  const DeviceMesh split = mesh.unflatten("dp", {2, 3}, {"replicate", "shard"});
+  EXPECT_EQ(split.shape(), MeshShape({2, 3, 2}, {"replicate", "shard", "tp"}));
+  EXPECT_EQ(split.coordinate(), (Coordinate{1, 0, 1}));
+  EXPECT_EQ(split["shard"].ranks(), (std::vector<int>{7, 9, 11}));
+  EXPECT_EQ(split.root(), mesh);
+}
+
+TEST(DeviceMesh, UnflattenUndoesFlatten) {
+  const DeviceMesh mesh = fake_mesh(3, {2, 2}, {"dp", "tp"});
+  EXPECT_EQ(mesh.flatten("all").unflatten("all", {2, 2}, {"dp", "tp"}), mesh);
+}
+
+TEST(DeviceMesh, UnflattenRefusesSizesThatDoNotMultiply) {
+  const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
+  EXPECT_THROW(mesh.unflatten("dp", {2, 2}, {"a", "b"}), Error);
+  EXPECT_THROW(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), Error);
+}
+
+TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 2, 2}, {"pp", "dp", "tp"});
+  const DeviceMesh joined = DeviceMesh::concatenate({mesh["tp"], mesh["pp"]});
+  EXPECT_EQ(joined.shape(), MeshShape({2, 2}, {"tp", "pp"}));
+  EXPECT_EQ(joined.ranks(), (std::vector<int>{0, 4, 1, 5}));
+  EXPECT_EQ(joined.coordinate(), (Coordinate{1, 1}));
+  EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh["tp"]}), (mesh[{"pp", "tp"}]));
+}
+
+TEST(DeviceMesh, ConcatenateRefusesSharedDimensionsAndStrangers) {
+  const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
+  const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
+  EXPECT_THROW(DeviceMesh::concatenate({mesh["tp"], overlap}), Error);
+  EXPECT_THROW(DeviceMesh::concatenate({}), Error);
+  const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
+  EXPECT_THROW(DeviceMesh::concatenate({mesh["tp"], stranger}), Error);
+}
+
+TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
+  const comm::WorldPtr world = comm::fake_world(1, 4);
+  const DeviceMesh one = init_device_mesh(world, {2, 2}, {"dp", "tp"});
+  const DeviceMesh two(world, {0, 1, 2, 3}, MeshShape({2, 2}, {"dp", "tp"}));
+  EXPECT_EQ(one, two);
+  EXPECT_EQ(std::hash<DeviceMesh>()(one), std::hash<DeviceMesh>()(two));
+  EXPECT_EQ(one["tp"], two["tp"]);
+  EXPECT_NE(one, init_device_mesh(world, {2, 2}, {"dp", "cp"}));
+  EXPECT_NE(one, init_device_mesh(comm::fake_world(1, 4), {2, 2}, {"dp", "tp"}));
+}
+
+TEST(DeviceMesh, SizeOneDimensionsAreGroupsOfOne) {
+  const DeviceMesh mesh = fake_mesh(2, {1, 3, 1}, {"pp", "dp", "tp"});
+  EXPECT_EQ(mesh.coordinate(), (Coordinate{0, 2, 0}));
+  EXPECT_EQ(mesh["tp"].ranks(), (std::vector<int>{2}));
+  EXPECT_EQ(mesh.group("tp").size(), 1);
+}
+
 TEST(DeviceMesh, RefusesUnknownRepeatedAndReorderedNames) {
   const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
   EXPECT_THROW(mesh["cp"], Error);
@@ -126,6 +198,24 @@ TEST(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
     EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
+  });
+}
+
+TEST(DeviceMesh, AllGroupsAreInOrder) {
+  RunRanks(6, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 3}, {"dp", "tp"});
+    const auto groups = mesh.all_groups();
+    ASSERT_EQ(groups.size(), 2U);
+    EXPECT_EQ(groups[0], &mesh.group("dp"));
+    EXPECT_EQ(groups[1], &mesh["tp"].group());
+  });
+}
+
+TEST(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions) {
+  RunRanks(4, [](Rank& rank) {
+    const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
+    rank.mesh({2, 2}, {"dp", "tp"}).flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
+    EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
   });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -18,12 +19,13 @@ class DeviceMesh {
  public:
   /// No mesh; only assignable and comparable.
   DeviceMesh() = default;
-  /// `ranks`: world ranks in row-major order of `shape`, all different.
+  /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Identity of the shared object: equal for the same submesh of the same mesh.
+  /// Identity of the shared object. Equal for meshes of one world with the same ranks, sizes and
+  /// names, and for the same submesh of equal meshes, however they were made.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -45,15 +47,22 @@ class DeviceMesh {
   std::int64_t local_rank(std::string_view name) const;
   std::int64_t local_rank() const;  ///< of a 1-D mesh
 
-  /// The submesh of the named dimensions through this rank, in the mesh's order. The same names
-  /// give the same object. Throws Error for an unknown or repeated name or another order.
+  /// The submesh of the named dimensions through this rank, in the mesh's order; a name given to
+  /// flatten() counts as a dimension. The same names give the same object. Throws Error for an
+  /// unknown or repeated name, for another order, or if this rank is not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
-  /// The mesh that this one was sliced or flattened from (itself, if from none).
+  /// The mesh that this one was made from by slicing and reshaping (itself, if from none).
   DeviceMesh root() const;
-  /// All dimensions as one, called `name` (default: the names joined by "_"). Cached.
+  /// All dimensions as one, called `name` (default: the names joined by "_").
   DeviceMesh flatten(const std::string& name = "") const;
+  /// Dimension `name` as several, outermost first. Throws Error unless the sizes multiply to its.
+  DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
+                       const std::vector<std::string>& names) const;
+  /// The dimensions of several submeshes of one root as one mesh, in the order given: the submesh
+  /// through this rank that varies in all of them. Throws Error if two of them share a dimension.
+  static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
   /// The group of a dimension. Made at first use: collective over that group's ranks.
   comm::Communicator& group(int dim) const;
@@ -61,6 +70,8 @@ class DeviceMesh {
   comm::Communicator& group() const;  ///< of a 1-D mesh
   /// The group of several dimensions at once, in row-major order of `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
+  /// The groups of all dimensions, in order.
+  std::vector<comm::Communicator*> all_groups() const;
 
  private:
   struct Impl;
@@ -68,6 +79,8 @@ class DeviceMesh {
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   const Impl& impl() const;
   DeviceMesh relative(std::vector<int> ranks, MeshShape shape) const;
+  DeviceMesh slice_dims(const std::vector<std::string>& names) const;
+  void check_member(const char* wish) const;
   std::shared_ptr<const Impl> impl_;
 };
 
@@ -81,3 +94,10 @@ DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> size
 std::string to_string(const DeviceMesh& mesh);
 
 }  // namespace tessera
+
+template <>
+struct std::hash<tessera::DeviceMesh> {
+  std::size_t operator()(const tessera::DeviceMesh& mesh) const noexcept {
+    return std::hash<const void*>()(mesh.id());
+  }
+};
