@@ -1,0 +1,136 @@
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "float_types.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/cuda_kernels.h"
+
+// The twin of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
+namespace tessera::kernels {
+namespace {
+
+constexpr int kMaxDims = 8;
+constexpr int kThreads = 256;
+
+/// A box as its elements are walked: sizes, and strides in the local and in the global tensor.
+struct BoxView {
+  int dims = 0;
+  std::int64_t numel = 1;
+  std::int64_t local_start = 0;
+  std::int64_t global_start = 0;
+  std::int64_t sizes[kMaxDims];
+  std::int64_t local_strides[kMaxDims];
+  std::int64_t global_strides[kMaxDims];
+};
+
+struct Position {
+  std::int64_t local;
+  std::uint64_t global;
+};
+
+__device__ Position position_of(const BoxView& box, std::int64_t element) {
+  std::int64_t local = box.local_start;
+  std::int64_t global = box.global_start;
+  for (int d = box.dims - 1; d >= 0; --d) {
+    const std::int64_t i = element % box.sizes[d];
+    element /= box.sizes[d];
+    local += i * box.local_strides[d];
+    global += i * box.global_strides[d];
+  }
+  return {local, static_cast<std::uint64_t>(global)};
+}
+
+template <class T, class Draw>
+__global__ void fill_kernel(T* data, BoxView box, Draw draw, PhiloxKey key) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < box.numel; i += step) {
+    const Position at = position_of(box, i);
+    data[at.local] = narrow<T>(draw(uniform_at(key.seed, key.stream, at.global)));
+  }
+}
+
+template <class T, class Compute>
+__global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Compute scale,
+                               PhiloxKey key) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < box.numel; i += step) {
+    const Position at = position_of(box, i);
+    const bool drop = uniform_at(key.seed, key.stream, at.global) < p;
+    out[at.local] = drop ? T(0) : static_cast<T>(static_cast<Compute>(x[at.local]) * scale);
+  }
+}
+
+BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
+  TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
+                box.sizes.size(), " dimensions were asked for; at most ", kMaxDims, " are supported");
+  BoxView view;
+  view.dims = static_cast<int>(box.sizes.size());
+  view.global_start = place.first_element;
+  std::int64_t global_stride = 1;
+  for (int d = view.dims - 1; d >= 0; --d) {
+    view.sizes[d] = box.sizes[d];
+    view.local_strides[d] = local.stride(d);
+    view.global_strides[d] = global_stride;
+    view.local_start += box.local_offset[d] * local.stride(d);
+    view.global_start += box.global_offset[d] * global_stride;
+    view.numel *= box.sizes[d];
+    global_stride *= place.sizes[d];
+  }
+  return view;
+}
+
+unsigned blocks_for(const BoxView& box) {
+  return static_cast<unsigned>(std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
+}
+
+void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
+                      const Distribution& distribution, PhiloxKey key) {
+  const c10::cuda::CUDAGuard guard(local.device());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  for (const Box& box : place.boxes) {
+    const BoxView view = view_of(box, place, local);
+    if (view.numel == 0) continue;
+    with_float_type(local.scalar_type(), "a random fill", [&]<class T>() {
+      T* data = static_cast<T*>(local.mutable_data_ptr());
+      std::visit(
+          [&](const auto& draw) {
+            fill_kernel<T><<<blocks_for(view), kThreads, 0, stream>>>(data, view, draw, key);
+          },
+          distribution);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+}
+
+void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
+                  PhiloxKey key) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  for (const Box& box : place.boxes) {
+    const BoxView view = view_of(box, place, x);
+    if (view.numel == 0) continue;
+    with_float_type(x.scalar_type(), "dropout", [&]<class T>() {
+      using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+      const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
+      dropout_kernel<T, Compute><<<blocks_for(view), kThreads, 0, stream>>>(
+          static_cast<T*>(out.mutable_data_ptr()), static_cast<const T*>(x.const_data_ptr()), view,
+          p, scale, key);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+}
+
+// When libtessera_cuda.so is loaded.
+const bool kRegistered = [] {
+  register_cuda_kernels({&fill_random_cuda, &dropout_cuda});
+  return true;
+}();
+
+}  // namespace
+}  // namespace tessera::kernels
