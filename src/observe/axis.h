@@ -10,7 +10,7 @@ struct Axis {
   double low = 0;
   double high = 1;
   bool logarithmic = false;
-  std::vector<double> ticks;
+  std::vector<double> ticks{};
   int decimals = 0;  ///< that tell the ticks apart
 
   /// Where a value lies: 0 at `low`, 1 at `high`.

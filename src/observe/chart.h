@@ -8,11 +8,11 @@ namespace tessera::observe {
 
 /// A curve over the steps of a run.
 struct Chart {
-  std::string title;
-  std::string unit;                               ///< behind the title and in hover texts
-  std::vector<std::pair<double, double>> points;  ///< (step, value), rising steps
-  bool smooth = true;                             ///< a running mean in front of many points
-  bool from_zero = false;                         ///< the axis begins at 0
+  std::string title{};
+  std::string unit{};                               ///< behind the title and in hover texts
+  std::vector<std::pair<double, double>> points{};  ///< (step, value), rising steps
+  bool smooth = true;                               ///< a running mean in front of many points
+  bool from_zero = false;                           ///< the axis begins at 0
   bool may_be_logarithmic = false;  ///< if the values span more than a decade and a half
 };
 

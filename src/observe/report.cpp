@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <numeric>
+#include <system_error>
 
 #include "chart.h"
 #include "html.h"
@@ -46,8 +47,7 @@ std::string tiles(const Steps& steps) {
   html += tile(grouped(median(steps, &StepMetrics::tokens_per_s)), "tokens/s, median");
   html +=
       tile(fmt::format("{:.4g} s", median(steps, &StepMetrics::step_time_s)), "step time, median");
-  html +=
-      tile(fmt::format("{:.4g}", median(steps, &StepMetrics::tflops)), "TFLOP/s a rank, median");
+  html += tile(fmt::format("{:.4g}", median(steps, &StepMetrics::tflops)), "TFLOP/s per rank");
   if (last.mfu) {
     const auto mfu = [](const StepMetrics& step) { return step.mfu.value_or(0); };
     const auto causal = [](const StepMetrics& step) { return step.mfu_causal.value_or(0); };
@@ -195,15 +195,25 @@ std::string body(const Report& report) {
 }  // namespace
 
 void write_report(const Report& report, const std::filesystem::path& path) {
-  std::ofstream out(path, std::ios::trunc);
+  // Renamed when complete: a full disk leaves an older report as it was.
+  auto temporary = path;
+  temporary += ".tmp";
+  std::ofstream out(temporary, std::ios::trunc);
   out << fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
       "<title>{}</title>\n<style>{}</style></head>\n<body><main>\n{}"
       "<footer>Written by Tessera.</footer>\n</main></body></html>\n",
       escape_html(report.title), kReportStyle, body(report));
-  TESSERA_CHECK(out.flush(), "cannot write the report '", path.string(),
-                "': check that its folder exists, may be written and has room");
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(temporary, path, error);
+  if (!out || error) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    fail("cannot write the report '", path.string(),
+         "': check that its folder exists, may be written and has room");
+  }
 }
 
 }  // namespace tessera::observe

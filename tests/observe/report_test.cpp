@@ -5,6 +5,7 @@
 #include <limits>
 #include <regex>
 #include <string>
+#include <vector>
 
 #include "testing/files.h"
 
@@ -146,6 +147,13 @@ TEST_F(ReportTest, StaysSmallForALongRun) {
 TEST_F(ReportTest, NamesAFileThatCannotBeWritten) {
   EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "missing/report.html"),
                     "cannot write the report");
+}
+
+TEST_F(ReportTest, LeavesNothingBehindWhenItFails) {
+  std::filesystem::create_directories(folder_ / "report.html/taken");
+  EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "report.html"),
+                    "cannot write the report");
+  EXPECT_EQ(folder_.files(), std::vector<std::string>{"report.html"});
 }
 
 }  // namespace

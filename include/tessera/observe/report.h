@@ -11,16 +11,16 @@
 namespace tessera::observe {
 
 struct Report {
-  std::string title;
-  std::vector<std::pair<std::string, std::string>> configuration;  ///< name, value
-  std::vector<ShardingRow> sharding;
-  std::vector<StepMetrics> steps;
-  std::string sample;  ///< generated text, may be empty and need not be valid UTF-8
+  std::string title{};
+  std::vector<std::pair<std::string, std::string>> configuration{};  ///< name, value
+  std::vector<ShardingRow> sharding{};
+  std::vector<StepMetrics> steps{};
+  std::string sample{};  ///< generated text, may be empty and need not be valid UTF-8
 };
 
 /// Writes one self-contained HTML file (inline SVG and CSS, no script, nothing fetched): curves of
 /// loss, gradient norm, tokens/s and memory; communication of the last step; configuration;
-/// sharding table; sample. Throws Error if the file can't be written.
+/// sharding table; sample. Throws Error if the file can't be
 void write_report(const Report& report, const std::filesystem::path& path);
 
 }  // namespace tessera::observe
