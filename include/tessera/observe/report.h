@@ -20,7 +20,8 @@ struct Report {
 
 /// Writes one self-contained HTML file (inline SVG and CSS, no script, nothing fetched): curves of
 /// loss, gradient norm, tokens/s and memory; communication of the last step; configuration;
-/// sharding table; sample. Throws Error if the file can't be
+/// sharding table; sample. An older file is replaced at the end. Throws Error if the file can't be
+/// written.
 void write_report(const Report& report, const std::filesystem::path& path);
 
 }  // namespace tessera::observe
