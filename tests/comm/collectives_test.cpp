@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <random>
 
 #include "tessera/core/error.h"
 #include "testing/ranks.h"
@@ -260,6 +261,26 @@ TEST_P(Collectives, ADroppedWorkIsNoHindrance) {
       group_of_all(rank)->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
     }
     group_of_all(rank)->barrier();
+  });
+}
+
+TEST_P(Collectives, ManyInARowStayInStep) {
+  RunRanks(ranks(), [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(rank);
+    std::mt19937 random(7);  // The same sequence on every rank.
+    for (int i = 0; i < 300; ++i) {
+      const auto count = static_cast<std::int64_t>(random() % 20'000);
+      const at::Tensor sum = at::full({count}, i + rank.rank(), at::kLong);
+      const at::Tensor all = at::empty({rank.size(), count}, at::kLong);
+      const WorkPtr first = group->all_reduce(sum, ReduceOp::kMax);
+      const WorkPtr second = group->all_gather(all, at::full({count}, i * rank.rank(), at::kLong));
+      first->wait();
+      second->wait();
+      ASSERT_TRUE(at::equal(sum, at::full({count}, i + rank.size() - 1, at::kLong))) << i;
+      for (int peer = 0; peer < rank.size(); ++peer) {
+        ASSERT_TRUE(at::equal(all[peer], at::full({count}, i * peer, at::kLong))) << i;
+      }
+    }
   });
 }
 

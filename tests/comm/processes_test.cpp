@@ -6,6 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "testing/processes.h"
@@ -52,6 +56,30 @@ TEST(DISABLED_Processes, Rank1IsKilled) {
   EXPECT_THROW(group->all_reduce(value, ReduceOp::kSum)->wait(), PeerError);
 }
 
+/// Rank 1 dies in the middle of whatever it does after KILL_AFTER_US.
+TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
+  const WorldPtr world = world_from_environment();
+  const CommunicatorPtr group = group_of_all(*world);
+  std::thread killer;
+  if (world->rank() == 1) {
+    const std::chrono::microseconds delay(std::atoi(std::getenv("KILL_AFTER_US")));
+    killer = std::thread([delay] {
+      std::this_thread::sleep_for(delay);
+      kill(getpid(), SIGKILL);
+    });
+  }
+  const auto communicate = [&] {
+    while (true) {
+      for (const std::int64_t elements : {1, 100'000, 3'000'000}) {
+        const at::Tensor tensor = at::full({elements}, 1.0);
+        group->all_reduce(tensor, ReduceOp::kAvg)->wait();
+        EXPECT_EQ(tensor[elements - 1].item<float>(), 1.0F);
+      }
+    }
+  };
+  EXPECT_THROW(communicate(), PeerError);
+}
+
 TEST(DISABLED_Processes, Rendezvous) {
   try {
     world_from_environment();
@@ -90,6 +118,16 @@ TEST(Processes, PeersOfAKilledRankFail) {
   // The time-out is ten minutes: ending within the deadline of the fixture shows the detection.
   expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kShm));
   expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kGloo));
+}
+
+TEST(Processes, PeersOfARankKilledAnywhereFail) {
+  for (ProcessesOptions options : {kShm, kGloo}) {
+    for (const char* delay : {"100", "3000", "10000", "40000"}) {
+      options.environment["KILL_AFTER_US"] = delay;
+      expect_only_rank_1_killed(
+          RunProcesses(3, "DISABLED_Processes.Rank1IsKilledAnywhere", options));
+    }
+  }
 }
 
 TEST(Processes, AMissingPeerIsNamed) {
