@@ -32,6 +32,12 @@ GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
   for (const auto& pair : rule.inplace) {
     if (contains(group.outputs, pair.output)) inplace_.push_back(pair);
   }
+  for (std::size_t i = 0; i < rule.linear.size(); ++i) {
+    const auto& partial = rule.linear[i].partial_inputs;
+    if (!partial.empty() && contains(group.inputs, partial.front())) {
+      linear_.push_back(static_cast<int>(i));
+    }
+  }
   for (int index : group.inputs) {
     const auto at = static_cast<std::size_t>(index);
     inputs_.push_back(read_input(index, inputs[at], call.tensors[at].itemsize));
@@ -129,11 +135,10 @@ std::vector<Choice> GroupChooser::candidates(std::size_t mesh_dim,
       add({Choice::kFactor, hold.factor});
     }
     if (hold.kind != Hold::kPartial) continue;
-    for (std::size_t i = 0; i < rule_.linear.size(); ++i) {
-      const auto& linear = rule_.linear[i];
-      if (linear.op == hold.op && contains(linear.partial_inputs, input.index)) {
-        add({Choice::kLinear, static_cast<int>(i)});
-      }
+    for (int i : linear_) {
+      const auto& linear = rule_.linear[static_cast<std::size_t>(i)];
+      if (linear.op != hold.op) continue;
+      if (input.inplace || contains(linear.partial_inputs, input.index)) add({Choice::kLinear, i});
     }
   }
   add({});

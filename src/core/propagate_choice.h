@@ -81,6 +81,7 @@ class GroupChooser {
   std::span<const std::int64_t> mesh_sizes_;
   const ShardingRule::Group& group_;
   std::vector<ShardingRule::Inplace> inplace_;  // of this group
+  std::vector<int> linear_;                     // of this group, in ShardingRule::linear
   std::vector<Input> inputs_;                   // in-place ones first, then by size, largest first
 };
 

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -27,7 +29,7 @@ std::vector<Placement> options(const at::Tensor& tensor) {
   return result;
 }
 
-/// A choice of layouts for all tensors, one of `count` in an order without pattern.
+/// Layouts for all tensors, at random.
 std::vector<LayoutPtr> draw(const std::vector<at::Tensor>& tensors,
                             const std::vector<std::int64_t>& mesh, std::mt19937& random) {
   std::vector<LayoutPtr> layouts;
@@ -54,12 +56,18 @@ std::string describe(const std::vector<LayoutPtr>& layouts) {
   return text;
 }
 
+/// How many layouts are tried of each case: TESSERA_RULE_DRAWS=1000 for a thorough run.
+int draws() {
+  const char* text = std::getenv("TESSERA_RULE_DRAWS");
+  return text ? std::atoi(text) : 40;
+}
+
 /// The first problem of a case on a mesh, or "".
-std::string first_problem(const RuleCase& rule_case, const std::vector<std::int64_t>& mesh,
-                          int draws) {
+std::string first_problem(const RuleCase& rule_case, const std::vector<std::int64_t>& mesh) {
   std::mt19937 random(7);
+  const int count = draws();
   const auto tensors = tensors_of(rule_case.arguments());
-  for (int i = 0; i < draws; ++i) {
+  for (int i = 0; i < count; ++i) {
     const auto layouts = draw(tensors, mesh, random);
     std::string problem;
     try {
@@ -76,7 +84,7 @@ class Rules : public ::testing::TestWithParam<std::vector<std::int64_t>> {
  protected:
   void expect_right(const std::vector<RuleCase>& cases) {
     for (const auto& rule_case : cases) {
-      EXPECT_EQ(first_problem(rule_case, GetParam(), 40), "");
+      EXPECT_EQ(first_problem(rule_case, GetParam()), "");
     }
   }
 };

@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "core_test_calls.h"
+#include "tessera/core/error.h"
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera {
+namespace {
+
+using testing::call;
+
+/// docs/operators.md: for each family its operators, overloads after their name.
+std::string render() {
+  std::ostringstream out;
+  out << "# Operators with a sharding rule\n\n"
+         "Generated from the tables in `src/core/rules/`: after a change, run `core_test` with\n"
+         "`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. Every other operator "
+         "takes\n"
+         "the default: its arguments are gathered, with a warning, or refused in a strict "
+         "scope.\n\n"
+      << ruled_operators().size() << " overloads in " << rule_families().size() << " families.\n";
+  for (const RuleFamily& family : rule_families()) {
+    std::map<std::string, std::string> overloads;
+    for (std::string_view op : family.operators) {
+      op.remove_prefix(std::string_view("aten::").size());
+      const std::size_t dot = std::min(op.find('.'), op.size());
+      std::string& list = overloads[std::string(op.substr(0, dot))];
+      if (dot < op.size()) list += " " + std::string(op.substr(dot));
+    }
+    out << "\n## " << family.name << " (" << family.operators.size() << ")\n\n";
+    for (const auto& [name, list] : overloads) out << "* `" << name << "`" << list << "\n";
+  }
+  return out.str();
+}
+
+TEST(RuleRegistry, IsWhatTheDocumentationLists) {
+  if (std::getenv("TESSERA_UPDATE_DOCS")) std::ofstream(TESSERA_OPERATORS_DOC) << render();
+  std::ifstream file(TESSERA_OPERATORS_DOC);
+  const std::string found{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_TRUE(found == render()) << "docs/operators.md is out of date: run this test with "
+                                    "TESSERA_UPDATE_DOCS=1 in the environment";
+}
+
+TEST(RuleRegistry, HasNoRuleForAnUnknownOperator) {
+  EXPECT_FALSE(find_rule("aten::no_such_operator"));
+  EXPECT_FALSE(find_rule("aten::nonzero"));
+}
+
+TEST(RuleRegistry, SaysWhichRulesReadNumbers) {
+  EXPECT_TRUE(find_rule("aten::linalg_vector_norm").reads_numbers());
+  EXPECT_FALSE(find_rule("aten::mul.Scalar").reads_numbers());
+}
+
+TEST(RuleRegistry, MarksOperatorsThatDrawRandomNumbers) {
+  const auto dropout = call("aten::native_dropout", {{8, 6}}, {0.1, true});
+  EXPECT_TRUE(find_rule(dropout.op)(dropout)->random);
+  const auto attention = call("aten::_scaled_dot_product_flash_attention_for_cpu",
+                              {{2, 4, 5, 8}, {2, 4, 5, 8}, {2, 4, 5, 8}}, {0.1, false});
+  EXPECT_TRUE(find_rule(attention.op)(attention)->random);
+}
+
+TEST(RuleRegistry, CoversNoCallWhoseResultDependsOnData) {
+  OpCall index{.op = "aten::index.Tensor",
+               .args = {TensorRef{0}, std::vector<TensorRef>{{1}}},
+               .tensors = {{{8, 6}, 4}, {{8}, 1}}};
+  EXPECT_FALSE(find_rule(index.op)(index));
+}
+
+TEST(RuleRegistry, CoversNoInplaceCallThatWouldGrowItsTensor) {
+  const auto grow = call("aten::add_.Tensor", {{6}, {8, 6}});
+  EXPECT_FALSE(find_rule(grow.op)(grow));
+}
+
+TEST(OpCall, NamesTheArgumentThatIsNotWhatTheRuleExpects) {
+  const auto sum = call("aten::sum.dim_IntList", {{8, 6}}, {std::string("no list")});
+  EXPECT_THROW(find_rule(sum.op)(sum), Error);
+}
+
+TEST(OpCall, RefusesADimensionOutOfRange) {
+  const auto sum = call("aten::sum.dim_IntList", {{8, 6}}, {std::vector<std::int64_t>{2}});
+  EXPECT_THROW(find_rule(sum.op)(sum), Error);
+}
+
+}  // namespace
+}  // namespace tessera
