@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "float_types.h"
+#include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/fused.h"
@@ -62,42 +62,58 @@ std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int
   return positions;
 }
 
-/// Sums the gradients of the positions of one row.
 template <class T, class Compute>
-void add_rows(const T* grad, const std::int64_t* begin, const std::int64_t* end, std::int64_t dim,
-              std::vector<Compute>& sum, T* to) {
-  sum.assign(static_cast<std::size_t>(dim), Compute(0));
-  Compute* const total = sum.data();
-  for (; begin != end; ++begin) {
-    const T* const term = grad + *begin * dim;
-    for (std::int64_t i = 0; i < dim; ++i) total[i] += static_cast<Compute>(term[i]);
-  }
-  for (std::int64_t i = 0; i < dim; ++i) to[i] = static_cast<T>(total[i]);
+void add(const T* x, Compute* sum, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] += static_cast<Compute>(x[i]);
 }
 
-template <class T>
-void backward_as(const at::Tensor& grad, const std::int64_t* indices,
-                 const std::vector<std::int64_t>& positions, std::int64_t first_row,
-                 const at::Tensor& weight_grad) {
-  using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T, class Compute>
+void round(const Compute* sum, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(sum[i]);
+}
+
+/// Where each row's run begins in `positions`, and the end.
+std::vector<std::size_t> run_starts(const std::int64_t* indices,
+                                    const std::vector<std::int64_t>& positions) {
   std::vector<std::size_t> starts;
   for (std::size_t i = 0; i < positions.size(); ++i) {
     if (i == 0 || indices[positions[i]] != indices[positions[i - 1]]) starts.push_back(i);
   }
-  const auto runs = static_cast<std::int64_t>(starts.size());
   starts.push_back(positions.size());
-  const std::int64_t dim = weight_grad.size(1);
-  const T* from = static_cast<const T*>(grad.const_data_ptr());
-  T* to = static_cast<T*>(weight_grad.mutable_data_ptr());
-  parallel_for(0, runs, 8, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<Compute> sum;
-    for (auto run = static_cast<std::size_t>(begin); run < static_cast<std::size_t>(end); ++run) {
-      const std::int64_t* first = positions.data() + starts[run];
-      add_rows(from, first, positions.data() + starts[run + 1], dim, sum,
-               to + (indices[*first] - first_row) * dim);
-    }
-  });
+  return starts;
 }
+
+struct Backward {
+  const at::Tensor& grad;
+  const at::Tensor& weight_grad;
+  const std::int64_t* indices;
+  std::int64_t first_row;
+
+  /// Sums each row's terms with `add` and writes the sum with `round`.
+  template <class T, class Compute>
+  void run(void (*add)(const T*, Compute*, std::int64_t),
+           void (*round)(const Compute*, T*, std::int64_t)) const {
+    const std::int64_t dim = weight_grad.size(1);
+    const auto positions = positions_by_row(indices, grad.numel() / std::max<std::int64_t>(dim, 1),
+                                            first_row, weight_grad.size(0));
+    const auto starts = run_starts(indices, positions);
+    const T* from = in<T>(grad);
+    T* to = out<T>(weight_grad);
+    parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
+                 [&](std::int64_t begin, std::int64_t end) {
+                   std::vector<Compute> sum(static_cast<std::size_t>(dim));
+                   for (auto row = static_cast<std::size_t>(begin);
+                        row < static_cast<std::size_t>(end); ++row) {
+                     std::fill(sum.begin(), sum.end(), Compute(0));
+                     for (std::size_t i = starts[row]; i < starts[row + 1]; ++i) {
+                       add(from + positions[i] * dim, sum.data(), dim);
+                     }
+                     round(sum.data(), to + (indices[positions[starts[row]]] - first_row) * dim,
+                           dim);
+                   }
+                 });
+  }
+};
 
 }  // namespace
 
@@ -129,11 +145,16 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
   const at::Tensor terms = grad.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor weight_grad = at::zeros({rows, grad.size(-1)}, grad.options());
-  const auto* numbers = static_cast<const std::int64_t*>(flat.const_data_ptr());
-  const auto positions = positions_by_row(numbers, flat.numel(), first_row, rows);
-  with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
-    backward_as<T>(terms, numbers, positions, first_row, weight_grad);
-  });
+  const Backward backward{terms, weight_grad, in<std::int64_t>(flat), first_row};
+  if (has_row_kernels(grad)) {
+    with_row_kernels(grad,
+                     [&](const auto& kernels, auto) { backward.run(kernels.add, kernels.round); });
+  } else {
+    with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
+      using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+      backward.run(&add<T, Compute>, &round<T, Compute>);
+    });
+  }
   return weight_grad;
 }
 

@@ -21,6 +21,9 @@ struct RowKernels {
   /// One position: `heads` vectors of 2 * half, x_stride apart; out is dense.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
+  /// sum += x, and out = sum rounded.
+  void (*add)(const T* x, float* sum, std::int64_t n);
+  void (*round)(const float* sum, T* out, std::int64_t n);
 };
 
 struct RowKernelTable {

@@ -93,8 +93,22 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
 }
 
 template <class T>
+void add(const T* x, float* sum, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    store(sum + i, load(sum + i, n - i) + load(x + i, n - i), n - i);
+  }
+}
+
+template <class T>
+void round(const float* sum, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(out + i, load(sum + i, n - i), n - i);
+}
+
+template <class T>
 constexpr RowKernels<T> make_kernels() {
-  return {&rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>, &rotary<T>};
+  return {&rms_norm<T>,          &rms_norm_backward<T>, &silu_mul<T>,
+          &silu_mul_backward<T>, &rotary<T>,            &add<T>,
+          &round<T>};
 }
 
 extern const RowKernelTable kTable;

@@ -14,10 +14,15 @@ struct Uniform {
   TESSERA_HOST_DEVICE double operator()(double u) const { return from + width * u; }
 };
 
+/// Those made of normal quantiles show their two halves, so that many can be drawn together.
 struct Normal {
   double mean;
   double std;
-  TESSERA_HOST_DEVICE double operator()(double u) const { return mean + std * normal_quantile(u); }
+  TESSERA_HOST_DEVICE double probability(double u) const { return u; }
+  TESSERA_HOST_DEVICE double from_quantile(double z) const { return mean + std * z; }
+  TESSERA_HOST_DEVICE double operator()(double u) const {
+    return from_quantile(normal_quantile(probability(u)));
+  }
 };
 
 /// Normal between two bounds. `std` is negative where the upper tail is drawn as the mirrored lower
@@ -28,11 +33,14 @@ struct TruncatedNormal {
   double low;
   double high;
   double first_probability;
-  double probability;
-  TESSERA_HOST_DEVICE double operator()(double u) const {
-    const double p = first_probability + probability * u;
-    const double value = p < 1.0 ? mean + std * normal_quantile(p) : (std > 0.0 ? high : low);
+  double width;
+  TESSERA_HOST_DEVICE double probability(double u) const { return first_probability + width * u; }
+  TESSERA_HOST_DEVICE double from_quantile(double z) const {
+    const double value = mean + std * z;
     return value < low ? low : (value > high ? high : value);
+  }
+  TESSERA_HOST_DEVICE double operator()(double u) const {
+    return from_quantile(normal_quantile(probability(u)));
   }
 };
 
