@@ -13,8 +13,9 @@ namespace {
 // Each rank says that it is up by a file named after it.
 class LauncherSignal : public ::testing::Test {
  protected:
-  std::vector<std::string> Job(int ranks, const std::string& script) {
-    return Shell(ranks, ": > '" + (folder_ / "up").string() + "'.$RANK; " + script);
+  std::vector<std::string> Job(int ranks, const std::string& script,
+                               const std::string& prepare = ":") {
+    return Shell(ranks, prepare + "; : > '" + (folder_ / "up").string() + "'.$RANK; " + script);
   }
   void WaitForRanks(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
@@ -41,9 +42,8 @@ INSTANTIATE_TEST_SUITE_P(All, LauncherStop, ::testing::Values(SIGINT, SIGTERM, S
                          });
 
 TEST_F(LauncherSignal, LetsRanksEndInOrder) {
-  Launcher launcher(Job(2, "trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done"));
+  Launcher launcher(Job(2, "while :; do sleep 0.05; done", "trap 'echo saved; exit 0' TERM"));
   WaitForRanks(2);
-  usleep(200'000);  // the trap follows the file
   kill(launcher.pid(), SIGTERM);
   const auto result = launcher.wait();
   EXPECT_NE(result.out.find("saved\n"), std::string::npos) << result.out;
@@ -51,11 +51,11 @@ TEST_F(LauncherSignal, LetsRanksEndInOrder) {
 }
 
 TEST_F(LauncherSignal, KillsAtOnceWhenToldTwice) {
-  Launcher launcher(Job(2, "trap '' INT TERM; while :; do sleep 0.05; done"));
+  const auto told = (folder_ / "told").string();
+  Launcher launcher(Job(2, "while :; do sleep 0.05; done", "trap ': > " + told + "' INT"));
   WaitForRanks(2);
-  usleep(200'000);
   kill(launcher.pid(), SIGINT);
-  usleep(100'000);
+  WaitForFile(told);
   kill(launcher.pid(), SIGINT);
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, 128 + SIGINT);
@@ -64,17 +64,15 @@ TEST_F(LauncherSignal, KillsAtOnceWhenToldTwice) {
 }
 
 TEST_F(LauncherSignal, KillsRanksThatIgnoreTheStop) {
-  Launcher launcher(Job(2, "trap '' INT; while :; do sleep 0.05; done"));
+  Launcher launcher(Job(2, "while :; do sleep 0.05; done", "trap '' INT"));
   WaitForRanks(2);
-  usleep(200'000);
   kill(launcher.pid(), SIGINT);
   EXPECT_EQ(launcher.wait().code, 128 + SIGINT);
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
 TEST_F(LauncherSignal, PassesUserSignalsOn) {
-  Launcher launcher(Shell(1, "trap 'echo noted; exit 0' USR1; : > '" + (folder_ / "up").string() +
-                                 "'.0; while :; do sleep 0.05; done"));
+  Launcher launcher(Job(1, "while :; do sleep 0.05; done", "trap 'echo noted; exit 0' USR1"));
   WaitForRanks(1);
   kill(launcher.pid(), SIGUSR1);
   const auto result = launcher.wait();
@@ -83,7 +81,7 @@ TEST_F(LauncherSignal, PassesUserSignalsOn) {
 }
 
 TEST_F(LauncherSignal, LeavesNothingWhenItIsKilled) {
-  Launcher launcher(Job(3, "trap '' HUP INT TERM; sleep 1000 & sleep 1000"));
+  Launcher launcher(Job(3, "sleep 1000 & sleep 1000", "trap '' HUP INT TERM"));
   WaitForRanks(3);
   kill(launcher.pid(), SIGKILL);
   EXPECT_EQ(launcher.wait().signal, SIGKILL);
