@@ -68,7 +68,8 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
 
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
-                box.sizes.size(), " dimensions were asked for; at most ", kMaxDims, " are supported");
+                box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
+                " are supported");
   BoxView view;
   view.dims = static_cast<int>(box.sizes.size());
   view.global_start = place.first_element;
@@ -86,7 +87,8 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
 }
 
 unsigned blocks_for(const BoxView& box) {
-  return static_cast<unsigned>(std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
+  return static_cast<unsigned>(
+      std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
 }
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
