@@ -43,17 +43,16 @@ void Context::enter_backward() {
   }
 }
 
-void Context::prefetch_before(const Unit& unit) {
+std::shared_ptr<Unit> Context::ran_before(const Unit& unit) {
   const auto ran = std::find_if(forward_order_.rbegin(), forward_order_.rend(),
                                 [&](const Ran& entry) { return entry.unit == &unit; });
   if (ran == forward_order_.rend()) {
-    return;
+    return nullptr;
   }
-  // Forget it and what ran after it: the next search ends here.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
-  if (!forward_order_.empty() && !forward_order_.back().token.expired()) {
-    forward_order_.back().unit->start_unshard();
-  }
+  // The token's holder also holds the unit.
+  const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
+  return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
 void Context::reduce(std::vector<ParameterGroup>& groups) {

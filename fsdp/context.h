@@ -25,8 +25,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   /// Backward has come to `unit`.
   void enter_backward();
-  /// Starts to gather the unit whose forward ran before that of `unit`.
-  void prefetch_before(const Unit& unit);
+  /// The unit whose forward ran before that of `unit`, or nullptr; forgets what ran from then on.
+  std::shared_ptr<Unit> ran_before(const Unit& unit);
   /// Starts the reduction of these groups; those started before are finished first, so that at most
   /// one unit's gradients are on their way.
   void reduce(std::vector<ParameterGroup>& groups);

@@ -7,6 +7,16 @@
 namespace tessera::fsdp {
 namespace {
 
+void check_module(const nn::ModuleBase* module) {
+  TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
+  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard was applied to this ", module->name(),
+                " already; apply it once to each module");
+  TESSERA_CHECK(
+      dynamic_cast<const nn::ModuleList*>(module) == nullptr,
+      "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
+      "in it");
+}
+
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
   std::shared_ptr<Unit> unit = module.attached<Unit>();
   TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
@@ -14,21 +24,40 @@ std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
   return unit;
 }
 
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
+                                            const char* asked) {
+  std::vector<std::shared_ptr<Unit>> units = fsdp::units_of(module, recurse);
+  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
+                " no unit; apply fully_shard first");
+  return units;
+}
+
+std::vector<std::weak_ptr<Unit>> units_of(const std::vector<nn::ModuleBase*>& modules,
+                                          const char* asked) {
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const nn::ModuleBase* module : modules) {
+    units.push_back(unit_of(*module, asked));
+  }
+  return units;
+}
+
 }  // namespace
 
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
-  TESSERA_CHECK(mesh && mesh.ndim() == 1, "fully_shard: the mesh is ",
-                mesh ? to_string(mesh) : "undefined",
-                "; pass one dimension of it, for example mesh[\"dp\"]");
-  TESSERA_CHECK(!is_fully_sharded(module), "fully_shard was applied to this ", module.name(),
-                " already; apply it once to each module");
-  TESSERA_CHECK(
-      dynamic_cast<const nn::ModuleList*>(&module) == nullptr,
-      "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
-      "in it");
-  const auto unit = std::make_shared<Unit>(module, mesh, options);
+  fully_shard(std::vector<nn::ModuleBase*>{&module}, mesh, options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
+                 const Options& options) {
+  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
+  for (const nn::ModuleBase* module : modules) {
+    check_module(module);
+  }
+  const auto unit = std::make_shared<Unit>(modules, DataMesh(mesh), options);
   unit->install();
-  module.attach(unit);
+  for (nn::ModuleBase* module : modules) {
+    module->attach(unit);
+  }
 }
 
 bool is_fully_sharded(const nn::ModuleBase& module) {
@@ -41,6 +70,45 @@ void unshard(nn::ModuleBase& module) {
 
 void reshard(nn::ModuleBase& module) {
   unit_of(module, "reshard")->reshard();
+}
+
+void start_unshard(nn::ModuleBase& module) {
+  unit_of(module, "start_unshard")->start_unshard();
+}
+
+void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_reshard_after_forward")) {
+    unit->settings().reshard_after_forward = reshard;
+  }
+}
+
+void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_reshard_after_backward")) {
+    unit->settings().reshard_after_backward = reshard;
+  }
+}
+
+void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_requires_gradient_sync")) {
+    unit->settings().gradient_sync = sync;
+  }
+}
+
+void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
+  TESSERA_CHECK(factor > 0, "set_gradient_divide_factor: ", factor, " is not positive");
+  for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor")) {
+    unit->set_gradient_divisor(factor);
+  }
+}
+
+void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_forward_prefetch")->settings().forward_prefetch =
+      units_of(units, "set_forward_prefetch");
+}
+
+void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_backward_prefetch")->settings().backward_prefetch =
+      units_of(units, "set_backward_prefetch");
 }
 
 }  // namespace tessera::fsdp

@@ -9,47 +9,61 @@
 namespace tessera::fsdp {
 
 GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
-                                     const DeviceMesh& mesh, c10::ScalarType dtype)
-    : parameters_(std::move(parameters)), rank_(mesh.local_rank()) {
+                                     std::vector<WholeGradient> gradients, const DataMesh& mesh,
+                                     c10::ScalarType dtype, double divisor)
+    : parameters_(std::move(parameters)),
+      gradients_(std::move(gradients)),
+      rank_(mesh.shard.local_rank()),
+      divisor_(divisor) {
   const c10::AutoGradMode no_grad(false);
-  for (const ShardedParameter* parameter : parameters_) {
-    gradients_.push_back(take_gradient(parameter->whole()));
-  }
-  if (mesh.size() > 1) {
+  if (mesh.ranks() > 1) {
     start(mesh, dtype);
   }
 }
 
-void GradientReduction::start(const DeviceMesh& mesh, c10::ScalarType dtype) {
+void GradientReduction::start(const DataMesh& mesh, c10::ScalarType dtype) {
   segments_ = segments_of(parameters_);
   std::vector<at::Tensor> whole;
   for (WholeGradient& gradient : gradients_) {
     whole.push_back(std::exchange(gradient.local, {}));
   }
   const auto options = parameters_.front()->shard().options().dtype(dtype);
-  input_ = at::empty({mesh.size(), flat_numel(segments_)}, options);
-  output_ = at::empty({flat_numel(segments_)}, options);
+  input_ = at::empty({mesh.shard.size(), flat_numel(segments_)}, options);
   pack(whole, segments_, input_);
-  comm::Communicator& group = mesh.group();
-  // NCCL divides while it reduces; elsewhere the shard is divided after.
-  const bool averages = group.name() == "nccl";
-  divisor_ = averages ? 1 : mesh.size();
-  work_ = group.reduce_scatter(output_, input_, averages ? ReduceOp::kAvg : ReduceOp::kSum);
+  if (mesh.replicas() > 1) {
+    replicas_ = &mesh.replicate.group();
+  }
+  if (mesh.shard.size() == 1) {
+    output_ = input_.view({-1});
+    return;
+  }
+  output_ = at::empty({flat_numel(segments_)}, options);
+  work_ = mesh.shard.group().reduce_scatter(output_, input_, ReduceOp::kSum);
+}
+
+void GradientReduction::wait() {
+  if (work_ != nullptr) {
+    std::exchange(work_, nullptr)->wait();
+  }
+  input_.reset();
+  if (replicas_ != nullptr) {
+    replicas_->all_reduce(output_, ReduceOp::kSum)->wait();
+  }
+  if (divisor_ != 1) {
+    output_.div_(divisor_);
+  }
 }
 
 std::vector<at::Tensor> GradientReduction::shards() {
   std::vector<at::Tensor> shards;
-  if (work_ == nullptr) {
+  if (!output_.defined()) {
     for (const WholeGradient& gradient : gradients_) {
-      shards.push_back(gradient.local);
+      const bool divide = divisor_ != 1 && gradient.local.defined();
+      shards.push_back(divide ? gradient.local.div(divisor_) : gradient.local);
     }
     return shards;
   }
-  std::exchange(work_, nullptr)->wait();
-  input_.reset();
-  if (divisor_ > 1) {
-    output_.div_(divisor_);
-  }
+  wait();
   for (const Segment& segment : segments_) {
     shards.push_back(shard_of(output_, segment, rank_));
   }
@@ -58,17 +72,17 @@ std::vector<at::Tensor> GradientReduction::shards() {
 
 void GradientReduction::finish(DeferredSums& sums) {
   const c10::AutoGradMode no_grad(false);
-  const std::vector<at::Tensor> means = shards();
-  for (std::size_t i = 0; i < means.size(); ++i) {
+  const std::vector<at::Tensor> reduced = shards();
+  for (std::size_t i = 0; i < reduced.size(); ++i) {
     ShardedParameter& parameter = *parameters_[i];
-    const at::Tensor mean = means[i].defined()
-                                ? means[i]
-                                : at::zeros(parameter.shard().sizes(), parameter.shard().options());
+    const at::Tensor value =
+        reduced[i].defined() ? reduced[i]
+                             : at::zeros(parameter.shard().sizes(), parameter.shard().options());
     if (gradients_[i].pending != nullptr) {
-      sums.add(*gradients_[i].pending, mean,
+      sums.add(*gradients_[i].pending, value,
                [&parameter](const at::Tensor& sum) { parameter.accumulate(sum); });
     } else {
-      parameter.accumulate(mean);
+      parameter.accumulate(value);
     }
   }
 }

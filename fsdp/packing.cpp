@@ -26,7 +26,7 @@ Piece full_rows(const at::Tensor& whole, const at::Tensor& buffer, const Segment
 Piece rows_of(const at::Tensor& whole, const at::Tensor& buffer, const Segment& segment,
               std::int64_t rank) {
   const ShardShape& shape = segment.shape;
-  return {whole.narrow(shape.dim, shape.first_row(rank), shape.rows(rank)),
+  return {whole.narrow(*shape.dim, shape.first_row(rank), shape.rows(rank)),
           shard_of(buffer.select(0, rank), segment, rank)};
 }
 
@@ -35,12 +35,13 @@ std::vector<Piece> pieces_of(const at::Tensor& whole, const at::Tensor& buffer,
   const ShardShape& shape = segment.shape;
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
-  if (shape.dim == 0 && shape.padded_numel() > 0) {
+  if (shape.dim == std::int64_t{0} && shape.padded_numel() > 0) {
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(whole, buffer, segment, rank));
   }
   for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
-    pieces.push_back(rows_of(whole, buffer, segment, rank));
+    pieces.push_back(shape.dim ? rows_of(whole, buffer, segment, rank)
+                               : Piece{whole, shard_of(buffer.select(0, rank), segment, rank)});
   }
   return pieces;
 }
@@ -73,7 +74,11 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    for (Piece& piece : pieces_of(whole[i], gathered, segments[i])) {
+    std::vector<Piece> pieces = pieces_of(whole[i], gathered, segments[i]);
+    if (!segments[i].shape.dim && !pieces.empty()) {
+      pieces.erase(pieces.begin() + 1, pieces.end());  // every rank sent the same
+    }
+    for (Piece& piece : pieces) {
       to.push_back(std::move(piece.whole));
       from.push_back(std::move(piece.packed));
     }

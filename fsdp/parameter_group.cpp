@@ -34,13 +34,15 @@ void reseat(const at::Tensor& tensor, const at::Tensor& memory) {
 
 }  // namespace
 
-ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DeviceMesh mesh,
-                               const MixedPrecisionPolicy& policy)
+ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMesh mesh,
+                               const Options& options)
     : parameters_(std::move(parameters)),
       mesh_(std::move(mesh)),
       dtype_(parameters_.front().dtype()),
-      compute_dtype_(compute_type(dtype_, policy)),
-      reduce_dtype_(policy.reduce_dtype.value_or(compute_dtype_)) {
+      compute_dtype_(compute_type(dtype_, options.mp_policy)),
+      reduce_dtype_(options.mp_policy.reduce_dtype.value_or(compute_dtype_)),
+      neighbours_(mesh_.shard, options.neighbours),
+      gradient_divisor_(static_cast<double>(mesh_.ranks())) {
   std::vector<ShardedParameter*> all;
   for (ShardedParameter& parameter : parameters_) {
     all.push_back(&parameter);
@@ -71,9 +73,9 @@ bool ParameterGroup::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& shard = parameters_[i].shard();
     const at::Tensor place = shares_memory() ? whole_locals_[i]
-                             : mesh_.size() == 1
+                             : mesh_.shard.size() == 1
                                  ? shard
-                                 : shard_of(flat_, segments_[i], mesh_.local_rank());
+                                 : shard_of(flat_, segments_[i], mesh_.shard.local_rank());
     if (shard.numel() > 0 && shard.const_data_ptr() != place.const_data_ptr()) {
       return false;
     }
@@ -93,12 +95,12 @@ void ParameterGroup::check_not_meta() const {
 }
 
 void ParameterGroup::lay_out_shards() {
-  if (mesh_.size() == 1) {
+  if (mesh_.shard.size() == 1) {
     return;
   }
   flat_ = at::zeros({flat_numel(segments_)}, parameters_.front().shard().options());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor place = shard_of(flat_, segments_[i], mesh_.local_rank());
+    const at::Tensor place = shard_of(flat_, segments_[i], mesh_.shard.local_rank());
     place.copy_(parameters_[i].shard());
     reseat(parameters_[i].shard(), place);
   }
@@ -112,7 +114,11 @@ void ParameterGroup::make_whole_tensors() {
     offsets.push_back(
         align(offsets.back() + itemsize * c10::multiply_integers(segment.shape.sizes)));
   }
-  whole_storage_ = ReusableStorage(offsets.back(), parameters_.front().device());
+  // A whole number of aligned pieces for the neighbours.
+  const std::int64_t unit = kAlignment * neighbours_.count();
+  const std::int64_t bytes = (offsets.back() + unit - 1) / unit * unit;
+  whole_storage_ = ReusableStorage(bytes, parameters_.front().device());
+  whole_flat_ = whole_storage_.tensor({bytes / itemsize}, compute_dtype_, 0);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     whole_locals_.push_back(shares_memory() ? parameters_[i].shard().detach()
                                             : whole_storage_.tensor(segments_[i].shape.sizes,
@@ -122,13 +128,18 @@ void ParameterGroup::make_whole_tensors() {
 }
 
 void ParameterGroup::start_unshard() {
-  if (unsharded_ || gather_ != nullptr || mesh_.size() == 1) {
+  if (unsharded_ || gather_ != nullptr || mesh_.shard.size() == 1) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
+  if (neighbours_.kept()) {
+    whole_storage_.allocate();
+    gather_ = neighbours_.start_gather(whole_flat_);
+    return;
+  }
   send_ = flat_.to(compute_dtype_);
-  gathered_ = at::empty({mesh_.size(), flat_.numel()}, send_.options());
-  gather_ = mesh_.group().all_gather(gathered_, send_);
+  gathered_ = at::empty({mesh_.shard.size(), flat_.numel()}, send_.options());
+  gather_ = mesh_.shard.group().all_gather(gathered_, send_);
 }
 
 void ParameterGroup::unshard() {
@@ -143,18 +154,26 @@ void ParameterGroup::unshard() {
   unsharded_ = true;
 }
 
+void ParameterGroup::wait_for_gather() {
+  if (gather_ != nullptr) {
+    std::exchange(gather_, nullptr)->wait();
+    send_.reset();
+    neighbours_.drop();
+  }
+}
+
 void ParameterGroup::fill_whole_tensors() {
   if (shares_memory()) {
     return;
   }
-  if (gather_ != nullptr) {
-    std::exchange(gather_, nullptr)->wait();
-    send_.reset();
+  wait_for_gather();
+  if (whole_storage_.allocated()) {  // gathered among neighbours, in place
+    return;
   }
   whole_storage_.allocate();
   // The same values under new memory: autograd must not take this for a change.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (mesh_.size() > 1) {
+  if (mesh_.shard.size() > 1) {
     unpack(std::exchange(gathered_, {}), segments_, whole_locals_);
     return;
   }
@@ -163,22 +182,34 @@ void ParameterGroup::fill_whole_tensors() {
   }
 }
 
+void ParameterGroup::show_sharded() {
+  if (unsharded_) {
+    for (ShardedParameter& parameter : parameters_) {
+      parameter.show_sharded();
+    }
+    unsharded_ = false;
+  }
+}
+
 void ParameterGroup::reshard() {
-  if (gather_ != nullptr) {  // prefetched, but not used
-    std::exchange(gather_, nullptr)->wait();
-    send_.reset();
-    gathered_.reset();
-  }
-  if (!unsharded_) {
-    return;
-  }
-  for (ShardedParameter& parameter : parameters_) {
-    parameter.show_sharded();
-  }
-  if (!shares_memory()) {
+  show_sharded();
+  wait_for_gather();  // one that was prefetched, but not used
+  neighbours_.drop();
+  gathered_.reset();
+  if (whole_storage_.allocated()) {
     whole_storage_.free();
   }
-  unsharded_ = false;
+}
+
+void ParameterGroup::reshard_after_forward() {
+  if (unsharded_ && neighbours_.count() > 1 && !shares_memory()) {
+    const c10::AutoGradMode no_grad(false);
+    neighbours_.keep(whole_flat_);
+    show_sharded();
+    whole_storage_.free();
+  } else {
+    reshard();
+  }
 }
 
 bool ParameterGroup::has_gradients() const {
@@ -187,15 +218,31 @@ bool ParameterGroup::has_gradients() const {
   });
 }
 
+void ParameterGroup::keep_gradients() {
+  const c10::AutoGradMode no_grad(false);
+  kept_gradients_.resize(parameters_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    add_gradient(kept_gradients_[i], take_gradient(parameters_[i].whole()), reduce_dtype_);
+  }
+}
+
 void ParameterGroup::start_reduce() {
+  if (!kept_gradients_.empty()) {
+    keep_gradients();
+  }
   std::vector<ShardedParameter*> trainable;
-  for (ShardedParameter& parameter : parameters_) {
-    if (parameter.trainable()) {
-      trainable.push_back(&parameter);
+  std::vector<WholeGradient> gradients;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].trainable()) {
+      trainable.push_back(&parameters_[i]);
+      gradients.push_back(kept_gradients_.empty() ? take_gradient(parameters_[i].whole())
+                                                  : std::move(kept_gradients_[i]));
     }
   }
+  kept_gradients_.clear();
   if (!trainable.empty()) {
-    reduction_.emplace(std::move(trainable), mesh_, reduce_dtype_);
+    reduction_.emplace(std::move(trainable), std::move(gradients), mesh_, reduce_dtype_,
+                       gradient_divisor_);
   }
 }
 

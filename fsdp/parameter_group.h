@@ -5,14 +5,15 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/dtensor/deferred_sums.h"
+#include "data_mesh.h"
 #include "gradient_reduction.h"
+#include "neighbour_shard.h"
 #include "packing.h"
 #include "reusable_storage.h"
 #include "sharded_parameter.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/dtensor/deferred_sums.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::fsdp {
 
@@ -25,8 +26,7 @@ namespace tessera::fsdp {
 class ParameterGroup {
  public:
   /// All of one type, on the device of `mesh` or the meta device.
-  ParameterGroup(std::vector<ShardedParameter> parameters, DeviceMesh mesh,
-                 const MixedPrecisionPolicy& policy);
+  ParameterGroup(std::vector<ShardedParameter> parameters, DataMesh mesh, const Options& options);
 
   /// Takes over tensors that were put into the slots since and lays the shards out. To be called
   /// before the first unshard of an iteration. Throws Error, naming them, for parameters that are
@@ -40,24 +40,33 @@ class ParameterGroup {
   void unshard();
   /// Puts the shards into the slots and frees the whole tensors' memory.
   void reshard();
+  /// The same between forward and backward: keeps this rank's part for its neighbours, if so asked.
+  void reshard_after_forward();
 
   /// Whether a whole parameter has a gradient.
   bool has_gradients() const;
-  /// Starts the reduction of the trainable parameters' gradients. Collective.
+  /// Sets the whole gradients aside, to be added to those of later backwards.
+  void keep_gradients();
+  /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
+  /// Collective.
   void start_reduce();
+  /// What the sum of all ranks' gradients is divided by; at first the number of ranks.
+  void set_gradient_divisor(double divisor) { gradient_divisor_ = divisor; }
   /// Waits for it and hands out what came (see GradientReduction).
   void finish_reduce(DeferredSums& sums);
 
  private:
-  bool shares_memory() const { return mesh_.size() == 1 && compute_dtype_ == dtype_; }
+  bool shares_memory() const { return mesh_.shard.size() == 1 && compute_dtype_ == dtype_; }
   bool laid_out() const;
   void check_not_meta() const;
   void lay_out_shards();
   void make_whole_tensors();
   void fill_whole_tensors();
+  void wait_for_gather();
+  void show_sharded();
 
   std::vector<ShardedParameter> parameters_;
-  DeviceMesh mesh_;
+  DataMesh mesh_;
   c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::ScalarType reduce_dtype_;
@@ -65,13 +74,17 @@ class ParameterGroup {
   std::vector<Segment> segments_;
   at::Tensor flat_;  ///< this rank's shards
   ReusableStorage whole_storage_;
+  at::Tensor whole_flat_;  ///< all of the storage
   std::vector<at::Tensor> whole_locals_;
+  NeighbourShard neighbours_;
   bool unsharded_ = false;
 
   at::Tensor send_;      ///< of the all-gather under way
   at::Tensor gathered_;  ///< (ranks, flat numel)
   comm::WorkPtr gather_;
+  std::vector<WholeGradient> kept_gradients_;  ///< beside parameters_, or empty
   std::optional<GradientReduction> reduction_;
+  double gradient_divisor_;
 };
 
 }  // namespace tessera::fsdp

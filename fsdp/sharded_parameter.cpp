@@ -8,36 +8,28 @@
 namespace tessera::fsdp {
 namespace {
 
-ShardShape shape_of(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t dim,
-                    const std::string& name) {
-  TESSERA_CHECK(
-      tensor.dim() > 0, "fully_shard: parameter '", name,
-      "' has no dimensions and cannot be split; make it one-dimensional with one element");
-  return {local_tensor(tensor).sizes().vec(), dim, mesh.size()};
-}
-
 /// This rank's rows, in memory of their own, so that the whole tensor can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank) {
-  if (shape.ranks == 1) {
+  if (shape.ranks == 1 || !shape.dim) {
     return local.contiguous();
   }
-  return local.narrow(shape.dim, shape.first_row(rank), shape.rows(rank))
+  return local.narrow(*shape.dim, shape.first_row(rank), shape.rows(rank))
       .clone(at::MemoryFormat::Contiguous);
 }
 
 }  // namespace
 
-ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const DeviceMesh& mesh,
-                                   std::int64_t dim)
+ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const DataMesh& mesh,
+                                   std::optional<std::int64_t> dim)
     : slot_(std::move(slot)),
       name_(std::move(name)),
-      shape_(shape_of(slot_->get(), mesh, dim, name_)) {
+      shape_{local_tensor(slot_->get()).sizes().vec(), dim, mesh.shard.size()} {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& original = slot_->get();
   if (tessera::is_distributed(original)) {
     whole_spec_ = sharding_spec(original);
   }
-  sharded_ = make_distributed(cut(local_tensor(original).detach(), shape_, mesh.local_rank()),
+  sharded_ = make_distributed(cut(local_tensor(original).detach(), shape_, mesh.shard.local_rank()),
                               sharded_spec(original, mesh, dim, name_), original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   slot_->set_persistent(sharded_);

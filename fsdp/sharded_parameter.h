@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data_mesh.h"
 #include "packing.h"
 #include "shard_shape.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -18,9 +19,10 @@ namespace tessera::fsdp {
 /// is still distributed on the other ones.
 class ShardedParameter {
  public:
-  /// Splits the tensor in `slot` on `dim` over `mesh` and leaves this rank's shard there. Not
-  /// collective. Throws Error for a tensor without dimensions.
-  ShardedParameter(nn::SlotPtr slot, std::string name, const DeviceMesh& mesh, std::int64_t dim);
+  /// Splits the tensor in `slot` on `dim` over `mesh` (nullopt: replicates it there) and leaves
+  /// this rank's shard in the slot. Not collective.
+  ShardedParameter(nn::SlotPtr slot, std::string name, const DataMesh& mesh,
+                   std::optional<std::int64_t> dim);
 
   const std::string& name() const { return name_; }
   const nn::SlotPtr& slot() const { return slot_; }

@@ -8,18 +8,24 @@
 namespace tessera::fsdp {
 namespace {
 
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
 /// The slice of the common root that has the dimensions of both meshes, in the root's order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DeviceMesh& mesh, const std::string& name) {
   const DeviceMesh root = mesh.root();
-  const std::string& own = mesh.shape().names().front();
+  const std::vector<std::string>& own = mesh.shape().names();
   const std::vector<std::string>& others = outer.shape().names();
-  TESSERA_CHECK(outer.root() == root && std::ranges::find(others, own) == others.end(),
-                "fully_shard: parameter '", name, "' is distributed on ", to_string(outer),
+  const bool disjoint =
+      !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
+  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: parameter '", name,
+                "' is distributed on ", to_string(outer),
                 ", which is not another slice of the mesh that ", to_string(mesh),
                 " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
   std::vector<std::string> names;
   for (const std::string& dim : root.shape().names()) {
-    if (dim == own || std::ranges::find(others, dim) != others.end()) {
+    if (contains(own, dim) || contains(others, dim)) {
       names.push_back(dim);
     }
   }
@@ -41,26 +47,26 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
 
 }  // namespace
 
-ShardingSpec sharded_spec(const at::Tensor& tensor, const DeviceMesh& mesh, std::int64_t dim,
-                          const std::string& name) {
-  DeviceMesh joined = mesh;
+ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
+                          std::optional<std::int64_t> dim, const std::string& name) {
+  DeviceMesh joined = mesh.all;
   Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
   if (tessera::is_distributed(tensor)) {
     const ShardingSpec& spec = sharding_spec(tensor);
     TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: parameter '", name,
                   "' is a pending reduction, ", to_string(*spec.layout),
                   "; redistribute it to Replicate() or Shard(...) first");
-    joined = joined_mesh(spec.mesh, mesh, name);
+    joined = joined_mesh(spec.mesh, mesh.all, name);
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
-  std::vector<Digit>& digits = dims[static_cast<std::size_t>(dim)];
-  TESSERA_CHECK(digits.size() <= 1, "fully_shard: dimension ", dim, " of parameter '", name,
-                "' is split inside groups of rows (a fused weight); shard another dimension");
-  if (digits.empty()) {
-    digits.emplace_back();
+  if (dim) {
+    std::vector<Digit>& digits = dims[static_cast<std::size_t>(*dim)];
+    TESSERA_CHECK(digits.size() <= 1, "fully_shard: dimension ", *dim, " of parameter '", name,
+                  "' is split inside groups of rows (a fused weight); shard another dimension");
+    digits.resize(1);
+    digits.front().mesh_dims.push_back(
+        joined.ndim() == 1 ? 0 : joined.shape().dim(mesh.shard.shape().names().front()));
   }
-  digits.front().mesh_dims.push_back(
-      joined.ndim() == 1 ? 0 : joined.shape().dim(mesh.shape().names().front()));
   return {joined, Layout::intern(joined.shape().sizes(), std::move(dims))};
 }
 

@@ -4,50 +4,83 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "backward_hooks.h"
 #include "mixed_precision.h"
+#include "tessera/core/error.h"
 #include "unit_parameters.h"
 
 namespace tessera::fsdp {
 namespace {
 
-/// This module's unit and those below it, in the order of registration.
-void collect_units(const torch::nn::Module& module, std::vector<std::shared_ptr<Unit>>& units) {
+void collect_units(const torch::nn::Module& module, bool recurse,
+                   std::vector<std::shared_ptr<Unit>>& units) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
-    if (auto unit = ours->attached<Unit>()) {
+    auto unit = ours->attached<Unit>();
+    if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
   }
   for (const auto& child : module.children()) {
-    collect_units(*child, units);
+    if (recurse) {
+      collect_units(*child, recurse, units);
+    }
+  }
+}
+
+void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
+  for (const std::weak_ptr<Unit>& unit : units) {
+    if (const std::shared_ptr<Unit> alive = unit.lock()) {
+      alive->start_unshard();
+    }
   }
 }
 
 }  // namespace
 
-Unit::Unit(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options)
-    : module_(module), options_(options) {
-  for (std::vector<ShardedParameter>& parameters : shard_parameters(module, mesh)) {
-    groups_.emplace_back(std::move(parameters), mesh, options.mp_policy);
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse) {
+  std::vector<std::shared_ptr<Unit>> units;
+  collect_units(module, recurse, units);
+  return units;
+}
+
+Unit::Unit(std::vector<nn::ModuleBase*> modules, const DataMesh& mesh, const Options& options)
+    : modules_(std::move(modules)), mp_policy_(options.mp_policy) {
+  settings_.reshard_after_forward = options.reshard_after_forward;
+  for (std::vector<ShardedParameter>& parameters : shard_parameters(modules_, mesh, options)) {
+    groups_.emplace_back(std::move(parameters), mesh, options);
   }
 }
 
 void Unit::install() {
-  // The module owns this, and the hooks are the module's.
-  module_.add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); });
-  module_.add_forward_hook([this](auto&, nn::TensorList outputs) { post_forward(outputs); });
+  // The modules own this, and the hooks are the modules'.
+  for (nn::ModuleBase* module : modules_) {
+    module->add_forward_pre_hook([this](auto&, nn::TensorList inputs) { pre_forward(inputs); });
+    module->add_forward_hook(
+        [this](auto& self, nn::TensorList outputs) { post_forward(self, outputs); });
+  }
+}
+
+void Unit::set_gradient_divisor(double divisor) {
+  for (ParameterGroup& group : groups_) {
+    group.set_gradient_divisor(divisor);
+  }
+}
+
+void Unit::prepare() {
+  std::ranges::for_each(groups_, &ParameterGroup::prepare);
+  prepared_ = true;
 }
 
 void Unit::start_unshard() {
+  if (!prepared_) {
+    prepare();
+  }
   std::ranges::for_each(groups_, &ParameterGroup::start_unshard);
 }
 
 void Unit::unshard() {
-  if (!prepared_) {
-    std::ranges::for_each(groups_, &ParameterGroup::prepare);
-    prepared_ = true;
-  }
   start_unshard();
   std::ranges::for_each(groups_, &ParameterGroup::unshard);
 }
@@ -58,8 +91,10 @@ void Unit::reshard() {
 
 void Unit::enter_as_root() {
   if (context_ == nullptr) {
-    std::vector<std::shared_ptr<Unit>> units;
-    collect_units(module_, units);
+    TESSERA_CHECK(modules_.size() == 1,
+                  "forward of a module that is a unit together with others was called before that "
+                  "of the root; apply fully_shard to the module that holds them and call that");
+    const std::vector<std::shared_ptr<Unit>> units = units_of(*modules_.front(), true);
     context_ = std::make_shared<Context>(units);
     for (const std::shared_ptr<Unit>& unit : units) {
       unit->context_ = context_;
@@ -73,11 +108,11 @@ void Unit::enter_as_root() {
 
 void Unit::begin_iteration(bool stale) {
   in_backward_ = false;
+  to_run_.clear();
   if (stale) {
     reshard();
   }
-  std::ranges::for_each(groups_, &ParameterGroup::prepare);
-  prepared_ = true;
+  prepare();
 }
 
 void Unit::pre_forward(nn::TensorList inputs) {
@@ -85,34 +120,56 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (!in_backward_) {
     enter_as_root();
   }
-  if (options_.mp_policy.cast_forward_inputs) {
-    cast_floating(inputs, options_.mp_policy.param_dtype);
+  if (mp_policy_.cast_forward_inputs) {
+    cast_floating(inputs, mp_policy_.param_dtype);
   }
+  if (in_backward_) {
+    unshard();
+  } else if (to_run_.empty()) {
+    begin_forward(inputs);
+  }
+}
+
+void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
-  if (!in_backward_ && c10::GradMode::is_enabled()) {
+  start_unshard_all(settings_.forward_prefetch);
+  to_run_.insert(modules_.begin(), modules_.end());
+  backward_comes_ = false;
+  if (c10::GradMode::is_enabled()) {
     call_after_backward(inputs, [unit = shared_from_this()] { unit->post_backward(); });
   }
 }
 
-void Unit::post_forward(nn::TensorList outputs) {
-  cast_floating(outputs, options_.mp_policy.output_dtype);
-  if (!in_backward_) {
-    await_backward(outputs);
+void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
+  cast_floating(outputs, mp_policy_.output_dtype);
+  if (in_backward_) {
+    return;
+  }
+  await_backward(outputs);
+  to_run_.erase(&module);
+  if (to_run_.empty()) {
+    end_forward();
   }
 }
 
 void Unit::await_backward(nn::TensorList outputs) {
-  bool backward_comes = false;
-  if (c10::GradMode::is_enabled()) {
-    const auto token = std::make_shared<char>();
-    backward_comes =
-        call_before_backward(outputs, [unit = shared_from_this(), token] { unit->pre_backward(); });
-    if (backward_comes) {
-      context_->ran_forward(*this, token);
-    }
+  if (!c10::GradMode::is_enabled()) {
+    return;
   }
-  if (!backward_comes || options_.reshard_after_forward.value_or(!is_root_)) {
+  const auto token = std::make_shared<char>();
+  const bool hooked =
+      call_before_backward(outputs, [unit = shared_from_this(), token] { unit->pre_backward(); });
+  if (hooked && !backward_comes_) {
+    context_->ran_forward(*this, token);
+    backward_comes_ = true;
+  }
+}
+
+void Unit::end_forward() {
+  if (!backward_comes_) {
     reshard();
+  } else if (settings_.reshard_after_forward.value_or(!is_root_)) {
+    std::ranges::for_each(groups_, &ParameterGroup::reshard_after_forward);
   }
 }
 
@@ -123,7 +180,16 @@ void Unit::pre_backward() {
   in_backward_ = true;
   context_->enter_backward();
   unshard();
-  context_->prefetch_before(*this);
+  prefetch_for_backward();
+}
+
+void Unit::prefetch_for_backward() {
+  const std::shared_ptr<Unit> before = context_->ran_before(*this);
+  if (!settings_.backward_prefetch.empty()) {
+    start_unshard_all(settings_.backward_prefetch);
+  } else if (before != nullptr) {
+    before->start_unshard();
+  }
 }
 
 void Unit::post_backward() {
@@ -131,8 +197,14 @@ void Unit::post_backward() {
     return;
   }
   in_backward_ = false;
-  reshard();
-  context_->reduce(groups_);
+  if (settings_.reshard_after_backward) {
+    reshard();
+  }
+  if (settings_.gradient_sync) {
+    context_->reduce(groups_);
+  } else {
+    std::ranges::for_each(groups_, &ParameterGroup::keep_gradients);
+  }
 }
 
 void Unit::end_backward() {
@@ -140,7 +212,9 @@ void Unit::end_backward() {
   const bool late = std::ranges::any_of(groups_, &ParameterGroup::has_gradients);
   in_backward_ = in_backward_ || late;
   post_backward();
-  reshard();
+  if (settings_.reshard_after_backward) {
+    reshard();
+  }
 }
 
 }  // namespace tessera::fsdp

@@ -1,7 +1,8 @@
 #pragma once
 
 #include <memory>
-#include <string>
+#include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "context.h"
@@ -11,14 +12,26 @@
 
 namespace tessera::fsdp {
 
-/// A module made one unit by fully_shard: its parameters, minus those of units below it, and the
-/// hooks that gather and reduce them.
+/// What fully_shard made of one module, or of several that run one after another: their parameters,
+/// minus those of units below, and the hooks that gather and reduce them.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
+  /// What may be changed between iterations.
+  struct Settings {
+    std::optional<bool> reshard_after_forward;  ///< default: not for the root
+    bool reshard_after_backward = true;
+    bool gradient_sync = true;
+    std::vector<std::weak_ptr<Unit>> forward_prefetch;
+    std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
+  };
+
   /// Shards the parameters. Not collective.
-  Unit(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options);
-  /// Adds the hooks to the module, which keep this alive.
+  Unit(std::vector<nn::ModuleBase*> modules, const DataMesh& mesh, const Options& options);
+  /// Adds the hooks to the modules, which keep this alive.
   void install();
+
+  Settings& settings() { return settings_; }
+  void set_gradient_divisor(double divisor);
 
   /// See ParameterGroup; of all groups.
   void start_unshard();
@@ -32,21 +45,34 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
  private:
   void pre_forward(nn::TensorList inputs);
-  void post_forward(nn::TensorList outputs);
+  void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
   void pre_backward();
   void post_backward();
 
   void enter_as_root();
+  void prepare();
+  void begin_forward(nn::TensorList inputs);
+  void end_forward();
   void await_backward(nn::TensorList outputs);
+  void prefetch_for_backward();
 
-  nn::ModuleBase& module_;
-  Options options_;
+  std::vector<nn::ModuleBase*> modules_;
+  MixedPrecisionPolicy mp_policy_;
+  Settings settings_;
   std::vector<ParameterGroup> groups_;
   std::shared_ptr<Context> context_;
   bool is_root_ = false;
   bool prepared_ = false;
+
+  /// Modules of this unit that the forward under way has not run yet.
+  std::unordered_set<const nn::ModuleBase*> to_run_;
+  bool backward_comes_ = false;
   /// Backward has come to this unit and not yet passed it.
   bool in_backward_ = false;
 };
+
+/// The units of `module` and, if `recurse`, of the modules below it, each once, in the order of
+/// registration.
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
 
 }  // namespace tessera::fsdp

@@ -1,6 +1,7 @@
 #include "unit_parameters.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <unordered_set>
 
@@ -44,30 +45,63 @@ void check_owned(const Territory& territory, const std::string& name,
   }
 }
 
+/// The dimension to shard, or nullopt to replicate.
+std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
+                                      const PlacementFunction& function) {
+  const std::optional<Placement> wanted = function ? function(name, tensor) : std::nullopt;
+  if (tensor.dim() == 0 || (wanted && is_replicate(*wanted))) {
+    return std::nullopt;
+  }
+  if (!wanted) {
+    return 0;
+  }
+  const auto* shard = std::get_if<Shard>(&*wanted);
+  TESSERA_CHECK(shard != nullptr && shard->dim < tensor.dim() && shard->dim >= -tensor.dim(),
+                "fully_shard: ", to_string(*wanted), " was asked for parameter '", name,
+                "' of sizes ", tensor.sizes(), "; return Shard of one of its dimensions, ",
+                "Replicate() or nullopt");
+  return shard->dim < 0 ? shard->dim + tensor.dim() : shard->dim;
+}
+
+struct Wanted {
+  nn::SlotPtr slot;
+  std::string name;
+  std::optional<std::int64_t> dim;
+};
+
+/// The parameters to shard; everything is checked before the first is touched.
+std::vector<Wanted> wanted_parameters(const Territory& territory, const DataMesh& mesh,
+                                      const Options& options) {
+  std::vector<Wanted> wanted;
+  for (const auto& [name, slot] : territory.slots) {
+    if (!options.ignored.contains(slot)) {
+      check_owned(territory, name, *slot);
+      wanted.push_back({slot, name, shard_dim(name, slot->get(), options.shard_placement)});
+      sharded_spec(slot->get(), mesh, wanted.back().dim, name);
+    }
+  }
+  return wanted;
+}
+
 }  // namespace
 
-std::vector<std::vector<ShardedParameter>> shard_parameters(nn::ModuleBase& module,
-                                                            const DeviceMesh& mesh) {
-  module.named_slots();  // refuses modules whose parameters have no slots
+std::vector<std::vector<ShardedParameter>> shard_parameters(
+    const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh, const Options& options) {
   Territory territory;
-  territory.add(module, "");
-  for (const auto& [name, slot] : territory.slots) {
-    check_owned(territory, name, *slot);
-    TESSERA_CHECK(
-        slot->get().dim() > 0, "fully_shard: parameter '", name,
-        "' has no dimensions and cannot be split; make it of one dimension and one element");
-    sharded_spec(slot->get(), mesh, 0, name);
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    modules[i]->named_slots();  // refuses modules whose parameters have no slots
+    territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
   }
   std::vector<std::vector<ShardedParameter>> groups;
-  for (const auto& [name, slot] : territory.slots) {
-    const auto same_type = [&, &tensor = slot->get()](const std::vector<ShardedParameter>& group) {
-      return group.front().dtype() == tensor.scalar_type();
+  for (const Wanted& wanted : wanted_parameters(territory, mesh, options)) {
+    const auto same_type = [&](const std::vector<ShardedParameter>& group) {
+      return group.front().dtype() == wanted.slot->get().scalar_type();
     };
     auto group = std::ranges::find_if(groups, same_type);
     if (group == groups.end()) {
       group = groups.insert(groups.end(), std::vector<ShardedParameter>{});
     }
-    group->emplace_back(slot, name, mesh, 0);
+    group->emplace_back(wanted.slot, wanted.name, mesh, wanted.dim);
   }
   return groups;
 }

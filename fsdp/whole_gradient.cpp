@@ -36,4 +36,18 @@ WholeGradient take_gradient(const at::Tensor& whole) {
   return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr};
 }
 
+void add_gradient(WholeGradient& sum, const WholeGradient& gradient, c10::ScalarType dtype) {
+  if (!gradient.local.defined()) {
+    return;
+  }
+  if (!sum.local.defined()) {
+    sum = {gradient.local.to(dtype), gradient.pending};
+    return;
+  }
+  TESSERA_CHECK(sum.pending == gradient.pending,
+                "the gradient of a parameter is a pending sum over tensor parallelism in one "
+                "backward and complete in another; accumulate it with gradient sync on");
+  sum.local.add_(gradient.local);
+}
+
 }  // namespace tessera::fsdp

@@ -17,4 +17,7 @@ struct WholeGradient {
 /// lies otherwise than the parameter is redistributed, which is collective.
 WholeGradient take_gradient(const at::Tensor& whole);
 
+/// Adds `gradient` to `sum`, in `dtype`.
+void add_gradient(WholeGradient& sum, const WholeGradient& gradient, c10::ScalarType dtype);
+
 }  // namespace tessera::fsdp

@@ -4,7 +4,11 @@
 
 #include <functional>
 #include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
 
+#include "tessera/core/placement.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
@@ -19,30 +23,75 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs = true;  ///< floating-point arguments are cast to param_dtype
 };
 
+/// How a parameter (by its name within the unit) lies on the dimension that shards: Shard(d) for
+/// any dimension, or Replicate(); nullopt: Shard(0).
+using PlacementFunction =
+    std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
+
 struct Options {
   MixedPrecisionPolicy mp_policy;
-  /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3). Default:
-  /// true for every unit but the root.
+  /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
+  /// them in between (ZeRO-2). Default: true for every unit but the root.
   std::optional<bool> reshard_after_forward;
+  /// Where the parameters are freed after forward: keep 1/n of them on each of n neighbouring
+  /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
+  /// shard; 1: nothing more than the shard is kept.
+  std::int64_t neighbours = 1;
+  PlacementFunction shard_placement;
+  /// Left as they are: not sharded, gathered, cast or reduced.
+  std::unordered_set<nn::SlotPtr> ignored;
 };
 
 /// Makes `module` one FSDP unit: its parameters, and those below it that belong to no unit yet, are
-/// split on dimension 0 over the 1-D `mesh` (a dimension of a larger mesh: parameters that
-/// tensor parallelism has already put on another dimension of it become 2-D). They are gathered
-/// together before forward and before backward and freed after; their gradients are reduce-scattered
-/// together, averaged over `mesh`. Apply bottom-up: blocks first, the root last; the call on the
-/// root must be the forward. Parameters may be on the meta device.
+/// split over `mesh`, on dimension 0 as torch.chunk does unless options say otherwise (a scalar is
+/// replicated). They are gathered together before forward and before backward and freed after;
+/// their gradients are reduce-scattered together, averaged over `mesh`. Apply bottom-up: blocks
+/// first, the root last; the call on the root must be the forward. Parameters may be on the meta
+/// device.
 ///
-/// Not collective. Forward and backward of a unit are collective over `mesh`.
-/// Throws Error for a mesh that is not 1-D, a module wrapped already, or a parameter without
-/// dimensions.
+/// `mesh`: one dimension, that shards; or two, of which the first replicates and the second shards
+/// (HSDP: gradients are also all-reduced over the first). If it is a slice of a larger mesh,
+/// parameters that tensor parallelism has put on another slice become distributed on both.
+///
+/// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
+/// parameters that a rank did not use count as zeros. FSDP2's fully_shard.
+/// Throws Error for another mesh, a module wrapped already, or a parameter that is shared with a
+/// module outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
+/// Several modules as one unit: gathered before the first of them runs, freed after the last. They
+/// must all run in each forward, and none may be the root.
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
+                 const Options& options = {});
 
 /// Whether fully_shard was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
-/// Gathers or frees a unit's parameters by hand (not those of units below it).
+/// Gathers or frees a unit's parameters by hand (not those of units below it). unshard and waiting
+/// for what start_unshard began are collective.
 void unshard(nn::ModuleBase& module);
 void reshard(nn::ModuleBase& module);
+/// Begins to gather; forward or unshard waits for it.
+void start_unshard(nn::ModuleBase& module);
+
+// Settings that may change between iterations. Like the collectives that they govern, they must be
+// the same on every rank. They apply to the unit of `module` and, unless `recurse` is false, to
+// those below it; Error if there is none.
+
+/// ZeRO-3 (true) or ZeRO-2 (false).
+void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
+/// False: parameters stay gathered after backward, until they are resharded by hand or after a
+/// later backward. For micro-batches between which nothing writes to the parameters.
+void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
+/// False: backward reduces nothing; each rank adds up its whole gradients (in reduce_dtype) until
+/// the first backward with true reduces the sum. Accumulation of micro-batches at the price of the
+/// memory of whole gradients.
+void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
+/// What the sum of the ranks' gradients is divided by; default: the number of ranks of the mesh.
+void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
+
+/// Units to begin gathering when forward (backward) comes to `module`'s. Backward's default is the
+/// unit that ran before it in forward.
+void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
+void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

@@ -1,0 +1,23 @@
+#include "data_mesh.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::fsdp {
+
+DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
+  TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass the dimension that shards, or those that replicate and shard, for example "
+                "mesh[\"dp\"] or mesh[{\"dp_replicate\", \"dp\"}]");
+  if (mesh.ndim() == 1) {
+    shard = mesh;
+    return;
+  }
+  const std::vector<std::string>& names = mesh.shape().names();
+  TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
+                " have no names; name them, so that they can be told apart");
+  replicate = mesh[names[0]];
+  shard = mesh[names[1]];
+}
+
+}  // namespace tessera::fsdp
