@@ -8,11 +8,11 @@
 #include "supervisor.h"
 
 int main(int argc, char** argv) {
-  using namespace tessera::run;
+  namespace run = tessera::run;
   try {
-    const auto options = parse_options(argc, argv);
-    return options ? Supervisor(*options).run() : 0;
-  } catch (const CannotExecute& error) {
+    const auto options = run::parse_options(argc, argv);
+    return options ? run::Supervisor(*options).run() : 0;
+  } catch (const run::CannotExecute& error) {
     std::cerr << "tessera-run: " << error.what() << '\n';
     return error.exit_code();
   } catch (const std::exception& error) {

@@ -67,7 +67,7 @@ void restore_signals() {
 // Nothing arrives where exec closed the other end.
 int exec_error(const FileDescriptor& failure) {
   int error = 0;
-  ssize_t size;
+  ssize_t size = 0;
   do {
     size = read(failure.get(), &error, sizeof error);
   } while (size < 0 && errno == EINTR);

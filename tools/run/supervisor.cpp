@@ -26,6 +26,10 @@ constexpr auto kTermTime = 1000ms;
 // After Ctrl-C or a signal to the launcher the ranks may take longer to end in order.
 constexpr auto kStopTime = 5000ms;
 
+std::string line_prefix(int rank) {
+  return "[rank " + std::to_string(rank) + "] ";
+}
+
 std::string host_name() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
@@ -42,6 +46,13 @@ std::vector<pid_t> children_of_this_process() {
 }
 
 }  // namespace
+
+Supervisor::Rank::Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink)
+    : rank(number), pid(process.pid), err(std::move(process.err), line_prefix(number), err_sink) {
+  if (process.out) {
+    out.emplace(std::move(process.out), line_prefix(number), out_sink);
+  }
+}
 
 Supervisor::Supervisor(const Options& options)
     : options_(options), out_(STDOUT_FILENO), err_(STDERR_FILENO) {
@@ -64,12 +75,7 @@ void Supervisor::start() {
                         rank == 0 ? rendezvous.listener.get() : -1, rank == 0};
     RankProcess process = start_rank(command);
     guardian_.watch(process.pid);
-    const std::string prefix = "[rank " + std::to_string(rank) + "] ";
-    ranks_.push_back(std::unique_ptr<Rank>(new Rank{
-        rank, process.pid, std::nullopt, LineRelay(std::move(process.err), prefix, err_), {}}));
-    if (process.out) {
-      ranks_.back()->out.emplace(std::move(process.out), prefix, out_);
-    }
+    ranks_.push_back(std::make_unique<Rank>(rank, std::move(process), out_, err_));
   }
 }
 

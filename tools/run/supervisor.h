@@ -32,9 +32,11 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
 
   struct Rank {
+    Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink);
+
     int rank;
     pid_t pid;
-    std::optional<LineRelay> out;
+    std::optional<LineRelay> out;  // none for rank 0, which has the launcher's own output
     LineRelay err;
     std::optional<ExitStatus> status;
   };
