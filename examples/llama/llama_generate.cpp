@@ -61,7 +61,9 @@ void run(std::vector<std::string> arguments) {
 
   const auto positions = static_cast<std::int64_t>(prompt.size()) + options.sampling.max_tokens;
   llama::Llama model(config, positions);
+  nn::init_buffers(model);
   checkpoint::load_hugging_face(model, options.model);
+  nn::check_initialized(model);
   std::vector<std::int64_t> tokens = prompt;
   std::string shown = options.prompt;
   std::cout << shown << std::flush;

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -48,6 +49,20 @@ Trainer::Trainer(TrainOptions options, comm::WorldPtr world)
                                          : std::filesystem::path(options_.model) / "config.json");
   open_data();
   build_model();
+  if (is_main()) prepare_outputs();
+}
+
+void Trainer::prepare_outputs() {
+  // Better to learn before the training than after it that its result can't be written.
+  if (!options_.save_hf.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options_.save_hf, error);
+    TESSERA_CHECK(!error && access(options_.save_hf.c_str(), W_OK) == 0, "--save-hf ",
+                  options_.save_hf, " is not a folder that can be written",
+                  error ? ": " + error.message() : "", "; name another");
+  }
+  if (!options_.metrics.empty())
+    writer_ = std::make_unique<observe::MetricsWriter>(options_.metrics);
 }
 
 void Trainer::open_data() {
@@ -73,8 +88,12 @@ void Trainer::build_model() {
                                                .reduce_dtype = scalar_type(options_.reduce_dtype)}};
   parallelize(*model_, mesh_, parallel);
   nn::to_empty(*model_, c10::Device(options_.device));
-  nn::init_weights(*model_, options_.seed);
-  if (!options_.model.empty()) checkpoint::load_hugging_face(*model_, options_.model);
+  if (options_.model.empty()) {
+    nn::init_weights(*model_, options_.seed);
+  } else {
+    nn::init_buffers(*model_);
+    checkpoint::load_hugging_face(*model_, options_.model);
+  }
   nn::check_initialized(*model_);
   for (const auto& [name, slot] : model_->named_slots()) parameters_.push_back(slot);
   optimizer_ = std::make_unique<optim::AdamW>(

@@ -20,6 +20,7 @@ class Trainer {
   void run();
 
  private:
+  void prepare_outputs();
   void build_model();
   void open_data();
   tessera::observe::StepMetrics step(std::int64_t index);
