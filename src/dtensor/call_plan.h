@@ -37,6 +37,7 @@ struct CallPlan {
 
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
+  bool random = false;          ///< draws random numbers
   bool moves = false;           ///< an input is redistributed with a collective
   bool mixes_plain = false;     ///< a plain tensor of more than one element takes part
   std::vector<Input> inputs;    ///< every defined tensor, in schema order

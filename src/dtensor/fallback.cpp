@@ -13,6 +13,7 @@
 #include "call_cache.h"
 #include "distributed_impl.h"
 #include "operator_info.h"
+#include "random_fill.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/meta_factory.h"
 #include "tessera/dtensor/policy.h"
@@ -107,6 +108,9 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   const auto& info = operator_info(op);
   const std::span<const c10::IValue> arguments(
       stack->data() + (stack->size() - info.arguments.size()), info.arguments.size());
+  if (info.draws_random && fill_by_element(info, arguments)) {
+    return torch::jit::drop(*stack, arguments.size() - 1);
+  }
   thread_local CallKey key;
   key.build(info, arguments);
   const auto hash = key.hash();
@@ -114,7 +118,7 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   auto* plan = cache.find(key, hash);
   if (plan == nullptr) {
     if (!any_distributed(info, arguments)) return call_plain(op, info, *stack);
-    if (info.decomposes && !info.rule) return decompose(op, info, arguments, *stack);
+    if (info.decomposes) return decompose(op, info, arguments, *stack);
     plan = &cache.insert(key, hash, plan_call(op, info, arguments));
   }
   check_policy(info, *plan);

@@ -35,9 +35,15 @@ void implement(torch::Library& library) {
   library.impl("ctc_loss.Tensor", &ctc_loss);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) { implement(library); }
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { implement(library); }
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { implement(library); }
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  implement(library);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  implement(library);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  implement(library);
+}
 
 }  // namespace
 }  // namespace tessera::detail

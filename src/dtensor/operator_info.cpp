@@ -78,6 +78,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     }
     if (argument.name() == "device") device = index;
     if (argument.name() == "stride") stride = index;
+    if (argument.name() == "generator") generator = index;
   }
   for (const auto& result : schema.returns()) {
     const auto* alias = result.alias_info();
@@ -90,10 +91,14 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     }
     returns.push_back(returned);
   }
-  decomposes = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-               !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   changes_shape = op.hasTag(at::Tag::inplace_view);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  // rand_like is empty_like and uniform_: of a random operator every composite form will do.
+  const bool composite =
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+      (draws_random && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd));
+  decomposes =
+      composite && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && (draws_random || !rule);
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {

@@ -33,6 +33,7 @@ struct OperatorInfo {
   int viewed = -1;           ///< the argument that the results are views of, or -1
   int device = -1;           ///< argument `device`, or -1
   int stride = -1;           ///< argument `stride`, or -1
+  int generator = -1;        ///< argument `generator`, or -1
   bool takes_tensors = false;
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)

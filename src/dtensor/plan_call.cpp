@@ -132,10 +132,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
   std::optional<std::vector<std::vector<std::int64_t>>> strides;
   if (info.viewed >= 0) strides = view_strides(op, arguments);
 
-  const auto rule = info.rule ? info.rule(bound.call) : std::nullopt;
-  TESSERA_CHECK(!info.draws_random || (rule && !rule->random), info.name,
-                " would draw other numbers on every rank: use tessera::normal_, uniform_, "
-                "bernoulli_ or nn::Dropout, whose numbers depend on the global element alone");
+  auto rule = info.rule ? info.rule(bound.call) : std::nullopt;
+  // The operator on each shard would draw the same numbers for all of them: it is run as a whole.
+  plan.random = rule ? rule->random : info.draws_random;
+  if (plan.random) rule.reset();
   if (!rule) {
     plan_default(plan);
     return plan;

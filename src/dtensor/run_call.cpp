@@ -10,6 +10,7 @@
 #include "distributed_impl.h"
 #include "implicit_count.h"
 #include "leaf_gradient.h"
+#include "seeded_generator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/policy.h"
 
@@ -101,6 +102,7 @@ class Run {
     auto* impl = as_distributed(tensor);
     if (impl != nullptr) prepare(*impl, tensor, argument);
     auto local = impl != nullptr ? impl->local() : tensor;
+    if (plan_.random && impl != nullptr) device_ = local.device();
     if (input.plan) local = redistributed(local, input);
     if (plan_.local_call) locals_.push_back(local);
     if (writes(argument)) written_.push_back({tensor, local, static_cast<int>(inputs_)});
@@ -132,6 +134,8 @@ class Run {
 
   void execute() {
     if (!plan_.local_call) {
+      std::optional<SeededGenerator> generator;
+      if (draws_from_default_generator()) generator.emplace(device_, next_random_key());
       op_.callBoxed(stack_);
       return;
     }
@@ -146,6 +150,11 @@ class Run {
     for (std::size_t i = first_; i < stack_.size(); ++i) {
       stack_[i].toTensor().mul_(plan_.local_call->scale);
     }
+  }
+
+  bool draws_from_default_generator() {
+    if (!plan_.random) return false;
+    return info_.generator < 0 || at(info_.generator).isNone();
   }
 
   /// Layout in which the operator left what it wrote to input `input`.
@@ -292,6 +301,7 @@ class Run {
   std::size_t inputs_ = 0;
   std::size_t outputs_ = 0;
   at::Tensor viewed_;
+  c10::Device device_ = c10::kCPU;
   c10::SmallVector<c10::IValue, 2> returned_;
   c10::SmallVector<Written, 2> written_;
   std::vector<at::Tensor> locals_;

@@ -13,6 +13,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/policy.h"
 
 namespace tessera {
@@ -126,6 +127,8 @@ TORCH_LIBRARY(tessera, library) {
   library.def("set_strict(bool strict) -> bool", &set_strict);
   library.def("set_replication(bool replicate) -> bool", &set_replication);
   library.def("is_distributed(Tensor tensor) -> bool", &tessera::is_distributed);
+  library.def("manual_seed(int seed) -> ()",
+              [](std::int64_t seed) { manual_seed(static_cast<std::uint64_t>(seed)); });
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-PATIENCE_S = 40
+PATIENCE_S = 120
 
 
 def arguments():
@@ -250,7 +250,7 @@ def run(options, folder):
         watch(start_ranks(options, start, folder), log)
         records = read_log(log)
         if records and records[-1].get("done"):
-            return records, hung
+            return records, [read_log(path) for path in sorted(folder.glob("rank*.jsonl"))], hung
         begun = [r for r in records if "begin" in r]
         if not begun or begun[-1]["begin"] < start:
             sys.exit(f"the ranks did not start:\n{(folder / 'rank0.err').read_text()[-2000:]}")
@@ -265,12 +265,17 @@ def main():
         return
     options.library = str(pathlib.Path(options.library).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        records, hung = run(options, pathlib.Path(folder))
+        records, logs, hung = run(options, pathlib.Path(folder))
     results = [r for r in records if "status" in r]
     counts = collections.Counter(r["status"] for r in results)
+    others = [{r["index"]: r for r in log if "status" in r} for log in logs[1:]]
     for record in results:
         if record["status"] in ("wrong", "refused"):
             print(f"{record['status']:8} {record['name']:40} {record['message']}")
+        for rank, other in enumerate(others, 1):
+            found = other.get(record["index"], {"status": "nothing", "message": ""})
+            if found["status"] != record["status"] or found["message"] != record["message"]:
+                print(f"         on rank {rank} {found['status']}: {found['message']}")
     for name in hung:
         print(f"hung     {name}")
     print(f"{counts['right']} right, {counts['wrong']} wrong, {counts['refused']} refused, "

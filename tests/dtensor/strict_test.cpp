@@ -159,14 +159,6 @@ TEST(Policy, RefusesTwoMeshesInOneOperator) {
   });
 }
 
-TEST(Policy, RefusesRandomOperators) {
-  RunRanks(2, [](Rank& rank) {
-    at::Tensor a = distribute_tensor(at::ones({4}), rank.mesh({2}, {"a"}), {Shard{0}});
-    EXPECT_THROW(a.normal_(), Error);
-    EXPECT_THROW(at::rand_like(a), Error);
-  });
-}
-
 TEST(Failure, OnOneRankEndsTheOthers) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"a"});
