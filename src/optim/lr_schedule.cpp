@@ -22,7 +22,7 @@ LrSchedule::LrSchedule(Schedule schedule, std::int64_t warmup, std::int64_t step
 }
 
 double LrSchedule::factor(std::int64_t step) const {
-  if (step < warmup_) return static_cast<double>(step + 1) / static_cast<double>(warmup_ + 1);
+  if (step < warmup_) return static_cast<double>(step + 1) / static_cast<double>(warmup_);
   if (schedule_ == Schedule::kConstant) return 1.0;
   if (step >= steps_) return 0.0;
   const double progress =

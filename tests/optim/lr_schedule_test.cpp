@@ -9,9 +9,9 @@ namespace {
 
 TEST(LrSchedule, WarmsUpWithoutAZeroStep) {
   const LrSchedule schedule(Schedule::kConstant, 3, 10);
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 0.25);
-  EXPECT_DOUBLE_EQ(schedule.factor(1), 0.5);
-  EXPECT_DOUBLE_EQ(schedule.factor(2), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.factor(0), 1.0 / 3.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(1), 2.0 / 3.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(2), 1.0);
   EXPECT_DOUBLE_EQ(schedule.factor(3), 1.0);
 }
 
@@ -40,7 +40,7 @@ TEST(LrSchedule, CosineFallsAsHalfAWave) {
 
 TEST(LrSchedule, AWarmUpAsLongAsTheRunNeverEnds) {
   const LrSchedule schedule(Schedule::kCosine, 5, 5);
-  EXPECT_DOUBLE_EQ(schedule.factor(4), 5.0 / 6.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(3), 4.0 / 5.0);
   EXPECT_EQ(schedule.factor(5), 0.0);
 }
 

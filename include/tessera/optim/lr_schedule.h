@@ -12,11 +12,11 @@ Schedule parse_schedule(std::string_view name);
 
 /// What the learning rate is multiplied with at each step. torchtitan's conventions, without its
 /// stable phase: in step s (0-based) of N with W steps of warm-up,
-///   s < W:  (s + 1) / (W + 1)                    rising, and never 0
+///   s < W:  (s + 1) / W                          rising, and never 0
 ///   else, with p = (s - W) / (N - W):
 ///   constant 1;  linear 1 - p;  cosine (1 + cos(pi p)) / 2
-/// so that step W has the full rate and the last step a small one, not 0. Hugging Face's schedules
-/// agree from step W on; their warm-up is s / W, with a first step that changes nothing.
+/// so that steps W - 1 and W have the full rate and the last step a small one, not 0. Hugging
+/// Face's schedules agree from step W on; their warm-up is s / W: its first step changes nothing.
 class LrSchedule {
  public:
   /// Throws Error for negative steps. A warm-up of at least `steps` never ends.
