@@ -77,7 +77,9 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
       written.push_back(index);
     }
     if (argument.name() == "device") device = index;
-    if (argument.name() == "stride") stride = index;
+    // A convolution's stride is another thing.
+    const bool after_size = i > 0 && schema.arguments()[i - 1].name() == "size";
+    if (argument.name() == "stride" && after_size) stride = index;
     if (argument.name() == "generator") generator = index;
   }
   for (const auto& result : schema.returns()) {

@@ -32,7 +32,7 @@ struct OperatorInfo {
   std::vector<int> written;  ///< arguments that the operator writes to
   int viewed = -1;           ///< the argument that the results are views of, or -1
   int device = -1;           ///< argument `device`, or -1
-  int stride = -1;           ///< argument `stride`, or -1
+  int stride = -1;           ///< argument `stride` of a tensor's memory, or -1
   int generator = -1;        ///< argument `generator`, or -1
   bool takes_tensors = false;
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
