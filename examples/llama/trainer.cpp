@@ -28,6 +28,16 @@ std::optional<c10::ScalarType> scalar_type(const std::string& name) {
   return name == "bf16" ? c10::kBFloat16 : c10::kFloat;
 }
 
+/// Throws Error unless `folder` can be written, or made where it would stand. Makes nothing.
+void check_writable_folder(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(existing)) existing = existing.parent_path();
+  TESSERA_CHECK(std::filesystem::is_directory(existing) && access(existing.c_str(), W_OK) == 0,
+                "--save-hf ", folder.string(), " can't be written: ", existing.string(),
+                std::filesystem::is_directory(existing) ? " is not writable" : " is not a folder",
+                "; name another");
+}
+
 /// Mean over the data-parallel ranks of a scalar that is equal on the ranks of each tp group.
 at::Tensor mean_over_dp(const at::Tensor& value, const DeviceMesh& mesh) {
   at::Tensor mean = value.detach().to(c10::kFloat).clone();
@@ -54,20 +64,21 @@ Trainer::Trainer(TrainOptions options, comm::WorldPtr world)
 
 void Trainer::prepare_outputs() {
   // Better to learn before the training than after it that its result can't be written.
-  if (!options_.save_hf.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options_.save_hf, error);
-    TESSERA_CHECK(!error && access(options_.save_hf.c_str(), W_OK) == 0, "--save-hf ",
-                  options_.save_hf, " is not a folder that can be written",
-                  error ? ": " + error.message() : "", "; name another");
-  }
-  if (!options_.metrics.empty())
+  if (!options_.save_hf.empty()) check_writable_folder(options_.save_hf);
+  if (!options_.metrics.empty()) {
     writer_ = std::make_unique<observe::MetricsWriter>(options_.metrics);
+  }
 }
 
 void Trainer::open_data() {
   tokenizer_ = options_.tokenizer.empty() ? data::byte_tokenizer()
                                           : data::sentencepiece_tokenizer(options_.tokenizer);
+  if (!options_.eval_text.empty()) {
+    eval_text_ = data::read_text(options_.eval_text);
+    eval_loader_ =
+        std::make_unique<data::BatchLoader>(data::make_token_source(tokenizer_->encode(eval_text_)),
+                                            options_.batch, options_.seq, config_.vocab_size);
+  }
   if (options_.steps == 0) return;
   const data::TokenSourcePtr source =
       options_.tokens.empty()
@@ -175,9 +186,7 @@ void Trainer::run() {
       config_.num_attention_heads * config_.head_dim, options_.seq);
   const std::optional<double> peak = observe::peak_flops(observe::device_name(options_.device));
   if (is_main()) {
-    if (!options_.metrics.empty())
-      writer_ = std::make_unique<observe::MetricsWriter>(options_.metrics);
-    progress_ = std::make_unique<observe::Progress>(options_.steps);
+    progress_ = std::make_unique<observe::Progress>(options_.steps, stdout);
     std::cout << to_string(mesh_) << "  parameters: " << count.total
               << "  device: " << options_.device << " (" << options_.param_dtype << ")"
               << std::endl;
@@ -187,32 +196,29 @@ void Trainer::run() {
     observe::set_throughput(metrics, options_.batch * options_.seq, world_->size(), flops, peak);
     if (is_main()) log(metrics);
   }
-  if (!options_.eval_text.empty()) evaluate();
+  if (eval_loader_ != nullptr) evaluate();
   write_outputs();
 }
 
 void Trainer::evaluate() {
-  const std::string text = data::read_text(options_.eval_text);
-  const data::BatchLoader loader(data::make_token_source(tokenizer_->encode(text)), options_.batch,
-                                 options_.seq, config_.vocab_size);
   const std::int64_t rows = options_.batch / options_.dp;
   const std::int64_t first = mesh_.local_rank("dp") * rows;
-  const std::int64_t batches = std::min(loader.samples() / options_.batch, kMaxEvalBatches);
+  const std::int64_t batches = std::min(eval_loader_->samples() / options_.batch, kMaxEvalBatches);
   const c10::NoGradGuard no_grad;
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
-    sum += mean_over_dp(loss_of(loader.load(i, first, first + rows)), mesh_).item<double>();
+    sum += mean_over_dp(loss_of(eval_loader_->load(i, first, first + rows)), mesh_).item<double>();
   }
   if (!is_main()) return;
   // Per byte, so that the two figures compare whatever the tokenizer.
-  const double tokens_per_byte =
-      static_cast<double>(tokenizer_->encode(text).size()) / static_cast<double>(text.size());
+  const double tokens_per_byte = static_cast<double>(tokenizer_->encode(eval_text_).size()) /
+                                 static_cast<double>(eval_text_.size());
   const double loss = sum / static_cast<double>(batches);
   std::cout << fmt::format(
                    "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
                    "byte-bigram entropy of that text: {:.4f} nats/byte",
                    loss * tokens_per_byte, loss, batches * options_.batch * options_.seq,
-                   options_.eval_text, data::bigram_entropy(text))
+                   options_.eval_text, data::bigram_entropy(eval_text_))
             << std::endl;
 }
 

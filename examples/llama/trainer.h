@@ -41,6 +41,8 @@ class Trainer {
   std::optional<tessera::optim::LrSchedule> schedule_;
   tessera::data::TokenizerPtr tokenizer_;
   std::unique_ptr<tessera::data::BatchLoader> loader_;
+  std::string eval_text_;
+  std::unique_ptr<tessera::data::BatchLoader> eval_loader_;
   std::unique_ptr<tessera::observe::MetricsWriter> writer_;
   std::unique_ptr<tessera::observe::Progress> progress_;
   std::vector<tessera::observe::StepMetrics> history_;
