@@ -67,7 +67,7 @@ class Place {
   LayoutPtr moved(const Tail& tail, const Landing& landing) const;
   LayoutPtr landed(std::span<const int> mesh_dims, const Landing& landing) const;
   LayoutPtr reduced(std::span<const int> mesh_dims) const;
-  LayoutPtr made_partial(PartialDim partial) const;
+  LayoutPtr made_partial(PartialDim made) const;
 
  private:
   void settle(int dim);
