@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <range/v3/view/reverse.hpp>
 #include <utility>
 
 namespace tessera {
@@ -85,10 +86,10 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
 }
 
 int drop_innermost(std::vector<Digit>& digits) {
-  for (auto digit = digits.rbegin(); digit != digits.rend(); ++digit) {
-    if (digit->mesh_dims.empty()) continue;
-    const int mesh_dim = digit->mesh_dims.back();
-    digit->mesh_dims.pop_back();
+  for (Digit& digit : digits | ranges::views::reverse) {
+    if (digit.mesh_dims.empty()) continue;
+    const int mesh_dim = digit.mesh_dims.back();
+    digit.mesh_dims.pop_back();
     return mesh_dim;
   }
   return -1;

@@ -47,10 +47,10 @@ struct Registry {
   Registry() {
     for (const auto& table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
-          rules::view_table, rules::creation_table, rules::joining_table, rules::indexing_table,
-          rules::normalisation_table, rules::loss_table, rules::convolution_table,
-          rules::batched_table, rules::attention_table, rules::foreach_table,
-          rules::optimizer_table, rules::random_table}) {
+          rules::view_table, rules::view_gradient_table, rules::creation_table,
+          rules::joining_table, rules::indexing_table, rules::normalisation_table,
+          rules::loss_table, rules::convolution_table, rules::batched_table, rules::attention_table,
+          rules::foreach_table, rules::optimizer_table, rules::random_table}) {
       add(table());
     }
   }

@@ -119,6 +119,8 @@ std::vector<RuleCase> convolution_cases() {
           units({5, 2}), units({4}), 5, 4, 3, 2, all),
       row("native_batch_norm", reals({5, 4, 3}), units({4}), reals({4}), reals({4}), units({4}),
           true, 0.1, 1e-5),
+      row("native_batch_norm", reals({5, 4, 3}), units({4}), reals({4}), reals({4}), units({4}),
+          false, 0.1, 1e-5),
       row("native_batch_norm_backward", reals({5, 4, 3}), reals({5, 4, 3}), units({4}), reals({4}),
           units({4}), reals({4}), units({4}), true, 1e-5, all),
   };

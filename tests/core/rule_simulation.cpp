@@ -268,6 +268,18 @@ void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const C
   }
 }
 
+/// Appends the tensors that are written and not returned: the last outputs of a rule.
+void add_written(const ShardingRule& rule, const std::vector<at::Tensor>& arguments,
+                 std::vector<at::Tensor>& results) {
+  for (std::size_t o = results.size(); o < rule.outputs.size(); ++o) {
+    for (const auto& pair : rule.inplace) {
+      if (pair.output == static_cast<int>(o)) {
+        results.push_back(arguments[static_cast<std::size_t>(pair.input)]);
+      }
+    }
+  }
+}
+
 /// The results at one coordinate: as ShardingRule::outputs counts them.
 std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& arguments,
                                   const ShardingRule& rule, const Propagation& decided,
@@ -284,14 +296,45 @@ std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& argum
   if (decided.use_local_call && rule.local_call->scale != 1.0) {
     for (auto& result : results) result = result * rule.local_call->scale;
   }
-  for (std::size_t o = results.size(); o < rule.outputs.size(); ++o) {
-    for (const auto& pair : rule.inplace) {
-      if (pair.output == static_cast<int>(o)) {
-        results.push_back(locals[static_cast<std::size_t>(pair.input)]);
-      }
-    }
-  }
+  add_written(rule, locals, results);
   return results;
+}
+
+/// What a coordinate gets; garbage where the rule says that values are not read.
+std::vector<at::Tensor> local_arguments(const std::vector<at::Tensor>& tensors,
+                                        const ShardingRule& rule, const Propagation& decided,
+                                        const Coordinate& at) {
+  std::vector<at::Tensor> locals;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    LayoutPtr layout = decided.inputs[i];
+    locals.push_back(layout ? part(tensors[i], *layout, at) : tensors[i].clone());
+    const auto found = std::find(rule.unread.begin(), rule.unread.end(), static_cast<int>(i));
+    if (found != rule.unread.end()) locals.back().fill_(-77);
+  }
+  return locals;
+}
+
+/// What is wrong with output `o`, put together from the coordinates' results.
+std::string compare(const std::vector<Coordinate>& all, const std::vector<at::Tensor>& locals,
+                    const Propagation& decided, std::size_t o, const at::Tensor& expected,
+                    double tolerance) {
+  auto sizes = decided.output_sizes[o];
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] < 0) sizes[dim] = locals[0].size(static_cast<std::int64_t>(dim));
+  }
+  std::ostringstream out;
+  out << "output " << o << " as " << to_string(*decided.outputs[o]) << ": ";
+  if (sizes != expected.sizes().vec()) {
+    out << "sizes " << c10::IntArrayRef(sizes) << ", expected " << expected.sizes();
+    return out.str();
+  }
+  std::string problem;
+  const auto found = assemble(all, locals, *decided.outputs[o], sizes, tolerance, problem);
+  if (problem.empty() && !agree(found, expected, tolerance)) problem = "wrong values";
+  if (problem.empty()) return "";
+  out << problem;
+  if (found.defined()) out << "\n" << found << "\nexpected\n" << expected;
+  return out.str();
 }
 
 }  // namespace
@@ -319,57 +362,23 @@ std::string simulate(const RuleCase& rule_case, const std::vector<LayoutPtr>& la
   const Propagation decided = propagate(*rule, call, layouts);
 
   const std::vector<at::Tensor> tensors = tensors_of(arguments);
-  LayoutPtr any = nullptr;
-  for (LayoutPtr layout : layouts) any = layout ? layout : any;
-  const auto all = coordinates(any->mesh_sizes());
+  const auto distributed = std::find_if(layouts.begin(), layouts.end(), [](auto l) { return l; });
+  const auto all = coordinates((*distributed)->mesh_sizes());
   std::vector<std::vector<at::Tensor>> results;  // of each coordinate
   for (const auto& at : all) {
-    std::vector<at::Tensor> locals;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      LayoutPtr layout = decided.inputs[i];
-      locals.push_back(layout ? part(tensors[i], *layout, at) : tensors[i].clone());
-      const bool unread = std::find(rule->unread.begin(), rule->unread.end(),
-                                    static_cast<int>(i)) != rule->unread.end();
-      if (unread) locals.back().fill_(-77);
-    }
+    const auto locals = local_arguments(tensors, *rule, decided, at);
     results.push_back(run_local(rule_case, arguments, *rule, decided, locals, at));
   }
-
   std::vector<at::Tensor> expected = run(rule_case.op, with_tensors(arguments, tensors));
-  for (std::size_t o = expected.size(); o < rule->outputs.size(); ++o) {
-    for (const auto& pair : rule->inplace) {
-      if (pair.output == static_cast<int>(o)) {
-        expected.push_back(tensors[static_cast<std::size_t>(pair.input)]);
-      }
-    }
-  }
-  const double tolerance = std::max(tolerance_of(tensors), tolerance_of(expected));
+  add_written(*rule, tensors, expected);
   if (expected.size() > rule->outputs.size()) return "the rule has too few outputs";
+  const double tolerance = std::max(tolerance_of(tensors), tolerance_of(expected));
   for (std::size_t o = 0; o < expected.size(); ++o) {
     if (!expected[o].defined() || !decided.outputs[o]) continue;
     std::vector<at::Tensor> locals;
     for (const auto& result : results) locals.push_back(result.at(o));
-    std::string problem;
-    auto sizes = decided.output_sizes[o];
-    for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-      if (sizes[dim] < 0) sizes[dim] = locals[0].size(static_cast<std::int64_t>(dim));
-    }
-    const at::Tensor found =
-        sizes == expected[o].sizes().vec()
-            ? assemble(all, locals, *decided.outputs[o], sizes, tolerance, problem)
-            : at::Tensor();
-    std::ostringstream out;
-    if (!found.defined() && problem.empty()) {
-      out << "output " << o << ": sizes " << c10::IntArrayRef(sizes) << ", expected "
-          << expected[o].sizes();
-      return out.str();
-    }
-    if (problem.empty() && !agree(found, expected[o], tolerance)) problem = "wrong values";
-    if (!problem.empty()) {
-      out << "output " << o << " as " << to_string(*decided.outputs[o]) << ": " << problem;
-      if (found.defined()) out << "\n" << found << "\nexpected\n" << expected[o];
-      return out.str();
-    }
+    const auto problem = compare(all, locals, decided, o, expected[o], tolerance);
+    if (!problem.empty()) return problem;
   }
   return "";
 }

@@ -59,7 +59,7 @@ std::string describe(const std::vector<LayoutPtr>& layouts) {
 /// How many layouts are tried of each case: TESSERA_RULE_DRAWS=1000 for a thorough run.
 int draws() {
   const char* text = std::getenv("TESSERA_RULE_DRAWS");
-  return text ? std::atoi(text) : 40;
+  return text ? std::atoi(text) : 12;
 }
 
 /// The first problem of a case on a mesh, or "".

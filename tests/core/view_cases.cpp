@@ -43,6 +43,8 @@ std::vector<RuleCase> view_cases() {
       row("unfold", reals({7, 5}), 0, 3, 2),
       row("diagonal", reals({4, 7, 5}), 1, 0, -1),
       row("view_as_real", at::complex(reals({7, 5}), units({7, 5}))),
+      row("view.dtype", reals({7, 6}), int64_t{4}),
+      row("view.dtype", reals({7, 6}), int64_t{6}),
       row("select.int", reals({7, 5}), 0, 3),
       row("select.int", reals({7, 5}), -1, -2),
       row("slice.Tensor", reals({7, 5}), 0, 1, 4),

@@ -58,13 +58,13 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   return rule;
 }
 
-RuleFunction::Body on_last(Batched batched) {
+RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
 /// Likewise, unless flag `arg` is off: then results that were not asked for have no dimensions
 /// left.
-RuleFunction::Body on_last_if(std::size_t arg, Batched batched) {
+RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (!call.boolean_or(arg, true)) return std::nullopt;
     return batched_rule(call, batched);
@@ -147,7 +147,9 @@ std::optional<ShardingRule> cross_rule(const OpCall& call) {
 }  // namespace
 
 Table batched_table() {
-  const auto matrix = [](std::vector<std::size_t> results) { return on_last({{2}, results}); };
+  const auto matrix = [](const std::vector<std::size_t>& results) {
+    return on_last({{2}, results});
+  };
   return {
       "last dimensions",
       {

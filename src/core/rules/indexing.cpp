@@ -35,8 +35,8 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// What several writes to one place do: replace, or add up.
-enum class Write { kReplace, kAdd };
+/// What several writes to one place do: replace, add up, or something that no shard can tell.
+enum class Write { kReplace, kAdd, kCombine };
 
 /// gather(self, dim, index): each index picks along `dim`, which stays whole in self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
@@ -246,54 +246,6 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// select_backward(grad, sizes, dim, ...), slice_backward: zeros but for the gradient's place.
-RuleFunction::Body place_gradient(bool keeps_dim) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const Sizes sizes = call.integers(1);
-    if (sizes.empty()) return std::nullopt;
-    const int dim = wrap_dim(call, call.integer(2), static_cast<int>(sizes.size()));
-    ShardingRule rule = start(call);
-    const TensorFactors result = add_factors(rule, sizes);
-    TensorFactors grad = result;
-    keep_whole(rule, result[static_cast<std::size_t>(dim)]);
-    if (keeps_dim) {
-      grad[static_cast<std::size_t>(dim)] = {add_whole(rule, call.tensor(0).size(dim))};
-    } else {
-      grad.erase(grad.begin() + dim);
-    }
-    input_of(rule, call.tensor_index(0)) = grad;
-    rule.outputs.push_back(result);
-    rule.size_arguments.push_back({1, 0});
-    add_linear(rule, {call.tensor_index(0)});
-    return rule;
-  };
-}
-
-/// select_scatter(self, src, dim, ...), slice_scatter: src takes its place in a copy of self.
-RuleFunction::Body place_source(bool keeps_dim) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const int self = call.tensor_index(0), source = call.tensor_index(1);
-    if (meta_of(call, self).ndim() == 0) return std::nullopt;
-    const auto dim =
-        static_cast<std::size_t>(wrap_dim(call, call.integer_or(2, 0), meta_of(call, self).ndim()));
-    ShardingRule rule = start(call);
-    const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
-    keep_whole(rule, result[dim]);
-    input_of(rule, self) = result;
-    TensorFactors placed = result;
-    if (keeps_dim) {
-      placed[dim] = {add_whole(rule, meta_of(call, source).sizes.at(dim))};
-    } else {
-      placed.erase(placed.begin() + static_cast<std::ptrdiff_t>(dim));
-    }
-    if (placed.size() != meta_of(call, source).sizes.size()) return std::nullopt;
-    input_of(rule, source) = placed;
-    rule.outputs.push_back(result);
-    add_any_linear(rule, {self, source});
-    return rule;
-  };
-}
-
 /// take(self, index), bucketize(self, boundaries): each element of one tensor looks at all of the
 /// other.
 RuleFunction::Body look_up(int element_arg) {
@@ -340,13 +292,10 @@ Table indexing_table() {
               {"{scatter,scatter_}.src", scatter(kReplace, true)},
               {"{scatter,scatter_}.value", scatter(kReplace, false)},
               {"scatter_add{,_}", scatter(kAdd, true)},
+              {"{scatter_reduce,scatter_reduce_}.two", scatter(kCombine, true)},
               {"take", look_up(1)},
               {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
               {"searchsorted.Tensor", searchsorted_rule},
-              {"select_backward", place_gradient(false)},
-              {"slice_backward", place_gradient(true)},
-              {"select_scatter", place_source(false)},
-              {"slice_scatter", place_source(true)},
               {"embedding", embedding_rule},
               {"embedding_dense_backward", embedding_backward_rule},
           }};

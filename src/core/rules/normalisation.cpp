@@ -1,3 +1,4 @@
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -33,7 +34,8 @@ void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
 }
 
 /// norm(input, normalised shape, parameters...) -> result and statistics.
-RuleFunction::Body norm_forward(std::vector<std::size_t> parameters, std::size_t statistics) {
+RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
+                                std::size_t statistics) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::size_t dims = call.integers(1).size();
     if (dims > call.tensor(0).sizes.size()) return std::nullopt;
@@ -49,8 +51,8 @@ RuleFunction::Body norm_forward(std::vector<std::size_t> parameters, std::size_t
 
 /// Its backward(grad, input, normalised shape, statistics..., parameters..., mask): linear in the
 /// gradient; every shard of the leading dimensions adds its share to the parameters' gradients.
-RuleFunction::Body norm_backward(std::vector<std::size_t> statistics,
-                                 std::vector<std::size_t> parameters) {
+RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
+                                 const std::vector<std::size_t>& parameters) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::size_t dims = call.integers(2).size();
     if (dims > call.tensor(1).sizes.size()) return std::nullopt;
@@ -103,11 +105,25 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// native_batch_norm(input, weight, bias, running mean, running variance, training, ...): channels
-/// are independent. In training the running statistics are written, and samples are not
-/// independent; else the statistics that come back are empty.
+/// Batch normalisation with given statistics: pointwise. Those that come back are empty.
+ShardingRule batch_norm_inference(const OpCall& call) {
+  ShardingRule rule = start(call);
+  const TensorFactors input = add_factors(rule, call.tensor(0).sizes);
+  for (auto& factor : rule.factors) factor.empty = false;
+  set_input(rule, call, 0, input);
+  for (std::size_t arg = 1; arg <= 4; ++arg) set_input(rule, call, arg, {input[1]});
+  rule.outputs = {input, {}, {}};
+  ShardingRule::Group group{std::vector<int>(call.tensors.size()), {0}};
+  std::iota(group.inputs.begin(), group.inputs.end(), 0);
+  rule.groups = {group};
+  return rule;
+}
+
+/// native_batch_norm(input, weight, bias, running mean, running variance, training, ...): in
+/// training channels are independent, samples are not, and the running statistics are written.
 std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() < 2 || !call.boolean_or(5, false)) return std::nullopt;
+  if (call.tensor(0).ndim() < 2) return std::nullopt;
+  if (!call.boolean_or(5, false)) return batch_norm_inference(call);
   ShardingRule rule = start(call);
   TensorFactors input = add_wholes(rule, call.tensor(0).sizes);
   input[1] = {add_factor(rule, call.tensor(0).size(1))};

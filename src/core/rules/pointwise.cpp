@@ -7,6 +7,7 @@
 #include "laws.h"
 #include "rule_builder.h"
 #include "rule_table.h"
+#include "scalar_type.h"
 
 namespace tessera::rules {
 namespace {
@@ -39,25 +40,6 @@ RuleFunction::Body overwrite(std::string_view laws) {
     if (rule) rule->unread.push_back(call.tensor_index(0));
     return rule;
   };
-}
-
-/// Numbers of libtorch's scalar types (c10::ScalarType).
-enum ScalarType {
-  kChar = 1,
-  kLong = 4,
-  kHalf = 5,
-  kDouble = 7,
-  kComplexDouble = 10,
-  kBFloat16 = 15
-};
-
-bool is_floating(std::int64_t type) {
-  return (type >= kHalf && type <= kComplexDouble) || type == kBFloat16;
-}
-
-std::int64_t itemsize_of(std::int64_t type) {
-  constexpr std::int64_t kItemsize[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16};
-  return type <= kComplexDouble ? kItemsize[type] : 2;
 }
 
 /// A cast: a sum is kept by a floating type that is no narrower (so that the rounding is that of
@@ -114,67 +96,51 @@ Table pointwise_table() {
           {"fill_.Scalar", overwrite("0~ 0<")},
           {"zero_", overwrite("0*")},
           // Neither
-          {"abs{,.out} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
-           "asin{,.out,_} copysign{.Scalar,.Scalar_out,.Tensor,.out,_.Scalar,_.Tensor} "
-           "clamp{.Tensor,.Tensor_out,_.Tensor} clamp_max{.Tensor,.Tensor_out,_.Tensor} "
-           "clamp_min{.Tensor,.Tensor_out,_.Tensor} clip{.Tensor,_.Tensor} cos{,.out,_} "
-           "cosh{,.out,_} div{.Scalar_mode,.Tensor_mode,.out_mode,_.Scalar_mode,_.Tensor_mode} "
-           "erfc{,.out,_} frac{,.out,_} gcd{,.out,_} lcm{,.out,_} isnan nan_to_num{,.out,_} "
-           "ldexp{.Tensor,.out,_} log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} "
-           "logaddexp{,.out} logaddexp2{,.out} "
-           "xlogy{.OutScalar_Other,.OutScalar_Self,.OutTensor,.Scalar_Other,.Scalar_Self,.Tensor,_."
-           "Scalar_Other,_.Tensor} "
-           "mvlgamma{,.out,_} reciprocal{,.out,_} gelu{,.out,_} hardshrink{,.out} rsqrt{,.out,_} "
-           "celu{,_} silu{,.out,_} mish{,.out,_} logit{,.out,_} sin{,.out,_} sinc{,.out,_} "
-           "sqrt{,.out,_} square{,.out,_} tan{,.out,_} threshold{,.out,_} heaviside{,.out,_} "
-           "digamma{,.out,_} lgamma{,.out,_} polygamma{,.out,_} erfinv{,.out,_} i0{,.out,_} "
-           "sign{,.out,_} signbit{,.out} atan2{,.out,_} "
-           "fmod{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} hypot{,.out,_} "
-           "igamma{,.out,_} igammac{,.out,_} nextafter{,.out,_} "
-           "remainder{.Scalar,.Scalar_Tensor,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "fmin{,.out} fmax{,.out} "
-           "pow{.Scalar,.Scalar_out,.Tensor_Scalar,.Tensor_Scalar_out,.Tensor_Tensor,.Tensor_"
-           "Tensor_out,_.Scalar,_.Tensor} "
-           "float_power{.Scalar,.Scalar_out,.Tensor_Scalar,.Tensor_Scalar_out,.Tensor_Tensor,."
-           "Tensor_Tensor_out,_.Scalar,_.Tensor} "
-           "elu{,.out,_} softshrink{,.out} isfinite isinf isposinf{,.out} isneginf{,.out} "
-           "leaky_relu{,.out,_} hardswish{,.out,_} _prelu_kernel polar "
-           "floor_divide{,.Scalar,.out,_.Scalar,_.Tensor} rrelu_with_noise_backward "
-           "_conj_physical softplus{,.out}",
+          {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
+           "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
+           "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "
+           "rsqrt{,.out,_} sin{,.out,_} sinc{,.out,_} sqrt{,.out,_} square{,.out,_} tan{,.out,_} "
+           "digamma{,.out,_} lgamma{,.out,_} polygamma{,.out,_} mvlgamma{,.out,_} i0{,.out,_} "
+           "sign{,.out,_} signbit{,.out} nan_to_num{,.out,_} isnan isfinite isinf isposinf{,.out} "
+           "isneginf{,.out} _conj_physical",
            pointwise()},
-          {"ne{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "eq{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "ge{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "le{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "gt{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} "
-           "lt{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor}",
+          {"gelu{,.out,_} hardshrink{,.out} celu{,_} silu{,.out,_} mish{,.out,_} logit{,.out,_} "
+           "threshold{,.out,_} elu{,.out,_} softshrink{,.out} leaky_relu{,.out,_} "
+           "hardswish{,.out,_} softplus{,.out} _prelu_kernel rrelu_with_noise_backward",
            pointwise()},
-          {"bitwise_not{,.out,_} logical_not{,.out,_} logical_xor{,.out,_} logical_and{,.out,_} "
-           "logical_or{,.out,_} __xor__{.Scalar,.Tensor} __lshift__{.Scalar,.Tensor} "
-           "bitwise_left_shift{.Scalar_Tensor,.Tensor,.Tensor_Scalar,.Tensor_Scalar_out,.Tensor_"
-           "out,_.Tensor,_.Tensor_Scalar} "
-           "__rshift__{.Scalar,.Tensor} "
-           "bitwise_right_shift{.Scalar_Tensor,.Tensor,.Tensor_Scalar,.Tensor_Scalar_out,.Tensor_"
-           "out,_.Tensor,_.Tensor_Scalar} "
-           "bitwise_{and,or,xor}{.Scalar,.Scalar_Tensor,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_."
-           "Tensor}",
+          {"{clamp,clamp_min,clamp_max}{,_}.Tensor {clamp,clamp_min,clamp_max}.Tensor_out "
+           "clip.Tensor clip_.Tensor gcd{,.out,_} lcm{,.out,_} logaddexp{,.out} logaddexp2{,.out} "
+           "atan2{,.out,_} hypot{,.out,_} igamma{,.out,_} igammac{,.out,_} nextafter{,.out,_} "
+           "heaviside{,.out,_} fmin{,.out} fmax{,.out} polar ldexp.Tensor ldexp.out ldexp_",
            pointwise()},
-          {"special_entr{,.out} special_ndtri{,.out} special_log_ndtr{,.out} special_erfcx{,.out} "
-           "special_xlog1py{,.other_scalar,.other_scalar_out,.out,.self_scalar,.self_scalar_out} "
-           "special_zeta{,.other_scalar,.other_scalar_out,.out,.self_scalar,.self_scalar_out} "
-           "special_i0e{,.out} special_i1{,.out} special_i1e{,.out} special_airy_ai{,.out} "
-           "special_bessel_j0{,.out} special_bessel_j1{,.out} special_bessel_y0{,.out} "
-           "special_bessel_y1{,.out} special_modified_bessel_i0{,.out} "
-           "special_modified_bessel_i1{,.out} special_modified_bessel_k0{,.out} "
-           "special_modified_bessel_k1{,.out} special_scaled_modified_bessel_k0{,.out} "
-           "special_scaled_modified_bessel_k1{,.out} special_spherical_bessel_j0{,.out}",
+          {"copysign.{Scalar,Tensor,Scalar_out,out} copysign_.{Scalar,Tensor} "
+           "div{,_}.{Scalar_mode,Tensor_mode} xlogy.{Tensor,Scalar_Self,Scalar_Other} "
+           "xlogy_.{Tensor,Scalar_Other} floor_divide{,.Scalar,.out} floor_divide_.{Scalar,Tensor} "
+           "{fmod,remainder}.{Scalar,Tensor}{,_out} {fmod,remainder}_.{Scalar,Tensor} "
+           "remainder.Scalar_Tensor {pow,float_power}_.{Scalar,Tensor} "
+           "{pow,float_power}.{Scalar,Tensor_Scalar,Tensor_Tensor}{,_out}",
            pointwise()},
-          {" "
-           "special_{chebyshev_polynomial_t,chebyshev_polynomial_u,chebyshev_polynomial_v,"
-           "chebyshev_polynomial_w,hermite_polynomial_h,hermite_polynomial_he,laguerre_polynomial_"
-           "l,legendre_polynomial_p,shifted_chebyshev_polynomial_t,shifted_chebyshev_polynomial_u,"
-           "shifted_chebyshev_polynomial_v,shifted_chebyshev_polynomial_w}{,.out,.n_scalar,.n_"
-           "scalar_out,.x_scalar,.x_scalar_out}",
+          {"{eq,ne,ge,le,gt,lt}.{Scalar,Tensor}{,_out} {eq,ne,ge,le,gt,lt}_.{Scalar,Tensor}",
+           pointwise()},
+          {"{bitwise_not,logical_not,logical_xor,logical_and,logical_or}{,.out,_} "
+           "bitwise_{and,or,xor}.{Scalar,Tensor}{,_out} bitwise_{and,or,xor}_.{Scalar,Tensor} "
+           "bitwise_{and,or,xor}.Scalar_Tensor {__xor__,__lshift__,__rshift__}.{Scalar,Tensor} "
+           "bitwise_{left,right}_shift.{Tensor,Tensor_Scalar}{,_out} "
+           "bitwise_{left,right}_shift_.{Tensor,Tensor_Scalar} "
+           "bitwise_{left,right}_shift.Scalar_Tensor",
+           pointwise()},
+          {"special_{entr,ndtri,log_ndtr,erfcx,i0e,i1,i1e,airy_ai,spherical_bessel_j0}{,.out} "
+           "special_bessel_{j0,j1,y0,y1}{,.out} special_modified_bessel_{i0,i1,k0,k1}{,.out} "
+           "special_scaled_modified_bessel_{k0,k1}{,.out} "
+           "special_{xlog1py,zeta}{,.out,.self_scalar,.other_scalar} "
+           "special_{xlog1py,zeta}.{self_scalar,other_scalar}_out",
+           pointwise()},
+          {"special_{,shifted_}chebyshev_polynomial_{t,u,v,w}{,.out,.n_scalar,.x_scalar} "
+           "special_{,shifted_}chebyshev_polynomial_{t,u,v,w}.{n_scalar,x_scalar}_out "
+           "special_hermite_polynomial_{h,he}{,.out,.n_scalar,.x_scalar} "
+           "special_hermite_polynomial_{h,he}.{n_scalar,x_scalar}_out "
+           "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
+           "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
            pointwise()},
           // Two results
           {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},

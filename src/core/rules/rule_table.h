@@ -39,6 +39,7 @@ Table pointwise_table();
 Table random_table();
 Table reduction_table();
 Table scan_table();
+Table view_gradient_table();
 Table view_table();
 
 }  // namespace tessera::rules

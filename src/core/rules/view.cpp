@@ -7,6 +7,7 @@
 
 #include "rule_builder.h"
 #include "rule_table.h"
+#include "scalar_type.h"
 
 namespace tessera::rules {
 namespace {
@@ -309,6 +310,21 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   return rule;
 }
 
+/// view.dtype(self, dtype): the last dimension grows or shrinks with the item; bits are not values.
+std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
+  ViewRule view(call);
+  const std::int64_t from = call.tensor(0).itemsize, to = itemsize_of(call.integer(1));
+  TensorFactors output = view.input;
+  if (from != to) {
+    if (output.empty()) return std::nullopt;
+    keep_whole(view.rule, output.back());
+    output.back() = {add_whole(view.rule, call.tensor(0).sizes.back() * from / to)};
+  }
+  ShardingRule rule = std::move(view).finish({output});
+  rule.linear.clear();
+  return rule;
+}
+
 }  // namespace
 
 Table view_table() {
@@ -316,6 +332,7 @@ Table view_table() {
           {
               {"view view_copy _unsafe_view reshape", reshape_rule},
               {"_reshape_alias", reshape_alias_rule},
+              {"{view,view_copy}.dtype", view_dtype_rule},
               {"permute{,_copy}", permute_rule},
               {"{transpose,transpose_copy}.int", transpose_rule},
               {"t{,_copy}", t_rule},
