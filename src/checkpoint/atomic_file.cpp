@@ -18,7 +18,8 @@ namespace {
 
 /// What the temporary names of `path` begin with.
 std::string temporary_prefix(const std::filesystem::path& path) {
-  return "." + path.filename().string() + ".tmp-";
+  std::string prefix = path.filename().string();
+  return prefix.insert(0, 1, '.').append(".tmp-");
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {

@@ -140,7 +140,7 @@ class Plot {
                           R"(<rect x="{3:.1f}" y="{4}" width="{5:.1f}" height="{6}"/>)"
                           R"(<circle cx="{7:.1f}" cy="{8:.1f}" r="3.5"/></g>)",
                           grouped(step), compact(value),
-                          chart_.unit.empty() ? "" : " " + escape_html(chart_.unit),
+                          chart_.unit.empty() ? "" : fmt::format(" {}", escape_html(chart_.unit)),
                           x(step) - width / 2, kTop, width, kPlotHeight, x(step), y(value));
     }
     return body;

@@ -16,7 +16,7 @@ std::string grouped(double value, int decimals) {
   if (position == text.npos) position = text.size();
   while (position > first + 3) {
     position -= 3;
-    text.insert(position, ",");
+    text.insert(position, 1, ',');
   }
   return text;
 }

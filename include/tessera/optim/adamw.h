@@ -37,6 +37,8 @@ class AdamW {
   void zero_grad();
   void set_lr(double lr) { options_.lr = lr; }
   double lr() const { return options_.lr; }
+  /// Each once, as clip_grad_norm_ takes them.
+  const std::vector<nn::SlotPtr>& parameters() const { return parameters_; }
 
  private:
   struct State {

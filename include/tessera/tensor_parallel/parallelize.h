@@ -63,15 +63,15 @@ StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// Per tensor argument in order (nullopt: leave alone): what it is, and what forward wants.
 struct PrepareInputOptions {
-  std::vector<std::optional<Placement>> input;
-  std::vector<std::optional<Placement>> desired_input;
+  std::vector<std::optional<Placement>> input{};
+  std::vector<std::optional<Placement>> desired_input{};
   bool use_local_output = false;
 };
 StylePtr prepare_module_input(PrepareInputOptions options);
 
 struct PrepareOutputOptions {
-  std::vector<std::optional<Placement>> output;
-  std::vector<std::optional<Placement>> desired_output;
+  std::vector<std::optional<Placement>> output{};
+  std::vector<std::optional<Placement>> desired_output{};
   bool use_local_output = true;
 };
 StylePtr prepare_module_output(PrepareOutputOptions options);
