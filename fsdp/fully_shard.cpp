@@ -3,6 +3,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "unit.h"
+#include "unit_parameters.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -53,11 +54,10 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  const auto unit = std::make_shared<Unit>(modules, DataMesh(mesh), options);
-  unit->install();
-  for (nn::ModuleBase* module : modules) {
-    module->attach(unit);
-  }
+  const DataMesh data_mesh(mesh);
+  const nn::NamedSlots parameters = free_parameters(modules, options);
+  check_parameters(parameters, data_mesh, options);
+  make_unit(modules, parameters, data_mesh, options);
 }
 
 bool is_fully_sharded(const nn::ModuleBase& module) {

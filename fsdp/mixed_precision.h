@@ -12,4 +12,7 @@ namespace tessera::fsdp {
 /// without a type.
 void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype);
 
+/// The type of the first floating-point tensor.
+std::optional<c10::ScalarType> floating_type(nn::TensorList tensors);
+
 }  // namespace tessera::fsdp

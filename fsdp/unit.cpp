@@ -45,11 +45,21 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   return units;
 }
 
-Unit::Unit(std::vector<nn::ModuleBase*> modules, const DataMesh& mesh, const Options& options)
+void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
+               const DataMesh& mesh, const Options& options) {
+  const auto unit = std::make_shared<Unit>(modules, parameters, mesh, options);
+  unit->install();
+  for (nn::ModuleBase* module : modules) {
+    module->attach(unit);
+  }
+}
+
+Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters,
+           const DataMesh& mesh, const Options& options)
     : modules_(std::move(modules)), mp_policy_(options.mp_policy) {
   settings_.reshard_after_forward = options.reshard_after_forward;
-  for (std::vector<ShardedParameter>& parameters : shard_parameters(modules_, mesh, options)) {
-    groups_.emplace_back(std::move(parameters), mesh, options);
+  for (std::vector<ShardedParameter>& group : shard_parameters(parameters, mesh, options)) {
+    groups_.emplace_back(std::move(group), mesh, options);
   }
 }
 
@@ -120,6 +130,9 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (!in_backward_) {
     enter_as_root();
   }
+  if (mp_policy_.restore_input_dtype) {
+    restored_dtype_ = floating_type(inputs);
+  }
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
@@ -141,7 +154,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
 }
 
 void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
-  cast_floating(outputs, mp_policy_.output_dtype);
+  cast_floating(outputs, mp_policy_.output_dtype ? mp_policy_.output_dtype : restored_dtype_);
   if (in_backward_) {
     return;
   }

@@ -25,8 +25,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
   };
 
-  /// Shards the parameters. Not collective.
-  Unit(std::vector<nn::ModuleBase*> modules, const DataMesh& mesh, const Options& options);
+  /// Shards the parameters, which were checked. Not collective.
+  Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters, const DataMesh& mesh,
+       const Options& options);
   /// Adds the hooks to the modules, which keep this alive.
   void install();
 
@@ -63,6 +64,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Context> context_;
   bool is_root_ = false;
   bool prepared_ = false;
+  std::optional<c10::ScalarType> restored_dtype_;  ///< of the results of the call under way
 
   /// Modules of this unit that the forward under way has not run yet.
   std::unordered_set<const nn::ModuleBase*> to_run_;
@@ -70,6 +72,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Backward has come to this unit and not yet passed it.
   bool in_backward_ = false;
 };
+
+/// Makes a unit of modules that are none yet.
+void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
+               const DataMesh& mesh, const Options& options);
 
 /// The units of `module` and, if `recurse`, of the modules below it, each once, in the order of
 /// registration.

@@ -63,45 +63,45 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim < 0 ? shard->dim + tensor.dim() : shard->dim;
 }
 
-struct Wanted {
-  nn::SlotPtr slot;
-  std::string name;
-  std::optional<std::int64_t> dim;
-};
-
-/// The parameters to shard; everything is checked before the first is touched.
-std::vector<Wanted> wanted_parameters(const Territory& territory, const DataMesh& mesh,
-                                      const Options& options) {
-  std::vector<Wanted> wanted;
-  for (const auto& [name, slot] : territory.slots) {
-    if (!options.ignored.contains(slot)) {
-      check_owned(territory, name, *slot);
-      wanted.push_back({slot, name, shard_dim(name, slot->get(), options.shard_placement)});
-      sharded_spec(slot->get(), mesh, wanted.back().dim, name);
-    }
-  }
-  return wanted;
-}
-
 }  // namespace
 
-std::vector<std::vector<ShardedParameter>> shard_parameters(
-    const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh, const Options& options) {
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
+                               const Options& options) {
   Territory territory;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     modules[i]->named_slots();  // refuses modules whose parameters have no slots
     territory.add(*modules[i], modules.size() == 1 ? "" : std::to_string(i) + ".");
   }
+  nn::NamedSlots parameters;
+  for (const auto& [name, slot] : territory.slots) {
+    if (!options.ignored.contains(slot)) {
+      check_owned(territory, name, *slot);
+      parameters.emplace_back(name, slot);
+    }
+  }
+  return parameters;
+}
+
+void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
+                      const Options& options) {
+  for (const auto& [name, slot] : parameters) {
+    sharded_spec(slot->get(), mesh, shard_dim(name, slot->get(), options.shard_placement), name);
+  }
+}
+
+std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots& parameters,
+                                                            const DataMesh& mesh,
+                                                            const Options& options) {
   std::vector<std::vector<ShardedParameter>> groups;
-  for (const Wanted& wanted : wanted_parameters(territory, mesh, options)) {
-    const auto same_type = [&](const std::vector<ShardedParameter>& group) {
-      return group.front().dtype() == wanted.slot->get().scalar_type();
+  for (const auto& [name, slot] : parameters) {
+    const auto same_type = [&type = *slot](const std::vector<ShardedParameter>& group) {
+      return group.front().dtype() == type.get().scalar_type();
     };
     auto group = std::ranges::find_if(groups, same_type);
     if (group == groups.end()) {
       group = groups.insert(groups.end(), std::vector<ShardedParameter>{});
     }
-    group->emplace_back(wanted.slot, wanted.name, mesh, wanted.dim);
+    group->emplace_back(slot, name, mesh, shard_dim(name, slot->get(), options.shard_placement));
   }
   return groups;
 }

@@ -8,10 +8,17 @@
 
 namespace tessera::fsdp {
 
-/// Shards the parameters of `modules` and below them that belong to no unit yet. One list for each
-/// type of parameter. Throws Error, before anything is changed, for a parameter that a module
-/// outside shares, or one that cannot lie as the options say.
-std::vector<std::vector<ShardedParameter>> shard_parameters(
-    const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh, const Options& options);
+/// The parameters of `modules` and below them that belong to no unit yet and are not ignored.
+/// Throws Error for one that a module outside shares.
+nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
+
+/// Throws Error for a parameter that cannot lie on `mesh` as the options say.
+void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
+                      const Options& options);
+
+/// Shards parameters that were checked; one list for each type. Not collective.
+std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots& parameters,
+                                                            const DataMesh& mesh,
+                                                            const Options& options);
 
 }  // namespace tessera::fsdp

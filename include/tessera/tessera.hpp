@@ -18,6 +18,7 @@
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/policy.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/dropout.h"

@@ -84,5 +84,16 @@ TEST(MixedPrecision, CastsResultsToTheOutputType) {
   });
 }
 
+TEST(MixedPrecision, ReturnsToTheTypeOfTheInput) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 2);
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({2}, {"dp"}),
+                {.mp_policy = {.param_dtype = at::kFloat, .restore_input_dtype = true}});
+    EXPECT_EQ(linear(testing::wave({4, 3}, 0).to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+    EXPECT_EQ(linear(testing::wave({4, 3}, 0)).scalar_type(), at::kFloat);
+  });
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

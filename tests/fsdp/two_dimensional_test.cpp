@@ -155,6 +155,32 @@ TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
   });
 }
 
+TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
+  SmallLlama alone;
+  testing::fill(alone);
+  const Outcome expected = train(alone, {}, 0, 1);
+  RunRanks(8, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2, 2}, {"replicate", "dp", "tp"});
+    SmallLlama model;
+    testing::fill(model);
+    tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
+    for (const auto& block : model.blocks) fully_shard(*block, mesh[{"replicate", "dp"}]);
+    fully_shard(model, mesh[{"replicate", "dp"}]);
+    const StrictScope strict;
+    const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
+    const Outcome outcome = train(model, {}, part, 4);
+    const auto slots = model.named_slots();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6))
+          << slots[i].first;
+      EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-3, 1e-4))
+          << slots[i].first;
+    }
+    for (std::size_t step = 0; step < 3; ++step)
+      EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-5);
+  });
+}
+
 TEST(TwoDimensional, TrainsInBfloat16) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});

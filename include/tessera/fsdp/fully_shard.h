@@ -17,10 +17,14 @@ namespace tessera::fsdp {
 /// What is computed and communicated in which type. Sharded parameters, their gradients and the
 /// optimizer keep the type the parameter was made with.
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype;   ///< of all-gathers and computation
-  std::optional<c10::ScalarType> reduce_dtype;  ///< of gradient reduction; default: param_dtype
-  std::optional<c10::ScalarType> output_dtype;  ///< forward's floating-point results are cast to it
+  std::optional<c10::ScalarType> param_dtype{};   ///< of all-gathers and computation
+  std::optional<c10::ScalarType> reduce_dtype{};  ///< of gradient reduction; default: param_dtype
+  std::optional<c10::ScalarType>
+      output_dtype{};               ///< forward's floating-point results are cast to it
   bool cast_forward_inputs = true;  ///< floating-point arguments are cast to param_dtype
+  /// Without output_dtype: results are cast back to the type that the first floating-point argument
+  /// had. For a unit that computes in another type than those around it (norms in fp32).
+  bool restore_input_dtype = false;
 };
 
 /// How a parameter (by its name within the unit) lies on the dimension that shards: Shard(d) for
@@ -29,17 +33,17 @@ using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
 struct Options {
-  MixedPrecisionPolicy mp_policy;
+  MixedPrecisionPolicy mp_policy{};
   /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
   /// them in between (ZeRO-2). Default: true for every unit but the root.
-  std::optional<bool> reshard_after_forward;
+  std::optional<bool> reshard_after_forward{};
   /// Where the parameters are freed after forward: keep 1/n of them on each of n neighbouring
   /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
   /// shard; 1: nothing more than the shard is kept.
   std::int64_t neighbours = 1;
-  PlacementFunction shard_placement;
+  PlacementFunction shard_placement{};
   /// Left as they are: not sharded, gathered, cast or reduced.
-  std::unordered_set<nn::SlotPtr> ignored;
+  std::unordered_set<nn::SlotPtr> ignored{};
 };
 
 /// Makes `module` one FSDP unit: its parameters, and those below it that belong to no unit yet, are

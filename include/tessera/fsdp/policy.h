@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/fsdp/fully_shard.h"
+
+namespace tessera::fsdp {
+
+/// What a policy says of a unit. What it leaves open is as the root's options say.
+struct UnitOptions {
+  std::optional<MixedPrecisionPolicy> mp_policy{};
+  std::optional<bool> reshard_after_forward{};
+  std::optional<std::int64_t> neighbours{};
+  /// The unit may hold frozen and trainable parameters. Otherwise that is an Error: frozen ones are
+  /// gathered for backward together with the others, and have a unit of their own for less.
+  bool allow_mixed_frozen = false;
+};
+
+/// A module that may become a unit, met bottom-up.
+struct Candidate {
+  const std::string& fqn;
+  const nn::ModuleBase& module;
+  std::int64_t numel;  ///< elements of the parameters in and below it that no unit has yet
+};
+
+/// A pure function: whether a module becomes a unit, and with which options.
+using Policy = std::function<std::optional<UnitOptions>(const Candidate& candidate)>;
+
+/// Modules of class M (or derived from it).
+template <class M>
+Policy wrap_class(UnitOptions options = {}) {
+  return [options](const Candidate& candidate) -> std::optional<UnitOptions> {
+    if (dynamic_cast<const M*>(&candidate.module) == nullptr) return std::nullopt;
+    return options;
+  };
+}
+/// Modules whose FQN matches a pattern (see nn::matches_fqn): "model.layers.*".
+Policy wrap_named(std::string pattern, UnitOptions options = {});
+/// Modules with at least `numel` elements that no unit has yet.
+Policy wrap_larger_than(std::int64_t numel, UnitOptions options = {});
+/// Modules for which `predicate` is true.
+Policy wrap_if(std::function<bool(const Candidate&)> predicate, UnitOptions options = {});
+/// The first of several policies that answers.
+Policy first_of(std::vector<Policy> policies);
+
+/// One unit of a plan.
+struct PlannedUnit {
+  std::string fqn;  ///< "" is the root
+  Options options;
+  std::vector<std::string> parameters;  ///< FQNs
+  std::int64_t numel = 0;
+  std::int64_t frozen_numel = 0;
+};
+
+/// Units in the order in which they are applied: bottom-up, the root last. A value: it names
+/// modules and does not point to them.
+using WrapPlan = std::vector<PlannedUnit>;
+
+/// What a policy makes of a module tree; the root is always a unit, with `root_options`. Each
+/// parameter is in one unit: the lowest that holds all modules that share it. Modules that are
+/// units already, by an earlier fully_shard, are left alone. Changes nothing. Throws Error for a
+/// unit of frozen and trainable parameters (unless allowed), naming them and the bytes, for a
+/// module that cannot be a unit, and for a parameter shared with a module outside.
+WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
+                    const Options& root_options = {});
+/// A table, one line a unit.
+std::string to_string(const WrapPlan& plan);
+
+/// Applies a plan. The same plan again changes nothing; another one is an Error that shows where
+/// they differ. Throws Error, before anything is changed, if the plan does not fit the module tree.
+void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
+
+}  // namespace tessera::fsdp
