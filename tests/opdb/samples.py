@@ -1,0 +1,87 @@
+"""What is run: operators of PyTorch's database, their sample inputs, the placements of these."""
+import itertools
+import random
+
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
+
+# PyTorch's test_dtensor_ops.py makes sizes even in this way.
+EVEN_SIZES = {"L": 24, "M": 12, "S": 4, "XS": 2}
+UNEVEN_SIZES = {"L": 20, "M": 10, "S": 5, "XS": 3}
+
+UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
+                 "new_empty_strided", "resize_", "resize_as_"}
+# Made for S = 5 alone.
+OUT_OF_BOUNDS = {"_segment_reduce"}
+# Their values are compared with those of replicated arguments: the library's numbers are its own.
+RANDOM = {"bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+          "rand_like", "randint_like", "randn_like", "uniform", "nn.functional.alpha_dropout",
+          "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+          "nn.functional.feature_alpha_dropout", "nn.functional.fractional_max_pool2d",
+          "nn.functional.fractional_max_pool3d", "nn.functional.multi_head_attention_forward",
+          "nn.functional.rrelu", "nn.functional.scaled_dot_product_attention", "pca_lowrank",
+          "svd_lowrank"}
+
+
+def use_sizes(even):
+    for name, size in (EVEN_SIZES if even else UNEVEN_SIZES).items():
+        setattr(common_methods_invocations, name, size)
+
+
+def full_name(op):
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def select(names, every):
+    """[(index in the database, full name)]; `names` are full names, or those without a variant."""
+    chosen = [(i, full_name(op)) for i, op in enumerate(op_db)
+              if not names or full_name(op) in names or op.name in names]
+    return chosen[::every]
+
+
+def sample_type(op):
+    types = op.supported_dtypes("cpu")
+    preferred = [t for t in (torch.float32, torch.int64) if t in types]
+    return preferred[0] if preferred else min(types, key=str, default=None)
+
+
+def samples(op, limit):
+    """At most `limit` sample inputs, spread over the first ones that the database makes."""
+    dtype = sample_type(op)
+    if dtype is None:
+        return []
+    differentiable = op.supports_autograd and dtype.is_floating_point
+    torch.manual_seed(0)
+    random.seed(0)
+    made = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
+    found = list(itertools.islice(made, 6 * limit))
+    return found[:: max(1, -(-len(found) // limit))]
+
+
+def tensors(tree):
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def tensor_choices(tensor, mesh, even):
+    """Every placement list of one argument: replicated or sharded, on each mesh dimension."""
+    per_dim = []
+    for ranks in mesh:
+        shardable = [d for d, size in enumerate(tensor.shape) if not even or size and size % ranks == 0]
+        per_dim.append(["Replicate()"] + [f"Shard({d})" for d in shardable])
+    choices = [list(c) for c in itertools.product(*per_dim)]
+    if even and len(mesh) > 1:  # two dimensions that split the same one must both divide it
+        choices = [c for c in choices if len(set(c)) == len(c) or c[0] == "Replicate()"]
+    return choices
+
+
+def placements(sample, mesh, even, limit, seed):
+    """At most `limit` assignments of placements to the tensor arguments, in the order of
+    `tensors(sample)`: all first dimensions sharded, then drawn from all combinations."""
+    choices = [tensor_choices(x, mesh, even) for x in tensors((sample.input, sample.args, sample.kwargs))]
+    draw = random.Random(seed)
+    first = [c[min(1, len(c) - 1)] for c in choices]
+    drawn = [[draw.choice(c) for c in choices] for _ in range(3 * limit)]
+    unique = {str(assignment): assignment for assignment in [first, *drawn]}
+    return list(unique.values())[:limit]
