@@ -55,13 +55,16 @@ struct ToLocalBackward final : Node {
 };
 
 struct RedistributeBackward final : Node {
-  explicit RedistributeBackward(ShardingSpec s) : sharding(std::move(s)) {}
+  RedistributeBackward(ShardingSpec s, c10::ScalarType t, c10::ScalarType travels)
+      : sharding(std::move(s)), dtype(t), travel_dtype(travels) {}
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {at::Tensor()};
-    return {as_layout(gradients[0], sharding)};
+    return {as_layout(gradients[0].to(travel_dtype), sharding).to(dtype)};
   }
   std::string name() const override { return "RedistributeBackward"; }
   ShardingSpec sharding;
+  c10::ScalarType dtype;
+  c10::ScalarType travel_dtype;
 };
 
 TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
@@ -93,7 +96,8 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
                                  with_layout(*impl.spec(), gradient));
 }
 
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target) {
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target,
+                                      std::optional<c10::ScalarType> backward_dtype) {
   const auto& impl = impl_of(tensor);
   const auto& source = impl.spec()->sharding;
   if (source.layout == target) return tensor;
@@ -106,7 +110,9 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target
                            strides_in_order_of(impl.spec()->sizes, local.strides()),
                            local.scalar_type()});
   return record<RedistributeBackward>(wrap(std::move(local), std::move(spec)), tensor,
-                                      ShardingSpec{source.mesh, gradient_layout(source.layout)});
+                                      ShardingSpec{source.mesh, gradient_layout(source.layout)},
+                                      tensor.scalar_type(),
+                                      backward_dtype.value_or(tensor.scalar_type()));
 }
 
 at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding) {

@@ -18,37 +18,42 @@ std::uint64_t tagged(std::uint64_t value, std::uint64_t tag) {
   return value << 3 | tag;
 }
 
-std::uint64_t scalar_type_of(const c10::IValue& value) {
-  return value.isInt()      ? 1u
-         : value.isDouble() ? 2u
-         : value.isBool()   ? 3u
-         : value.isNone()   ? 4u
-                            : 5u;
+CallKey::Number number_in(const c10::IValue& value) {
+  using Number = CallKey::Number;
+  return value.isInt()      ? Number::kInteger
+         : value.isDouble() ? Number::kDouble
+         : value.isBool()   ? Number::kBool
+         : value.isNone()   ? Number::kNone
+                            : Number::kOther;
 }
 
 }  // namespace
 
-void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
-  using Kind = OperatorInfo::ArgumentKind;
+void CallKey::begin(const OperatorInfo& info) {
   words_.clear();
   add(reinterpret_cast<std::uintptr_t>(&info));
+}
+
+void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
+  using Kind = OperatorInfo::ArgumentKind;
+  begin(info);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = arguments[i];
     switch (info.arguments[i]) {
       case Kind::kTensor:
-        add_tensor(value);
+        add_element(value);
         break;
       case Kind::kTensorList:
       case Kind::kOptionalTensorList:
         if (value.isNone()) {
-          add(kNone);
+          add_none();
           break;
         }
         add(tagged(value.toListRef().size(), kList));
-        for (const auto& element : value.toListRef()) add_tensor(element);
+        for (const auto& element : value.toListRef()) add_element(element);
         break;
       case Kind::kScalar:
-        add(tagged(scalar_type_of(value), kValue));
+        add_type_of(number_in(value));
         break;
       case Kind::kStatic:
         add_static(value);
@@ -59,11 +64,39 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-void CallKey::add_tensor(const c10::IValue& value) {
+void CallKey::add_none() {
+  add(kNone);
+}
+
+void CallKey::add_type_of(Number number) {
+  add(tagged(static_cast<std::uint64_t>(number), kValue));
+}
+
+void CallKey::add_integer(std::int64_t value) {
+  add_type_of(Number::kInteger);
+  add(static_cast<std::uint64_t>(value));
+}
+
+void CallKey::add_bool(bool value) {
+  add_type_of(Number::kBool);
+  add(static_cast<std::uint64_t>(value));
+}
+
+void CallKey::add_double(double value) {
+  add_type_of(Number::kDouble);
+  add(std::bit_cast<std::uint64_t>(value));
+}
+
+void CallKey::add_integers(c10::IntArrayRef values) {
+  add(tagged(values.size(), kList));
+  for (auto value : values) add(static_cast<std::uint64_t>(value));
+}
+
+void CallKey::add_element(const c10::IValue& value) {
   if (value.isTensor()) {
     add_tensor(value.toTensor());
   } else {
-    add(kNone);
+    add_none();
   }
 }
 
@@ -83,13 +116,13 @@ void CallKey::add_tensor(const at::Tensor& tensor) {
 
 void CallKey::add_static(const c10::IValue& value) {
   if (value.isNone()) {
-    add(kNone);
-  } else if (value.isInt() || value.isBool()) {
-    add(tagged(static_cast<std::uint64_t>(scalar_type_of(value)), kValue));
-    add(static_cast<std::uint64_t>(value.isInt() ? value.toInt() : value.toBool()));
+    add_none();
+  } else if (value.isInt()) {
+    add_integer(value.toInt());
+  } else if (value.isBool()) {
+    add_bool(value.toBool());
   } else if (value.isDouble()) {
-    add(tagged(scalar_type_of(value), kValue));
-    add(std::bit_cast<std::uint64_t>(value.toDouble()));
+    add_double(value.toDouble());
   } else if (value.isString()) {
     add_text(value.toStringRef());
   } else if (value.isDevice()) {

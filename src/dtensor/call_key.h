@@ -19,13 +19,24 @@ class CallKey {
   /// Rebuilds the key for a call of `info` with `arguments`.
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
+  // The same, argument by argument, for kernels that have them unboxed.
+  void begin(const OperatorInfo& info);
+  void add_tensor(const at::Tensor& tensor);
+  void add_none();
+  void add_integer(std::int64_t value);
+  void add_bool(bool value);
+  void add_double(double value);
+  void add_integers(c10::IntArrayRef values);
+  /// A number of which only the type counts.
+  enum class Number : std::uint8_t { kInteger = 1, kDouble, kBool, kNone, kOther };
+  void add_type_of(Number number);
+
   std::span<const std::uint64_t> words() const { return words_; }
   std::uint64_t hash() const;
 
  private:
   void add(std::uint64_t word) { words_.push_back(word); }
-  void add_tensor(const at::Tensor& tensor);
-  void add_tensor(const c10::IValue& value);
+  void add_element(const c10::IValue& value);
   void add_static(const c10::IValue& value);
   void add_text(const std::string& text);
 

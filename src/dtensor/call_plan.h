@@ -21,6 +21,9 @@ struct CallPlan {
     TensorSpecPtr spec;          ///< how it lies (a plain tensor: replicated)
     LayoutPtr target = nullptr;  ///< what it must be brought to, or nullptr: as it is
     PlanPtr plan;                ///< to `target`
+    /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
+    /// layout of that value. Else nullptr.
+    LayoutPtr written = nullptr;
   };
   struct Output {
     LayoutPtr layout = nullptr;
@@ -35,15 +38,22 @@ struct CallPlan {
     double scale = 1.0;  ///< of its results
   };
 
+  /// An argument that speaks of global sizes, with its local value.
+  struct Rewritten {
+    int argument;
+    c10::IValue value;
+    std::optional<std::vector<std::int64_t>> sizes;  ///< the value, of a list
+  };
+
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
+  bool direct = false;          ///< run on the local tensors, wrap the one result: nothing else
   bool random = false;          ///< draws random numbers
   bool moves = false;           ///< an input is redistributed with a collective
   bool mixes_plain = false;     ///< a plain tensor of more than one element takes part
   std::vector<Input> inputs;    ///< every defined tensor, in schema order
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
-  std::vector<ShardingRule::Inplace> inplace;
-  std::vector<std::pair<int, c10::IValue>> rewritten;  ///< arguments with their local values
+  std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
 };
 

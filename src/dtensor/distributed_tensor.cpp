@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "agreement.h"
 #include "autograd_functions.h"
 #include "below_autograd.h"
 #include "distributed_impl.h"
@@ -51,7 +52,9 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
                 ": give one per dimension");
   if (!sizes) sizes = even_global_sizes(local, mesh, placements);
   const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
-  return from_local(local, ShardingSpec{mesh, layout}, std::move(*sizes));
+  auto result = from_local(local, ShardingSpec{mesh, layout}, std::move(*sizes));
+  if (detail::checks_agreement()) check_agreement(result);
+  return result;
 }
 
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
@@ -82,6 +85,15 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, layout));
+}
+
+DistributedTensor DistributedTensor::redistribute(const Placements& placements,
+                                                  const RedistributeOptions& options) const {
+  const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
+  const auto& spec = impl_of(source).spec();
+  const auto* target = to_layout(spec->sharding.mesh.shape().sizes(), placements, spec->sizes);
+  return DistributedTensor(
+      detail::redistribute_with_gradient(source, target, options.backward_dtype));
 }
 
 at::Tensor DistributedTensor::full_tensor() const {
@@ -132,6 +144,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   const auto* target = to_layout(mesh_sizes, placements, sizes);
   const auto* whole = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
   const auto replicated = DistributedTensor::from_local(tensor, ShardingSpec{mesh, whole}, sizes);
+  if (detail::checks_agreement()) check_agreement(replicated);
   return replicated.redistribute(target);
 }
 

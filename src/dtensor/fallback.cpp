@@ -12,6 +12,7 @@
 #include "bound_call.h"
 #include "call_cache.h"
 #include "distributed_impl.h"
+#include "fallback.h"
 #include "operator_info.h"
 #include "random_fill.h"
 #include "tessera/core/error.h"
@@ -100,16 +101,22 @@ void decompose(const c10::OperatorHandle& op, const OperatorInfo& info,
   c10::DispatchKeySet keys;
   for (const auto& tensor : bind_call(info, arguments).tensors) keys = keys | tensor.key_set();
   op.redispatchBoxed(
-      keys & c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake),
+      keys & (c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake)),
       &stack);
 }
 
-void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  dispatch(op, *stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& info = operator_info(op);
   const std::span<const c10::IValue> arguments(
-      stack->data() + (stack->size() - info.arguments.size()), info.arguments.size());
+      stack.data() + (stack.size() - info.arguments.size()), info.arguments.size());
   if (info.draws_random && fill_by_element(info, arguments)) {
-    return torch::jit::drop(*stack, arguments.size() - 1);
+    return torch::jit::drop(stack, arguments.size() - 1);
   }
   thread_local CallKey key;
   key.build(info, arguments);
@@ -117,18 +124,16 @@ void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   auto& cache = CallCache::of_thread();
   auto* plan = cache.find(key, hash);
   if (plan == nullptr) {
-    if (!any_distributed(info, arguments)) return call_plain(op, info, *stack);
-    if (info.decomposes) return decompose(op, info, arguments, *stack);
+    if (!any_distributed(info, arguments)) return call_plain(op, info, stack);
+    if (info.decomposes) return decompose(op, info, arguments, stack);
     plan = &cache.insert(key, hash, plan_call(op, info, arguments));
   }
   check_policy(info, *plan);
-  run_call(op, info, *plan, *stack);
+  run_call(op, info, *plan, stack);
 }
 
-}  // namespace
-
 TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch>());
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace tessera::detail

@@ -44,7 +44,12 @@ bool communicates(const Step& step) {
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) return;
   input.target = target;
-  input.plan = plan_for(input.spec, target);
+  auto steps = plan_for(input.spec, target);
+  // On mesh dimensions of size 1 the same local tensor will do.
+  const bool same = std::all_of(steps->steps.begin(), steps->steps.end(),
+                                [](auto& step) { return step.kind == StepKind::kRelabel; });
+  if (same) return;
+  input.plan = std::move(steps);
   plan.moves =
       plan.moves || std::any_of(input.plan->steps.begin(), input.plan->steps.end(), communicates);
 }
@@ -74,10 +79,15 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.local_call->arguments[static_cast<std::size_t>(argument)] = value;
       continue;
     }
-    plan.rewritten.emplace_back(argument, to_ivalue(value, *c10::AnyType::get(), {}));
+    if (dim >= 0) {
+      plan.rewritten.push_back({argument, sizes[static_cast<std::size_t>(dim)], std::nullopt});
+      continue;
+    }
+    plan.rewritten.push_back({argument, sizes, sizes});
     if (info.stride == argument + 1) {
-      const auto strides = arguments[static_cast<std::size_t>(info.stride)].toIntVector();
-      plan.rewritten.emplace_back(info.stride, strides_in_order_of(sizes, strides));
+      const auto strides = strides_in_order_of(
+          sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
+      plan.rewritten.push_back({info.stride, strides, strides});
     }
   }
 }
@@ -89,6 +99,35 @@ CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
   const auto overload = dot == std::string::npos ? std::string() : full.substr(dot + 1);
   return {c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()), call.args,
           call.scale};
+}
+
+/// The tensors of the arguments that the operator writes to.
+std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound) {
+  std::vector<std::size_t> inputs;
+  for (int argument : info.written) {
+    for (const auto& ref : bound.call.tensor_list(static_cast<std::size_t>(argument))) {
+      if (ref.index >= 0) inputs.push_back(static_cast<std::size_t>(ref.index));
+    }
+  }
+  return inputs;
+}
+
+/// Finds out which written tensors get their value from elsewhere.
+void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
+                 std::span<const ShardingRule::Inplace> inplace) {
+  if (info.changes_shape) return;
+  for (const auto number : written_inputs(info, bound)) {
+    auto& input = plan.inputs[number];
+    const auto* own = input.spec->sharding.layout;
+    const auto* left = input.target != nullptr ? input.target : own;
+    for (const auto& pair : inplace) {
+      if (static_cast<std::size_t>(pair.input) == number) {
+        left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
+      }
+    }
+    // Without a rule the operator may also resize it, which is then found out.
+    if (input.plan || left != own || !plan.has_rule) input.written = left;
+  }
 }
 
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
@@ -106,7 +145,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  plan.inplace = rule.inplace;
+  plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) plan.local_call = local_call_of(*rule.local_call);
   rewrite_sizes(plan, info, rule, arguments);
 }
@@ -115,6 +154,16 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 void add_view_strides(CallPlan& plan, std::vector<std::vector<std::int64_t>> strides) {
   if (strides.size() != plan.outputs.size()) return;
   for (std::size_t o = 0; o < strides.size(); ++o) plan.outputs[o].strides = std::move(strides[o]);
+}
+
+/// Whether the operator only has to be run on the local tensors and its one result wrapped.
+bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
+  if (plan.random || plan.mixes_plain || plan.local_call || info.changes_shape) return false;
+  if (info.returns.size() != 1 || plan.outputs.size() != 1) return false;
+  const bool lists = std::all_of(plan.rewritten.begin(), plan.rewritten.end(),
+                                 [](auto& rewritten) { return rewritten.sizes.has_value(); });
+  return lists && std::none_of(plan.inputs.begin(), plan.inputs.end(),
+                               [](auto& input) { return input.plan || input.written; });
 }
 
 }  // namespace
@@ -138,10 +187,12 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (plan.random) rule.reset();
   if (!rule) {
     plan_default(plan);
+    plan_writes(plan, info, bound, {});
     return plan;
   }
   plan_by_rule(plan, info, *rule, bound, arguments);
   if (strides) add_view_strides(plan, std::move(*strides));
+  plan.direct = is_direct(plan, info);
   return plan;
 }
 

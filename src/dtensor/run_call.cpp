@@ -17,11 +17,11 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor that the operator writes to.
+/// A tensor whose new value the operator leaves elsewhere, or in another layout than its own.
 struct Written {
   at::Tensor original;  ///< as the caller passed it
-  at::Tensor local;     ///< what the operator gets: the original's own local tensor, or a copy
-  int input;            ///< its number among the call's tensors
+  at::Tensor local;     ///< what the operator wrote to
+  std::size_t input;    ///< its number among the call's tensors
 };
 
 /// The state of one call on its way through run_call.
@@ -38,7 +38,7 @@ class Run {
   void operator()() {
     keep_originals();
     localize_arguments();
-    for (const auto& [argument, value] : plan_.rewritten) at(argument) = value;
+    for (const auto& rewritten : plan_.rewritten) at(rewritten.argument) = rewritten.value;
     {
       BelowAutograd guard;
       execute();
@@ -68,21 +68,22 @@ class Run {
       if (info_.arguments[i] == Kind::kTensor) {
         if (value.isTensor() && value.toTensor().defined()) value = localize(value.toTensor(), i);
       } else if (info_.arguments[i] == Kind::kTensorList && value.isTensorList()) {
-        value = localize_list(value.toTensorVector(), i);
+        value = localize_list(std::move(value), i);
       } else if (info_.arguments[i] == Kind::kOptionalTensorList && value.isList()) {
         value = localize_optional_list(value, i);
       }
     }
   }
 
-  c10::List<at::Tensor> localize_list(const std::vector<at::Tensor>& tensors,
-                                      std::size_t argument) {
-    c10::List<at::Tensor> locals;
-    locals.reserve(tensors.size());
-    for (const auto& tensor : tensors) {
-      locals.push_back(tensor.defined() ? localize(tensor, argument) : tensor);
+  c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
+    auto tensors = std::move(list).toTensorList();
+    // The caller's list stays as it is; one that only the stack holds can be reused.
+    if (tensors.use_count() > 1) tensors = tensors.copy();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor tensor = tensors.get(i);
+      if (tensor.defined()) tensors.set(i, localize(tensor, argument));
     }
-    return locals;
+    return tensors;
   }
 
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
@@ -105,7 +106,7 @@ class Run {
     if (plan_.random && impl != nullptr) device_ = local.device();
     if (input.plan) local = redistributed(local, input);
     if (plan_.local_call) locals_.push_back(local);
-    if (writes(argument)) written_.push_back({tensor, local, static_cast<int>(inputs_)});
+    if (input.written != nullptr) written_.push_back({tensor, local, inputs_});
     ++inputs_;
     return local;
   }
@@ -157,42 +158,21 @@ class Run {
     return info_.generator < 0 || at(info_.generator).isNone();
   }
 
-  /// Layout in which the operator left what it wrote to input `input`.
-  LayoutPtr written_layout(int input) const {
-    for (const auto& inplace : plan_.inplace) {
-      if (inplace.input == input) {
-        return plan_.outputs[static_cast<std::size_t>(inplace.output)].layout;
-      }
-    }
-    const auto& in = plan_.inputs[static_cast<std::size_t>(input)];
-    return in.target != nullptr ? in.target : in.spec->sharding.layout;
-  }
-
-  /// Brings what was written to a copy, or in another layout, to where it belongs.
+  /// Brings what was written to where it belongs.
   void write_back() {
-    for (auto& [original, local, input] : written_) {
-      auto* impl = as_distributed(original);
-      if (info_.changes_shape) continue;
+    for (auto& [original, local, number] : written_) {
+      const auto& input = plan_.inputs[number];
+      const auto& spec = input.spec;
+      TESSERA_CHECK(plan_.has_rule || local.sizes() == spec->sizes, info_.name,
+                    " would resize a distributed tensor of sizes ", c10::IntArrayRef(spec->sizes),
+                    " to ", local.sizes(), ": pass one of the result's sizes");
+      const auto* impl = as_distributed(original);
       const auto& own = impl != nullptr ? impl->local() : original;
-      const auto& spec = plan_.inputs[static_cast<std::size_t>(input)].spec;
-      const auto* layout = written_layout(input);
-      if (local.is_same(own) && layout == spec->sharding.layout) continue;
-      TESSERA_CHECK(spec->sizes == global_sizes(input, local), info_.name,
-                    " would resize a "
-                    "distributed tensor of sizes ",
-                    c10::IntArrayRef(spec->sizes), ": pass one of the result's sizes");
-      const auto result = redistribute_local(
-          local,
-          intern_spec({{plan_.replicated.mesh, layout}, spec->sizes, spec->strides, spec->dtype}),
-          spec->sharding.layout);
-      own.copy_(result);
+      if (local.is_same(own) && input.written == spec->sharding.layout) continue;
+      const auto left = intern_spec(
+          {{plan_.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
+      own.copy_(redistribute_local(local, left, spec->sharding.layout));
     }
-  }
-
-  /// The global sizes of a written tensor after the call: the default may have resized it.
-  std::vector<std::int64_t> global_sizes(int input, const at::Tensor& local) const {
-    return plan_.has_rule ? plan_.inputs[static_cast<std::size_t>(input)].spec->sizes
-                          : local.sizes().vec();
   }
 
   void wrap_results() {

@@ -18,6 +18,13 @@ struct ShardingSpec {
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
 };
 
+/// In which types a redistribution communicates.
+struct RedistributeOptions {
+  std::optional<c10::ScalarType> forward_dtype{};  ///< cast before; the result keeps it
+  /// The gradient is cast before its way back, and then to the type of the tensor.
+  std::optional<c10::ScalarType> backward_dtype{};
+};
+
 /// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
 /// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle
 /// adds what is particular to it. PyTorch's DTensor.
@@ -43,6 +50,8 @@ class DistributedTensor {
   /// redistribution back (to Replicate where this tensor is Partial).
   DistributedTensor redistribute(const Placements& placements) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
+  DistributedTensor redistribute(const Placements& placements,
+                                 const RedistributeOptions& options) const;
   /// The whole tensor, plain, on every rank. Collective.
   at::Tensor full_tensor() const;
 
@@ -78,5 +87,10 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 /// Gradient: a redistribution to Replicate.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements);
+
+/// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
+/// placements. Collective. With TESSERA_DEBUG=1 in the environment from_local with placements and
+/// distribute_tensor do it themselves, and are then collective too.
+void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera

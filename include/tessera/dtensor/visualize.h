@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera {
+
+/// Which ranks hold which part of a tensor of one or two dimensions, as a table of text: a row for
+/// each range of dimension 0, a column for each of dimension 1. Not collective. Throws Error for
+/// more dimensions.
+///
+///   [7, 4] on (dp=2, tp=2): Shard(0), Shard(1)
+///            0:2    2:4
+///   0:4      0      1
+///   4:7      2      3
+std::string visualize(const DistributedTensor& tensor);
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// The operators that a training step calls most, without a stack.
+
+#include "unboxed_kernel.h"
+
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+
+namespace tessera::detail {
+namespace {
+
+template <class... Ops>
+void implement(torch::Library& library) {
+  (UnboxedKernel<Ops>::implement(library), ...);
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  using namespace at::_ops;
+  implement<add_Tensor, add__Tensor, sub_Tensor, mul_Tensor, mul__Tensor, div_Tensor, div__Tensor,
+            neg, silu, silu_backward, rsqrt, pow_Tensor_Scalar>(library);
+  implement<mm, bmm, addmm, embedding>(library);
+  implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax>(library);
+  implement<view, _unsafe_view, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
+            select_int, slice_Tensor, at::_ops::clone>(library);
+}
+
+}  // namespace
+}  // namespace tessera::detail

@@ -1,0 +1,131 @@
+// What helps to write and to look at distributed programs.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/local_map.h"
+#include "tessera/dtensor/visualize.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor values(at::IntArrayRef sizes) {
+  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
+}
+
+TEST(LocalMap, RunsOnPartsForwardAndBackward) {
+  auto plain = values({8, 3}).requires_grad_();
+  plain.pow(2).sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
+    x.requires_grad_();
+    const auto results =
+        local_map([](const std::vector<at::Tensor>& t) { return std::vector{t[0].pow(2).sum()}; },
+                  {x}, mesh, {{Partial{}}});
+    results[0].backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), plain.grad()));
+  });
+}
+
+TEST(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
+    const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
+    LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
+    EXPECT_THROW(local_map(identity, {x}, mesh, {{Shard{1}}}, options), Error);
+    options.redistribute_inputs = true;
+    const auto moved = local_map(identity, {x}, mesh, {{Shard{1}}}, options);
+    EXPECT_TRUE(at::equal(DistributedTensor(moved[0]).full_tensor(), values({4, 4})));
+  });
+}
+
+TEST(Visualize, ShowsWhichRankHoldsWhat) {
+  const auto mesh = init_device_mesh(comm::fake_world(0, 4), {2, 2}, {"dp", "tp"});
+  const auto text = visualize(zeros({7, 4}, mesh, {Shard{0}, Shard{1}}));
+  EXPECT_NE(text.find("0:4         0           1"), std::string::npos) << text;
+  EXPECT_NE(text.find("4:7         2           3"), std::string::npos) << text;
+  EXPECT_NE(visualize(zeros({6}, mesh, {Replicate{}, Shard{0}})).find("0,2"), std::string::npos);
+  EXPECT_THROW(visualize(zeros({2, 2, 2}, mesh, {Shard{0}, Shard{1}})), Error);
+}
+
+TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
+    const CommunicationScope communication(mesh);
+    x.full_tensor();
+    EXPECT_EQ(communication.total().calls, 1);
+    EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
+    EXPECT_EQ(communication.total("dp").calls, 0);
+    EXPECT_NE(communication.report().find("all_gather"), std::string::npos);
+  });
+}
+
+TEST(Agreement, NamesTheRanksThatDiffer) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    check_agreement(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}));
+    const auto sizes = rank.rank() == 0 ? 3 : 4;
+    check_agreement(DistributedTensor::from_local(at::zeros({sizes}), mesh, {Shard{0}}));
+  });
+  EXPECT_NE(errors[0].find("ranks 1"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("[8]"), std::string::npos) << errors[1];
+}
+
+TEST(RedistributeOptions, CastForwardAndBackward) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
+    x.requires_grad_();
+    const auto y = DistributedTensor(x).redistribute(
+        {Replicate{}}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
+    EXPECT_EQ(y.tensor().scalar_type(), at::kFloat);
+    y.tensor().mul(1.0 + 1e-4).sum().backward();
+    EXPECT_EQ(x.grad().scalar_type(), at::kDouble);
+    EXPECT_TRUE(
+        at::equal(DistributedTensor(x.grad()).full_tensor(), at::ones({4, 4}, at::kDouble)));
+  });
+}
+
+TEST(Factories, MakeTheValuesOfTheirPlainNamesakes) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    for (const auto& placements :
+         {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
+          Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
+      EXPECT_TRUE(at::equal(zeros({5, 3}, mesh, placements).full_tensor(), at::zeros({5, 3})));
+      EXPECT_TRUE(at::equal(ones({5, 3}, mesh, placements).full_tensor(), at::ones({5, 3})));
+      EXPECT_TRUE(at::equal(full({5}, 2.5, mesh, placements, at::kDouble).full_tensor(),
+                            at::full({5}, 2.5, at::kDouble)));
+      EXPECT_TRUE(
+          at::equal(arange(2, 12, 3, mesh, placements).full_tensor(), at::arange(2, 12, 3)));
+      EXPECT_TRUE(
+          at::equal(arange(5, 0, -2, mesh, placements).full_tensor(), at::arange(5, 0, -2)));
+      EXPECT_EQ(DistributedTensor(zeros({5, 3}, mesh, placements)).placements(), placements);
+    }
+  });
+}
+
+TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) {
+    expected = randn({5, 3}, {1, 2}, rank.mesh({1}, {"x"}), {Replicate{}}).full_tensor();
+  });
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    EXPECT_TRUE(
+        at::equal(randn({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}).full_tensor(), expected));
+    EXPECT_TRUE(
+        at::equal(randn({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}).full_tensor(), expected));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
