@@ -79,9 +79,10 @@ void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
 }
 
 void ShmGroup::finish(ShmOperation& operation) {
+  ShmOperationPtr keep;  // until the end: the caller may have dropped the operation
   if (!operation.done) {
     operation.done = true;
-    const ShmOperationPtr keep = std::exchange(under_way_, nullptr);
+    keep = std::exchange(under_way_, nullptr);
     try {
       run(operation);
     } catch (const PeerError&) {
