@@ -27,14 +27,21 @@ void Context::begin_forward() {
   reducing_.clear();
   sums_.clear();
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
+  const bool stale = std::exchange(iteration_open_, true);
   for (const std::shared_ptr<Unit>& unit : units()) {
-    unit->begin_iteration(iteration_open_);
+    unit->begin_iteration(stale);
   }
+}
+
+void Context::end_iteration() {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->reshard();
+  }
+  iteration_open_ = false;
 }
 
 void Context::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
   forward_order_.push_back({&unit, token});
-  iteration_open_ = true;
 }
 
 void Context::enter_backward() {

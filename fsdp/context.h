@@ -20,6 +20,8 @@ class Context : public std::enable_shared_from_this<Context> {
   /// The root's forward begins: prepares all units. What an iteration that never came to its
   /// backward left gathered is freed, since the shards may have changed.
   void begin_forward();
+  /// The root's forward has ended, and no backward will come: frees what is still gathered.
+  void end_iteration();
   /// `unit` has run forward; backward may come to it for as long as somebody holds `token`.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
@@ -46,7 +48,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<ParameterGroup*> reducing_;
   DeferredSums sums_;
   bool in_backward_ = false;
-  /// A forward has run for which no backward has.
+  /// A forward has begun for which no backward has ended.
   bool iteration_open_ = false;
 };
 

@@ -56,7 +56,9 @@ void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots
 
 Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters,
            const DataMesh& mesh, const Options& options)
-    : modules_(std::move(modules)), mp_policy_(options.mp_policy) {
+    : modules_(std::move(modules)),
+      mp_policy_(options.mp_policy),
+      may_be_unused_(options.may_be_unused) {
   settings_.reshard_after_forward = options.reshard_after_forward;
   for (std::vector<ShardedParameter>& group : shard_parameters(parameters, mesh, options)) {
     groups_.emplace_back(std::move(group), mesh, options);
@@ -123,6 +125,9 @@ void Unit::begin_iteration(bool stale) {
     reshard();
   }
   prepare();
+  if (may_be_unused_) {
+    unshard();
+  }
 }
 
 void Unit::pre_forward(nn::TensorList inputs) {
@@ -179,7 +184,11 @@ void Unit::await_backward(nn::TensorList outputs) {
 }
 
 void Unit::end_forward() {
-  if (!backward_comes_) {
+  if (is_root_ && !backward_comes_) {
+    context_->end_iteration();
+  } else if (may_be_unused_) {
+    return;  // until backward ends
+  } else if (!backward_comes_) {
     reshard();
   } else if (settings_.reshard_after_forward.value_or(!is_root_)) {
     std::ranges::for_each(groups_, &ParameterGroup::reshard_after_forward);
@@ -206,10 +215,13 @@ void Unit::prefetch_for_backward() {
 }
 
 void Unit::post_backward() {
-  if (!in_backward_) {
-    return;
+  if (in_backward_ && !may_be_unused_) {
+    in_backward_ = false;
+    settle_gradients();
   }
-  in_backward_ = false;
+}
+
+void Unit::settle_gradients() {
   if (settings_.reshard_after_backward) {
     reshard();
   }
@@ -223,9 +235,9 @@ void Unit::post_backward() {
 void Unit::end_backward() {
   // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
   const bool late = std::ranges::any_of(groups_, &ParameterGroup::has_gradients);
-  in_backward_ = in_backward_ || late;
-  post_backward();
-  if (settings_.reshard_after_backward) {
+  if (std::exchange(in_backward_, false) || late || may_be_unused_) {
+    settle_gradients();
+  } else if (settings_.reshard_after_backward) {
     reshard();
   }
 }

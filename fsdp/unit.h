@@ -56,9 +56,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void end_forward();
   void await_backward(nn::TensorList outputs);
   void prefetch_for_backward();
+  void settle_gradients();
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
+  bool may_be_unused_;
   Settings settings_;
   std::vector<ParameterGroup> groups_;
   std::shared_ptr<Context> context_;

@@ -1,4 +1,5 @@
 #include "activations.h"
+#include "tessera/core/error.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::tensor_parallel {
@@ -23,11 +24,17 @@ class Tokenwise final : public ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    module.add_forward_pre_hook([mesh, lie = activations_](auto&, nn::TensorList inputs) {
+    module.add_forward_pre_hook([mesh, lie = activations_](auto& self, nn::TensorList inputs) {
+      TESSERA_CHECK(!inputs.empty(), self.name(),
+                    " was called without a tensor, but has a style that "
+                    "splits its first one; leave it out of the plan");
       *inputs[0] = enter(*inputs[0], mesh, lie, lie);
     });
     module.add_forward_hook(
-        [lie = activations_, local = use_local_output_](auto&, nn::TensorList outputs) {
+        [lie = activations_, local = use_local_output_](auto& self, nn::TensorList outputs) {
+          TESSERA_CHECK(!outputs.empty(), self.name(),
+                        " returned no tensor, but has a style for its "
+                        "first one; leave it out of the plan");
           *outputs[0] = leave(*outputs[0], lie, local);
         });
   }

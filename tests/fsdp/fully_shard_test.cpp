@@ -258,6 +258,78 @@ TEST(FullyShard, CountsAParameterThatARankDidNotUseAsZero) {
   });
 }
 
+/// A unit that a call may leave out.
+class Optional : public nn::Module<Optional> {
+ public:
+  Optional() {
+    base = register_module("base", std::make_shared<nn::Linear>(3, 3));
+    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*base)(x);
+    return use_extra ? (*extra)(y) : y;
+  }
+
+  std::shared_ptr<nn::Linear> base, extra;
+};
+
+TEST(FullyShard, LetsRanksLeaveOutAUnitThatMayBeUnused) {
+  const at::Tensor x = testing::wave({4, 3}, 9);
+  RunRanks(2, [&](Rank& rank) {
+    Optional model;
+    Optional alone;
+    testing::fill(model);
+    testing::fill(alone);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.base, mesh);
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    for (int step = 0; step < 2; ++step) {
+      model(x, rank.rank() == step).sum().backward();
+      alone(x, true).sum().add(alone(x, false).sum()).div(2).backward();
+    }
+    const auto expected = alone.named_slots();
+    std::size_t i = 0;
+    for (const auto& [name, slot] : model.named_slots()) {
+      EXPECT_TRUE(
+          whole(slot->persistent().grad()).allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
+          << name;
+      EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
+    }
+  });
+}
+
+TEST(FullyShard, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
+  RunRanks(2, [](Rank& rank) {
+    Optional model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    const c10::AutoGradMode no_grad(false);
+    model(testing::wave({4, 3}, 9), rank.rank() == 0);
+    EXPECT_TRUE(tessera::is_distributed(model.extra->weight));
+  });
+}
+
+TEST(FullyShard, StartsAfreshAfterAForwardThatFailed) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(4, 6, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}));
+    bool fails = true;
+    model.blocks[0]->up->add_forward_hook(
+        [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
+    EXPECT_THROW(local_loss(model, batch(4, 0), rank), Error);
+    fails = false;
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (const auto& [name, slot] : model.named_slots()) local_tensor(slot->persistent()).zero_();
+    }
+    EXPECT_EQ(local_loss(model, batch(4, 0), rank).item<double>(), 0.0);
+  });
+}
+
 TEST(FullyShard, ShardsAModelOnTheMetaDevice) {
   RunRanks(3, [](Rank& rank) {
     SmallModel reference(5, 7, 2);

@@ -41,6 +41,10 @@ struct Options {
   /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
   /// shard; 1: nothing more than the shard is kept.
   std::int64_t neighbours = 1;
+  /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
+  /// it when the root's forward begins and reduce it when backward ends, with zeros for what a rank
+  /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
+  bool may_be_unused = false;
   PlacementFunction shard_placement{};
   /// Left as they are: not sharded, gathered, cast or reduced.
   std::unordered_set<nn::SlotPtr> ignored{};
