@@ -1,12 +1,12 @@
 #include "redistribute.h"
 
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 
 #include "below_autograd.h"
 #include "redistribute_steps.h"
+#include "tessera/core/bounded_cache.h"
 #include "tessera/core/error.h"
 
 namespace tessera::detail {
@@ -50,15 +50,12 @@ at::Tensor run_step(const Step& step, const at::Tensor& local, const DeviceMesh&
 }  // namespace
 
 PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
-  thread_local std::unordered_map<PlanKey, PlanPtr, PlanKeyHash> plans;
-  const PlanKey key{spec, target};
-  if (auto it = plans.find(key); it != plans.end()) return it->second;
-  if (plans.size() >= kCachedPlans) plans.clear();
-  auto plan = std::make_shared<const Plan>(
-      plan_redistribution(spec->sharding.layout, target, spec->sizes,
-                          static_cast<std::int64_t>(c10::elementSize(spec->dtype))));
-  plans.emplace(key, plan);
-  return plan;
+  // Of a thread, not of the process: it holds meshes, which belong to a rank.
+  thread_local BoundedCache<PlanKey, Plan, PlanKeyHash> plans(kCachedPlans);
+  return plans.get({spec, target}, [](const PlanKey& key) {
+    return plan_redistribution(key.spec->sharding.layout, key.target, key.spec->sizes,
+                               static_cast<std::int64_t>(c10::elementSize(key.spec->dtype)));
+  });
 }
 
 at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,

@@ -95,6 +95,85 @@ at::Tensor separate(const at::Tensor& whole, std::int64_t stride, const SplitAxi
   return result;
 }
 
+/// An all-to-all on this rank: the local tensor as (before, axis, between, axis, after), where one
+/// axis is gathered, piece by piece, and the other scattered.
+class Exchange {
+ public:
+  Exchange(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
+      : gather_first_(step.dim < step.to_dim), me_(group_rank(mesh, step.mesh_dims)) {
+    const auto gathered = Axis::split_by(step.from, step.dim, step.mesh_dims.back());
+    const auto scattered = Axis::split_by(step.to, step.to_dim, step.mesh_dims.back());
+    around_ = extents_around(
+        gather_first_ ? std::vector{gathered, scattered} : std::vector{scattered, gathered},
+        step.from, sizes, mesh);
+    from_ = pieces_of(gathered.whole_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
+    whole_ = scattered.whole_extent(sizes, mesh, step.mesh_dims);
+    to_ = pieces_of(whole_, mesh, step.mesh_dims);
+  }
+
+  /// Whether no rank of the group has anything to send.
+  bool is_empty() const { return rest() * whole_ * (from_.back().offset + from_.back().size) == 0; }
+  std::int64_t gathered_mine() const { return from_[me_].size; }
+  std::int64_t whole() const { return whole_; }
+
+  std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
+    return {around_[0], gather_first_ ? gathered : scattered, around_[1],
+            gather_first_ ? scattered : gathered, around_[2]};
+  }
+
+  /// The parts for each rank one after another. Slices of a leading axis lie so already.
+  at::Tensor pack(const at::Tensor& whole) const {
+    if (scatter_dim() == 1 && around_[0] == 1) return whole.view({-1});
+    std::vector<at::Tensor> parts;
+    for (const auto& piece : to_) {
+      parts.push_back(whole.narrow(scatter_dim(), piece.offset, piece.size).reshape({-1}));
+    }
+    return at::cat(parts);
+  }
+
+  /// The parts of all ranks, each of `to_[me_]` of the scattered axis, side by side.
+  at::Tensor unpack(const at::Tensor& received) const {
+    if (gather_dim() == 1 && around_[0] == 1) return received;
+    std::vector<at::Tensor> parts;
+    std::int64_t offset = 0;
+    for (const auto& piece : from_) {
+      const auto numel = piece.size * to_[me_].size * rest();
+      parts.push_back(received.narrow(0, offset, numel).view(shape(piece.size, to_[me_].size)));
+      offset += numel;
+    }
+    return at::cat(parts, gather_dim()).view({-1});
+  }
+
+  /// Elements to and from each rank, `parts` numbers each.
+  std::vector<std::int64_t> send_counts(std::int64_t parts) const {
+    return counts(to_, from_[me_].size * rest() * parts);
+  }
+  std::vector<std::int64_t> receive_counts(std::int64_t parts) const {
+    return counts(from_, to_[me_].size * rest() * parts);
+  }
+  std::int64_t received() const {
+    const auto numbers = receive_counts(1);
+    return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+  }
+
+ private:
+  std::int64_t gather_dim() const { return gather_first_ ? 1 : 3; }
+  std::int64_t scatter_dim() const { return gather_first_ ? 3 : 1; }
+  std::int64_t rest() const { return around_[0] * around_[1] * around_[2]; }
+
+  static std::vector<std::int64_t> counts(const std::vector<Piece>& pieces, std::int64_t row) {
+    std::vector<std::int64_t> result;
+    for (const auto& piece : pieces) result.push_back(piece.size * row);
+    return result;
+  }
+
+  bool gather_first_;
+  std::size_t me_;
+  std::int64_t whole_ = 0;
+  std::vector<std::int64_t> around_;
+  std::vector<Piece> from_, to_;
+};
+
 }  // namespace
 
 at::Tensor all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
@@ -135,54 +214,17 @@ at::Tensor all_reduce_step(const Step& step, const at::Tensor& local, const Devi
 
 at::Tensor all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                            c10::IntArrayRef sizes) {
-  const auto gathered = Axis::split_by(step.from, step.dim, step.mesh_dims.back());
-  const auto scattered = Axis::split_by(step.to, step.to_dim, step.mesh_dims.back());
-  const bool gathered_first = step.dim < step.to_dim;
-  const auto around = extents_around(
-      gathered_first ? std::vector{gathered, scattered} : std::vector{scattered, gathered},
-      step.from, sizes, mesh);
-  const auto from =
-      pieces_of(gathered.whole_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
-  const auto to =
-      pieces_of(scattered.whole_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
-  const auto me = group_rank(mesh, step.mesh_dims);
-  const auto rest =
-      std::accumulate(around.begin(), around.end(), std::int64_t{1}, std::multiplies<>{});
-  auto shape = [&](std::int64_t gather_extent, std::int64_t scatter_extent) {
-    return std::vector<std::int64_t>{around[0], gathered_first ? gather_extent : scatter_extent,
-                                     around[1], gathered_first ? scatter_extent : gather_extent,
-                                     around[2]};
-  };
-  const std::int64_t gather_dim = gathered_first ? 1 : 3;
-  const std::int64_t scatter_dim = 4 - gather_dim;
-
-  const auto whole = flat(local).view(shape(from[me].size, to.back().offset + to.back().size));
-  std::vector<at::Tensor> sends;
-  std::vector<std::int64_t> send_counts, receive_counts;
+  const Exchange exchange(step, mesh, sizes);
+  if (exchange.is_empty()) return flat(local);
+  const auto whole = flat(local).view(exchange.shape(exchange.gathered_mine(), exchange.whole()));
   const std::int64_t parts = local.is_complex() ? 2 : 1;
-  for (std::size_t r = 0; r < to.size(); ++r) {
-    sends.push_back(whole.narrow(scatter_dim, to[r].offset, to[r].size).reshape({-1}));
-    send_counts.push_back(sends.back().numel() * parts);
-    receive_counts.push_back(from[r].size * to[me].size * rest * parts);
-  }
-  if (to.size() == 1) return flat(local);
-  // Slices of the leading dimension lie one after another already.
-  const bool packed = scatter_dim == 1 && around[0] == 1;
-  const auto input = packed ? whole.view({-1}) : at::cat(sends);
-  const auto received =
-      std::accumulate(receive_counts.begin(), receive_counts.end(), std::int64_t{0}) / parts;
-  auto output = at::empty({received}, local.options());
-  group_of(step, mesh).all_to_all(reals(output), reals(input), receive_counts, send_counts)->wait();
-  if (gather_dim == 1 && around[0] == 1) return output;
-
-  std::vector<at::Tensor> pieces;
-  std::int64_t offset = 0;
-  for (const auto& piece : from) {
-    const auto numel = piece.size * to[me].size * rest;
-    pieces.push_back(output.narrow(0, offset, numel).view(shape(piece.size, to[me].size)));
-    offset += numel;
-  }
-  return at::cat(pieces, gather_dim).view({-1});
+  const auto input = exchange.pack(whole);
+  auto output = at::empty({exchange.received()}, local.options());
+  group_of(step, mesh)
+      .all_to_all(reals(output), reals(input), exchange.receive_counts(parts),
+                  exchange.send_counts(parts))
+      ->wait();
+  return exchange.unpack(output);
 }
 
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,

@@ -4,118 +4,24 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <ostream>
-#include <string>
 #include <vector>
 
+#include "operator_case.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/policy.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using Sizes = std::vector<std::int64_t>;
+using testing::OperatorCase;
 
-struct Case {
-  std::string name;
-  std::vector<Sizes> inputs;
-  std::function<at::Tensor(const Tensors&)> run;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.name;
-}
-
-/// Values that are all different, not too large, and of both signs.
-at::Tensor values(const Sizes& sizes, int seed) {
-  std::int64_t numel = 1;
-  for (auto size : sizes) numel *= size;
-  return at::sin(at::arange(numel, at::kDouble).mul(1.7).add(seed)).view(sizes);
-}
-
-std::vector<Placements> placements_for(std::int64_t ndim) {
-  std::vector<Placement> single{Replicate{}, Partial{}};
-  for (std::int64_t d = 0; d < ndim; ++d) single.push_back(Shard{d});
-  std::vector<Placements> all;
-  for (const auto& a : single) {
-    for (const auto& b : single) all.push_back({a, b});
-  }
-  return all;
-}
-
-/// A leaf's gradient lies as the leaf, replicated where that is partial.
-Placements of_gradient(Placements placements) {
-  for (auto& placement : placements) {
-    if (is_partial(placement)) placement = Replicate{};
-  }
-  return placements;
-}
-
-at::Tensor whole(const at::Tensor& tensor) {
-  return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
-}
-
-/// The value and the gradients of sum(result * weights).
-Tensors value_and_gradients(const Case& c, Tensors inputs, const DeviceMesh* mesh,
-                            const Placements& first) {
-  Tensors arguments;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    auto leaf = inputs[i];
-    if (mesh != nullptr) {
-      const auto placements = i == 0 ? first : Placements{Replicate{}, Replicate{}};
-      leaf = distribute_tensor(leaf, *mesh, placements).tensor().detach();
-    }
-    arguments.push_back(leaf.requires_grad_());
-  }
-  const auto result = c.run(arguments);
-  auto weights = values(result.sizes().vec(), 3);
-  if (mesh != nullptr) weights = distribute_tensor(weights, *mesh, {Replicate{}, Replicate{}});
-  result.mul(weights).sum().backward();
-  Tensors outcome{whole(result.detach())};
-  for (const auto& argument : arguments) {
-    if (mesh != nullptr && argument.grad().defined()) {
-      EXPECT_EQ(to_string(DistributedTensor(argument.grad()).placements()),
-                to_string(of_gradient(DistributedTensor(argument).placements())));
-    }
-    outcome.push_back(argument.grad().defined() ? whole(argument.grad()) : at::zeros({0}));
-  }
-  return outcome;
-}
-
-class Operators : public ::testing::TestWithParam<Case> {};
+class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 TEST_P(Operators, EqualsOneRank) {
-  const auto& c = GetParam();
-  Tensors inputs;
-  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
-    inputs.push_back(values(c.inputs[i], static_cast<int>(i)));
-  }
-  auto clones = [&] {
-    Tensors copies;
-    for (const auto& input : inputs) copies.push_back(input.clone());
-    return copies;
-  };
-  const auto expected = value_and_gradients(c, clones(), nullptr, {});
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
-    for (const auto& placements : placements_for(static_cast<std::int64_t>(c.inputs[0].size()))) {
-      const auto found = value_and_gradients(c, clones(), &mesh, placements);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << to_string(placements) << " " << i;
-        ASSERT_TRUE(at::allclose(found[i], expected[i], 1e-9, 1e-12))
-            << (i == 0 ? "value" : "gradient") << " with " << to_string(placements) << "\n"
-            << found[i] << "\nexpected\n"
-            << expected[i];
-      }
-    }
-  });
+  testing::expect_equals_one_rank(GetParam(), {2, 2});
 }
 
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all{
+const std::vector<OperatorCase>& cases() {
+  static const std::vector<OperatorCase> all{
       {"add", {{7, 5}, {7, 5}}, [](auto& t) { return t[0] + t[1]; }},
       {"add_broadcast", {{7, 5}, {5}}, [](auto& t) { return t[0] + t[1]; }},
       {"add_scalar", {{7, 5}}, [](auto& t) { return t[0] + 1.5; }},
