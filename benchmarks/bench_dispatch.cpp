@@ -29,22 +29,25 @@ DeviceMesh mesh() {
   return one;
 }
 
-at::Tensor distributed(const at::Tensor& tensor) {
-  return tessera::distribute_tensor(tensor, mesh(), {tessera::Shard{0}}).tensor().detach();
+at::Tensor distributed(const at::Tensor& tensor, const tessera::Placement& placement) {
+  return tessera::distribute_tensor(tensor, mesh(), {placement}).tensor().detach();
 }
 
 struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;  ///< also measured with autograd recording
+  bool records = true;      ///< also measured with autograd recording
+  std::size_t weights = 0;  ///< so many of the last inputs are replicated, the others Shard(0)
 };
 
 void measure(benchmark::State& state, const Case& c, bool distribute, bool record) {
   Tensors inputs;
-  for (const auto& input : c.inputs) {
-    inputs.push_back(distribute ? distributed(input) : input.clone());
-    if (record && input.is_floating_point()) inputs.back().requires_grad_();
+  for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+    const bool weight = i + c.weights >= c.inputs.size();
+    const auto placement = weight ? tessera::Placement(tessera::Replicate{}) : tessera::Shard{0};
+    inputs.push_back(distribute ? distributed(c.inputs[i], placement) : c.inputs[i].clone());
+    if (record && inputs.back().is_floating_point()) inputs.back().requires_grad_();
   }
   at::AutoGradMode grad_mode(record);
   c.run(inputs);
@@ -65,8 +68,12 @@ std::vector<Case> cases() {
       {"mul_", {x, x}, [](const Tensors& t) { t[0].mul_(t[1]); }, false},
       {"view", {x}, [](const Tensors& t) { DoNotOptimize(t[0].view({64})); }},
       {"t", {x}, [](const Tensors& t) { DoNotOptimize(t[0].t()); }},
-      {"mm", {x, x}, [](const Tensors& t) { DoNotOptimize(at::mm(t[0], t[1])); }},
-      {"addmm", {x, x, x}, [](const Tensors& t) { DoNotOptimize(at::addmm(t[0], t[1], t[2])); }},
+      {"mm", {x, x}, [](const Tensors& t) { DoNotOptimize(at::mm(t[0], t[1])); }, true, 1},
+      {"addmm",
+       {x, x, x},
+       [](const Tensors& t) { DoNotOptimize(at::addmm(t[0], t[1], t[2])); },
+       true,
+       1},
       {"sum", {x}, [](const Tensors& t) { DoNotOptimize(at::sum(t[0], 1)); }},
       {"softmax", {x}, [](const Tensors& t) { DoNotOptimize(at::softmax(t[0], -1)); }},
       {"cat",
@@ -74,7 +81,11 @@ std::vector<Case> cases() {
        [](const Tensors& t) {
          DoNotOptimize(at::cat({t[0], t[1]}, 1));
        }},
-      {"embedding", {x, index}, [](const Tensors& t) { DoNotOptimize(at::embedding(t[0], t[1])); }},
+      {"embedding",
+       {index, x},
+       [](const Tensors& t) { DoNotOptimize(at::embedding(t[1], t[0])); },
+       true,
+       1},
       {"sdpa",
        {at::rand({2, 2, 4, 8})},
        [](const Tensors& t) { DoNotOptimize(at::scaled_dot_product_attention(t[0], t[0], t[0])); }},

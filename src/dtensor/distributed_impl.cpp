@@ -46,7 +46,6 @@ c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow
   auto result = c10::make_intrusive<DistributedTensorImpl>(local_, spec_);
   result->set_allow_tensor_metadata_change(allow_change);
   result->detached_view_ = detached_view_;
-  result->base_version_ = base_version_;
   return result;
 }
 
@@ -71,11 +70,11 @@ void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImp
                 "distribute it first");
   replace(from->local_, from->spec_);
   detached_view_ = from->detached_view_;
-  base_version_ = from->base_version_;
 }
 
 void DistributedTensorImpl::release_resources() {
   local_.reset();
+  detached_view_.reset();
   TensorImpl::release_resources();
 }
 

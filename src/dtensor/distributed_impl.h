@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "detached_view.h"
 #include "tensor_spec.h"
 
 namespace tessera::detail {
@@ -26,14 +27,9 @@ class DistributedTensorImpl final : public c10::TensorImpl {
   /// Replaces what is inside: for operators that change a tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// A view that had to be redistributed holds a copy: writes would not reach its base. It may be
-  /// read as long as the base has not been written since.
-  void mark_detached_view(std::uint32_t base_version) {
-    detached_view_ = true;
-    base_version_ = base_version;
-  }
-  bool is_detached_view() const { return detached_view_; }
-  bool is_stale() const { return version_counter().current_version() != base_version_; }
+  /// Set if this is a view that holds a copy, because its base had to be redistributed.
+  const DetachedViewPtr& detached_view() const { return detached_view_; }
+  void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
   /// Set once the hook that brings a leaf's gradient to the leaf's layout is installed.
   bool has_gradient_hook() const { return gradient_hook_; }
@@ -55,9 +51,8 @@ class DistributedTensorImpl final : public c10::TensorImpl {
 
   at::Tensor local_;
   TensorSpecPtr spec_;
-  bool detached_view_ = false;
+  DetachedViewPtr detached_view_;
   bool gradient_hook_ = false;
-  std::uint32_t base_version_ = 0;
 };
 
 /// The impl of a distributed tensor, or nullptr for any other tensor. By type, not by key: set_data

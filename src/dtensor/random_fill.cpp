@@ -57,7 +57,7 @@ bool fill_by_element(const OperatorInfo& info, Arguments arguments) {
   const auto& self = arguments.front().toTensor();
   const auto* impl = as_distributed(self);
   if (impl == nullptr || !self.is_floating_point()) return false;
-  if (impl->is_detached_view()) return false;
+  if (impl->detached_view()) return false;
   const auto key = next_random_key();
   BelowAutograd guard;
   if (impl->local().is_meta()) return true;

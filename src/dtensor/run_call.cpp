@@ -41,8 +41,10 @@ class Run {
     for (const auto& rewritten : plan_.rewritten) at(rewritten.argument) = rewritten.value;
     {
       BelowAutograd guard;
+      if (info_.viewed >= 0 && is_moved()) keep_view_arguments();
       execute();
       write_back();
+      for (const auto& view : through_) write_through(view);
     }
     wrap_results();
   }
@@ -113,14 +115,16 @@ class Run {
 
   void prepare(DistributedTensorImpl& impl, const at::Tensor& tensor, std::size_t argument) {
     keep_gradient_layout(impl, tensor);
-    if (!impl.is_detached_view()) [[likely]]
+    if (!impl.detached_view()) [[likely]]
       return;
-    TESSERA_CHECK(!writes(argument), info_.name,
-                  " writes through a view that had to be gathered, so the write would not reach "
-                  "the viewed tensor: redistribute that one first, or clone() the view");
-    TESSERA_CHECK(!impl.is_stale(), info_.name,
-                  " reads a view that had to be gathered, after the viewed tensor was written: "
+    TESSERA_CHECK(!impl.detached_view()->is_stale(), info_.name,
+                  " uses a view that had to be gathered, after the viewed tensor was written: "
                   "take the view again");
+    if (!writes(argument)) return;
+    TESSERA_CHECK(!is_strict(), info_.name,
+                  " writes through a view of a dimension that is split, which gathers the viewed "
+                  "tensor; the strict scope refuses that: redistribute it first");
+    through_.push_back(tensor);
   }
 
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
@@ -141,16 +145,19 @@ class Run {
       return;
     }
     stack_.resize(first_);
-    const auto& schema = plan_.local_call->op.schema();
     for (std::size_t i = 0; i < plan_.local_call->arguments.size(); ++i) {
-      stack_.push_back(
-          to_ivalue(plan_.local_call->arguments[i], *schema.arguments()[i].real_type(), locals_));
+      stack_.push_back(local_call_argument(i));
     }
     plan_.local_call->op.callBoxed(stack_);
     if (plan_.local_call->scale == 1.0) return;
     for (std::size_t i = first_; i < stack_.size(); ++i) {
       stack_[i].toTensor().mul_(plan_.local_call->scale);
     }
+  }
+
+  c10::IValue local_call_argument(std::size_t i) const {
+    const auto& type = *plan_.local_call->op.schema().arguments()[i].real_type();
+    return to_ivalue(plan_.local_call->arguments[i], type, locals_);
   }
 
   bool draws_from_default_generator() {
@@ -224,16 +231,45 @@ class Run {
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     auto* base = viewed_.defined() ? as_distributed(viewed_) : nullptr;
     if (base == nullptr) return wrap(std::move(local), std::move(spec));
-    const bool moved = plan_.inputs.front().plan != nullptr || base->is_detached_view();
-    if (!moved && !local.is_inference() && !base->local().is_inference()) {
+    const bool detached = is_moved() || base->detached_view() != nullptr;
+    if (!detached && !local.is_inference() && !base->local().is_inference()) {
       local.unsafeGetTensorImpl()->set_version_counter(
           base->local().unsafeGetTensorImpl()->version_counter());
     }
     auto result = wrap(std::move(local), std::move(spec));
-    if (moved && !base->is_inference()) {
-      as_distributed(result)->mark_detached_view(base->version_counter().current_version());
+    if (detached && !base->is_inference()) {
+      as_distributed(result)->set_detached_view(detach_from(*base));
     }
     return result;
+  }
+
+  /// Whether the tensor that a view operator views was brought elsewhere first.
+  bool is_moved() const { return plan_.inputs.front().plan != nullptr; }
+
+  void keep_view_arguments() {
+    if (plan_.local_call) {
+      for (std::size_t i = 0; i < plan_.local_call->arguments.size(); ++i) {
+        view_arguments_.push_back(local_call_argument(i));
+      }
+      return;
+    }
+    view_arguments_.assign(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
+  }
+
+  DetachedViewPtr detach_from(const DistributedTensorImpl& base) {
+    auto view = std::make_shared<DetachedView>();
+    view->base = viewed_;
+    view->base_version = base.version_counter().current_version();
+    if (!is_moved()) return view;
+    const auto& input = plan_.inputs.front();
+    const auto viewed = static_cast<std::size_t>(info_.viewed);
+    std::optional<std::vector<std::int64_t>> strides;
+    if (!plan_.has_rule) strides = input.spec->strides;
+    view_arguments_[viewed] = {};  // its copy is not needed any more
+    view->replay = std::make_shared<DetachedView::Replay>(
+        DetachedView::Replay{plan_.local_call ? plan_.local_call->op : op_, view_arguments_, viewed,
+                             outputs_, input.target, std::move(strides)});
+    return view;
   }
 
   TensorSpecPtr spec_of(const at::Tensor& local) {
@@ -281,6 +317,8 @@ class Run {
   std::size_t inputs_ = 0;
   std::size_t outputs_ = 0;
   at::Tensor viewed_;
+  std::vector<c10::IValue> view_arguments_;
+  std::vector<at::Tensor> through_;
   c10::Device device_ = c10::kCPU;
   c10::SmallVector<c10::IValue, 2> returned_;
   c10::SmallVector<Written, 2> written_;

@@ -73,7 +73,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
       auto* impl = argument.defined() ? as_distributed(argument) : nullptr;
       if (impl == nullptr) return true;
       keep_gradient_layout(*impl, argument);
-      return !impl->is_detached_view();
+      return impl->detached_view() == nullptr;
     } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
       return !argument || is_unremarkable(*argument);
     } else {

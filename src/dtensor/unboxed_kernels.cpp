@@ -41,8 +41,9 @@ void implement(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
   using namespace at::_ops;
-  implement<add_Tensor, add__Tensor, sub_Tensor, mul_Tensor, mul__Tensor, div_Tensor, div__Tensor,
-            neg, silu, silu_backward, rsqrt, pow_Tensor_Scalar>(library);
+  implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
+            mul__Tensor, div_Tensor, div__Tensor, neg, silu, silu_backward, rsqrt,
+            pow_Tensor_Scalar>(library);
   implement<mm, bmm, addmm, embedding>(library);
   implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax>(library);
   implement<view, _unsafe_view, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
