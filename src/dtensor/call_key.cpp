@@ -49,7 +49,7 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
           add_none();
           break;
         }
-        add(tagged(value.toListRef().size(), kList));
+        add_list(value.toListRef().size());
         for (const auto& element : value.toListRef()) add_element(element);
         break;
       case Kind::kScalar:
@@ -66,6 +66,10 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 void CallKey::add_none() {
   add(kNone);
+}
+
+void CallKey::add_list(std::size_t size) {
+  add(tagged(size, kList));
 }
 
 void CallKey::add_type_of(Number number) {

@@ -23,6 +23,8 @@ class CallKey {
   void begin(const OperatorInfo& info);
   void add_tensor(const at::Tensor& tensor);
   void add_none();
+  /// A list of so many tensors, which follow.
+  void add_list(std::size_t size);
   void add_integer(std::int64_t value);
   void add_bool(bool value);
   void add_double(double value);

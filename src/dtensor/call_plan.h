@@ -47,7 +47,7 @@ struct CallPlan {
 
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
-  bool direct = false;          ///< run on the local tensors, wrap the one result: nothing else
+  bool direct = false;          ///< run on the local tensors, wrap the result if any: nothing else
   bool random = false;          ///< draws random numbers
   bool moves = false;           ///< an input is redistributed with a collective
   bool mixes_plain = false;     ///< a plain tensor of more than one element takes part

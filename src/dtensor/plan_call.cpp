@@ -156,10 +156,11 @@ void add_view_strides(CallPlan& plan, std::vector<std::vector<std::int64_t>> str
   for (std::size_t o = 0; o < strides.size(); ++o) plan.outputs[o].strides = std::move(strides[o]);
 }
 
-/// Whether the operator only has to be run on the local tensors and its one result wrapped.
+/// Whether the operator only has to be run on the local tensors, and its result, if any, wrapped.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.random || plan.mixes_plain || plan.local_call || info.changes_shape) return false;
-  if (info.returns.size() != 1 || plan.outputs.size() != 1) return false;
+  const bool one_result = info.returns.size() == 1 && plan.outputs.size() == 1;
+  if (!one_result && !info.returns.empty()) return false;
   const bool lists = std::all_of(plan.rewritten.begin(), plan.rewritten.end(),
                                  [](auto& rewritten) { return rewritten.sizes.has_value(); });
   return lists && std::none_of(plan.inputs.begin(), plan.inputs.end(),

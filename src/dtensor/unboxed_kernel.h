@@ -5,9 +5,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -37,7 +40,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
  private:
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
-  static_assert(kInPlace || std::is_same_v<Result, at::Tensor>);
+  static constexpr bool kNothing = std::is_void_v<Result>;
+  static_assert(kInPlace || kNothing || std::is_same_v<Result, at::Tensor>);
 
   static const c10::OperatorHandle& handle() {
     static const auto op =
@@ -63,7 +67,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Nothing to do but the wrapping, and known how.
   static bool is_ready(const CallPlan& plan) {
-    return plan.direct && (kInPlace || plan.outputs.front().spec != nullptr);
+    return plan.direct && (kInPlace || kNothing || plan.outputs.front().spec != nullptr);
   }
 
   /// A distributed tensor to which nothing special happens, or any other argument.
@@ -76,6 +80,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
       return impl->detached_view() == nullptr;
     } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
       return !argument || is_unremarkable(*argument);
+    } else if constexpr (std::is_same_v<T, at::TensorList>) {
+      return std::all_of(argument.begin(), argument.end(), is_unremarkable<at::Tensor>);
     } else {
       return true;
     }
@@ -88,10 +94,10 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     };
     // Braces fix the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
-    if constexpr (kInPlace) {
+    if constexpr (kInPlace || kNothing) {
       BelowAutograd guard;
       std::apply([](auto&&... values) { Op::call(values...); }, locals);
-      return std::get<0>(std::tie(arguments...));
+      if constexpr (kInPlace) return std::get<0>(std::tie(arguments...));
     } else {
       auto result = [&] {
         BelowAutograd guard;
@@ -128,12 +134,24 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     dispatch(handle(), stack);
     if constexpr (kInPlace) {
       return std::get<0>(std::tie(arguments...));
-    } else {
+    } else if constexpr (!kNothing) {
       return std::move(stack.front()).toTensor();
     }
   }
 
   // What the operator gets on the local tensors.
+
+  /// The local tensors of a list.
+  struct LocalList {
+    c10::SmallVector<at::Tensor, 8> tensors;
+    operator at::TensorList() const { return tensors; }
+  };
+  static LocalList local(const CallPlan&, std::size_t, const at::TensorList& argument) {
+    LocalList list;
+    list.tensors.reserve(argument.size());
+    for (const auto& tensor : argument) list.tensors.push_back(local_or_self(tensor));
+    return list;
+  }
 
   template <class T>
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
@@ -169,6 +187,10 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   using Number = CallKey::Number;
 
   static void add(CallKey& key, Kind, const at::Tensor& tensor) { key.add_tensor(tensor); }
+  static void add(CallKey& key, Kind, at::TensorList tensors) {
+    key.add_list(tensors.size());
+    for (const auto& tensor : tensors) key.add_tensor(tensor);
+  }
   static void add(CallKey& key, Kind kind, std::int64_t value) {
     kind == Kind::kScalar ? key.add_type_of(Number::kInteger) : key.add_integer(value);
   }

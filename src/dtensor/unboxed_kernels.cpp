@@ -2,6 +2,13 @@
 
 #include "unboxed_kernel.h"
 
+#include <ATen/ops/_foreach_add_ops.h>
+#include <ATen/ops/_foreach_addcdiv_ops.h>
+#include <ATen/ops/_foreach_addcmul_ops.h>
+#include <ATen/ops/_foreach_div_ops.h>
+#include <ATen/ops/_foreach_lerp_ops.h>
+#include <ATen/ops/_foreach_mul_ops.h>
+#include <ATen/ops/_foreach_sqrt_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_unsafe_view_ops.h>
@@ -48,6 +55,9 @@ TORCH_LIBRARY_IMPL(aten, Fake, library) {
   implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax>(library);
   implement<view, _unsafe_view, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
             select_int, slice_Tensor, at::_ops::clone>(library);
+  implement<_foreach_add__List, _foreach_add__Scalar, _foreach_mul__List, _foreach_mul__Scalar,
+            _foreach_mul__Tensor, _foreach_div__List, _foreach_sqrt_, _foreach_lerp__Scalar,
+            _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar>(library);
 }
 
 }  // namespace
