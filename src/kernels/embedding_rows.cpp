@@ -125,6 +125,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
   check_range(rows, flat.numel(), total_rows);
+  if (result.numel() == 0) return result;  // an empty shard has no address to copy from
   const std::size_t bytes = static_cast<std::size_t>(table.size(1)) * table.itemsize();
   const auto* from = static_cast<const char*>(table.const_data_ptr());
   auto* to = static_cast<char*>(result.mutable_data_ptr());
