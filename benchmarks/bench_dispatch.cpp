@@ -98,7 +98,28 @@ std::vector<Case> cases() {
   };
 }
 
+constexpr int kMisses = 1000;
+
+/// mm on inputs of ever new sizes, so that every call is the first of its kind: rule, propagation
+/// and layouts are found anew. The number of mesh dimensions is the argument.
+void measure_misses(benchmark::State& state) {
+  const auto ndim = static_cast<std::size_t>(state.range(0));
+  const auto mesh = tessera::init_device_mesh(tessera::comm::fake_world(0, 1 << ndim),
+                                              std::vector<std::int64_t>(ndim, 2), {});
+  tessera::Placements rows(ndim, tessera::Replicate{});
+  rows[0] = tessera::Shard{0};
+  Tensors inputs;
+  for (int i = 0; i < kMisses; ++i) {
+    inputs.push_back(tessera::distribute_tensor(at::ones({8 + 2 * i, 4}), mesh, rows));
+  }
+  const at::Tensor weight = tessera::distribute_tensor(
+      at::ones({4, 4}), mesh, tessera::Placements(ndim, tessera::Replicate{}));
+  std::size_t next = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(at::mm(inputs[next++], weight));
+}
+
 void register_cases() {
+  benchmark::RegisterBenchmark("mm/miss", &measure_misses)->DenseRange(1, 3)->Iterations(kMisses);
   for (const auto& c : cases()) {
     for (const bool record : {false, true}) {
       if (record && !c.records) continue;
