@@ -44,11 +44,19 @@ struct StridedShard {
 using Placement = std::variant<Replicate, Shard, Partial, StridedShard>;
 using Placements = std::vector<Placement>;
 
-inline bool is_replicate(const Placement& p) { return std::holds_alternative<Replicate>(p); }
-inline bool is_partial(const Placement& p) { return std::holds_alternative<Partial>(p); }
+inline bool is_replicate(const Placement& p) {
+  return std::holds_alternative<Replicate>(p);
+}
+inline bool is_partial(const Placement& p) {
+  return std::holds_alternative<Partial>(p);
+}
 /// A Shard of any dimension.
-inline bool is_shard(const Placement& p) { return std::holds_alternative<Shard>(p); }
-inline bool is_shard(const Placement& p, std::int64_t dim) { return p == Placement(Shard{dim}); }
+inline bool is_shard(const Placement& p) {
+  return std::holds_alternative<Shard>(p);
+}
+inline bool is_shard(const Placement& p, std::int64_t dim) {
+  return p == Placement(Shard{dim});
+}
 
 /// "sum", "avg", "max", "min" or "product".
 std::string to_string(ReduceOp op);

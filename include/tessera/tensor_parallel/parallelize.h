@@ -78,8 +78,8 @@ StylePtr prepare_module_output(PrepareOutputOptions options);
 
 /// Applies a plan on a 1-D mesh. Parameters of matched Linear, Embedding and norm modules become
 /// distributed; those that no entry touches are left. Not collective (values are sliced, not sent).
-/// Throws Error, before anything is changed, for a pattern that matches nothing or a style that does
-/// not fit the module; the message lists what there is.
+/// Throws Error, before anything is changed, for a pattern that matches nothing or a style that
+/// does not fit the module; the message lists what there is.
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Plan& plan);
 
 }  // namespace tessera::tensor_parallel
