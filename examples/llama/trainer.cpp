@@ -169,6 +169,9 @@ void Trainer::check_finite(const observe::StepMetrics& metrics) const {
 }
 
 void Trainer::log(const observe::StepMetrics& metrics) {
+  // The report shows the last step's traffic. Small blocks kept from every step would lie between
+  // the step's large ones, and the heap would grow with the number of steps.
+  if (!history_.empty()) history_.back().comm.clear();
   history_.push_back(metrics);
   if (writer_) writer_->write(metrics);
   const bool last = metrics.step == options_.steps;
@@ -187,6 +190,7 @@ void Trainer::run() {
   const std::optional<double> peak = observe::peak_flops(observe::device_name(options_.device));
   if (is_main()) {
     progress_ = std::make_unique<observe::Progress>(options_.steps, stdout);
+    history_.reserve(static_cast<std::size_t>(options_.steps));
     std::cout << to_string(mesh_) << "  parameters: " << count.total
               << "  device: " << options_.device << " (" << options_.param_dtype << ")"
               << std::endl;
