@@ -1,3 +1,4 @@
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -138,9 +139,17 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   return info;
 }
 
+/// Where a peer is gone libtorch's store prints stack traces beside the Error that says so in a
+/// line. TORCH_CPP_LOG_LEVEL, if it is set, has the last word.
+void quiet_libtorch() {
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  c10::initLogging();
+}
+
 }  // namespace
 
 WorldPtr world_from_environment(const WorldOptions& options) {
+  quiet_libtorch();
   check_options(options);
   const JobVariables job = read_job_variables(environment_variable);
   WorldOptions adjusted = options;

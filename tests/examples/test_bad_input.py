@@ -31,6 +31,8 @@ class BadInput(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0, done.stdout)
         lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
         self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
+        # The line, at most once a rank, and the launcher's report: no stack traces around it.
+        self.assertLessEqual(len(done.stderr.splitlines()), 5 + 2 * nproc, done.stderr)
         self.assertEqual(set(self.folder.rglob("*")), before)
         self.assertLess(time.monotonic() - start, 30)
 
