@@ -113,10 +113,14 @@ class BadInput(unittest.TestCase):
         self.assertIn(str(port), done.stderr)
 
     def test_failure_on_one_rank_only_ends_all(self):
-        # Only rank 1 of 2 meets the bad token: it stands in its rows of the first batch.
-        tokens = [5] * 3 * 32 + [300] + [5] * 1000
-        bad = programs.write_tokens(self.folder / "one.bin", tokens)
-        self.refuse(self.data(tokens=bad), "300", "256", dp=2)
+        flags = " ".join(str(part) for part in self.data(tokens=None))
+        script = (f'[ "$RANK" = 1 ] && tokens={self.folder}/none.bin || tokens={self.tokens}; '
+                  f"exec {programs.BIN}/llama_train --dp 2 {flags} --tokens $tokens")
+        done = programs.run([programs.BIN / "tessera-run", "--nproc", 2, "--", "sh", "-c", script],
+                            timeout=60)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("[rank 1] llama_train:", done.stderr)
+        self.assertIn("none.bin", done.stderr)
 
 
 if __name__ == "__main__":
