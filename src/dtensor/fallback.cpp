@@ -1,6 +1,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
@@ -17,6 +18,7 @@
 #include "random_fill.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/meta_factory.h"
+#include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/policy.h"
 
 namespace tessera::detail {
@@ -105,14 +107,8 @@ void decompose(const c10::OperatorHandle& op, const OperatorInfo& info,
       &stack);
 }
 
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  dispatch(op, *stack);
-}
-
-}  // namespace
-
-void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const auto& info = operator_info(op);
+void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
+                  torch::jit::Stack& stack) {
   const std::span<const c10::IValue> arguments(
       stack.data() + (stack.size() - info.arguments.size()), info.arguments.size());
   if (info.draws_random && fill_by_element(info, arguments)) {
@@ -130,6 +126,38 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   check_policy(info, *plan);
   run_call(op, info, *plan, stack);
+}
+
+bool makes_new_tensors(const OperatorInfo& info) {
+  return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes;
+}
+
+void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack& stack) {
+  const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
+  OperatorMode::Results results = mode.call(info.name, [&] {
+    run_operator(op, info, stack);
+    return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
+                                 std::make_move_iterator(stack.end()));
+  });
+  stack.erase(stack.begin() + below, stack.end());
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  dispatch(op, *stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& info = operator_info(op);
+  OperatorMode* mode = active_operator_mode();
+  if (mode != nullptr && makes_new_tensors(info)) [[unlikely]] {
+    call_mode(*mode, op, info, stack);
+  } else {
+    run_operator(op, info, stack);
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {

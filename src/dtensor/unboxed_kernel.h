@@ -19,6 +19,7 @@
 #include "distributed_impl.h"
 #include "fallback.h"
 #include "leaf_gradient.h"
+#include "tessera/dtensor/operator_mode.h"
 
 namespace tessera::detail {
 
@@ -51,6 +52,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
+    if (active_operator_mode() != nullptr) [[unlikely]]
+      return call_boxed(arguments...);
     if (auto* plan = find_plan(info, arguments...); plan != nullptr && is_ready(*plan)) {
       if ((is_unremarkable(arguments) && ...)) return run(info, *plan, arguments...);
     }
