@@ -1,22 +1,33 @@
 #!/usr/bin/env python3
-"""Step time of llama_train beside PyTorch's FSDP2 + DTensor on the same files, in one run.
+"""Step time and memory of llama_train beside PyTorch's FSDP2 + DTensor on the same files, in one run.
 
 Both sides train the same model from the same weights and tokens, with sequence and loss parallelism,
 one thread a rank. Rounds alternate, so that a machine whose speed drifts slows both alike; each
 round's figure is the median step (the first steps left out), and the ratio is taken pair by pair.
+Memory is the largest resident set that any rank ever had (the kernel's VmHWM).
 
   benchmarks/bench_step.py [--dp 2 --tp 2 --hidden 256 --layers 6 --batch 8 --seq 256 --rounds 3]
+
+Another script may take the peer's place: it is started by torch.distributed.run with --peer-args,
+in which {metrics} is the JSONL file to write, and the flags --model --tokens --steps --batch --seq
+--dp --tp --threads. --flags are llama_train's, for example --flags='--zero 2'; with --against, the
+other side is llama_train with those flags instead of a peer.
 """
 import argparse
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "examples"))
 import programs  # noqa: E402
+
+WARM_UP = 2
+POLL_SECONDS = 0.1
 
 
 def config_of(args):
@@ -26,21 +37,65 @@ def config_of(args):
         "vocab_size": args.vocab, "max_position_embeddings": args.seq}
 
 
-def median_step(command, metrics, skip):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=1800)
-    rows = programs.read_metrics(metrics)
-    if not rows:
-        raise SystemExit(f"{command} wrote no metrics:\n{done.stderr[-2000:]}")
-    return statistics.median(row["step_time_s"] for row in rows[skip:]), rows[-1]["loss"]
+def resident_peaks(launcher):
+    """VmHWM of each rank in bytes: ranks are the launcher's children, in both launchers."""
+    peaks = {}
+    try:
+        children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        for pid in children:
+            for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    peaks[pid] = int(line.split()[1]) * 1024
+    except OSError:
+        pass  # it ended in between
+    return peaks
 
 
-def main():
+def measure(command, metrics):
+    """Median step time in seconds, last loss and the largest rank's peak memory in bytes."""
+    command = [str(part) for part in command]
+    peaks = {}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        while process.poll() is None:
+            peaks |= resident_peaks(process.pid)
+            time.sleep(POLL_SECONDS)
+        errors.seek(0)
+        rows = programs.read_metrics(metrics) if metrics.exists() else []
+        if len(rows) <= WARM_UP:
+            raise SystemExit(f"{shlex.join(command)} made {len(rows)} steps:\n"
+                             + errors.read().decode(errors="replace")[-2000:])
+    metrics.unlink()
+    return (statistics.median(row["step_time_s"] for row in rows[WARM_UP:]), rows[-1]["loss"],
+            max(peaks.values()))
+
+
+def ours(flags, common, metrics, world):
+    return [programs.BIN / "tessera-run", "--nproc", world, "--", programs.BIN / "llama_train",
+            *common, "--metrics", metrics, *shlex.split(flags)]
+
+
+def theirs(args, common, metrics, world):
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", world, args.peer,
+            *shlex.split(args.peer_args.format(metrics=metrics)), *common,
+            "--dp", args.dp, "--tp", args.tp, "--threads", args.threads]
+
+
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("dp", 2), ("tp", 2), ("hidden", 256), ("layers", 6), ("vocab", 2048),
                           ("batch", 8), ("seq", 256), ("steps", 10), ("rounds", 3), ("threads", 1)):
         parser.add_argument("--" + name, type=int, default=default)
-    args = parser.parse_args()
+    parser.add_argument("--peer", type=pathlib.Path, default=programs.PEER)
+    parser.add_argument("--peer-args", default="train --metrics {metrics}")
+    parser.add_argument("--flags", default="")
+    parser.add_argument("--against")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
     world = args.dp * args.tp
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
@@ -48,20 +103,20 @@ def main():
         model = programs.make_model(folder, config_of(args))
         count = args.steps * args.batch * args.seq + 1
         tokens = programs.write_tokens(folder / "t.bin", programs.text_tokens(count, args.vocab))
+        metrics = folder / "metrics.jsonl"
         common = ["--model", model, "--tokens", tokens, "--steps", args.steps, "--batch", args.batch,
-                  "--seq", args.seq, "--dp", args.dp, "--tp", args.tp]
-        ours = [programs.BIN / "tessera-run", "--nproc", world, "--", programs.BIN / "llama_train",
-                *common, "--metrics", folder / "ours.jsonl"]
-        theirs = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", world,
-                  programs.PEER, "train", *common, "--threads", args.threads, "--metrics",
-                  folder / "theirs.jsonl"]
+                  "--seq", args.seq]
+        first = ours(f"--dp {args.dp} --tp {args.tp} {args.flags}", common, metrics, world)
+        second = (theirs(args, common, metrics, world) if args.against is None
+                  else ours(args.against, common, metrics, world))
         for i in range(args.rounds):
-            a, loss_a = median_step(ours, folder / "ours.jsonl", 2)
-            b, loss_b = median_step(theirs, folder / "theirs.jsonl", 2)
+            a, loss_a, peak_a = measure(first, metrics)
+            b, loss_b, peak_b = measure(second, metrics)
             ratios.append(b / a)
-            print(f"round {i + 1}: tessera {a * 1e3:8.1f} ms   pytorch {b * 1e3:8.1f} ms   "
-                  f"ratio {b / a:5.2f}   final loss {loss_a:.5f} / {loss_b:.5f}", flush=True)
-    print(f"median ratio (pytorch / tessera): {statistics.median(ratios):.2f}")
+            print(f"round {i + 1}: tessera {a * 1e3:8.1f} ms {peak_a / 2**20:6.0f} MiB   "
+                  f"other {b * 1e3:8.1f} ms {peak_b / 2**20:6.0f} MiB   ratio {b / a:5.2f}   "
+                  f"final loss {loss_a:.5f} / {loss_b:.5f}", flush=True)
+    print(f"median ratio (other / tessera): {statistics.median(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 #include "examples/llama/parallelize.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 namespace llama {
 
 using namespace tessera;
@@ -40,17 +44,25 @@ tensor_parallel::Plan tensor_parallel_plan(const ParallelOptions& options) {
   };
 }
 
+DeviceMesh data_mesh(const DeviceMesh& mesh) {
+  const std::vector<std::string>& names = mesh.shape().names();
+  const bool replicated = std::ranges::find(names, "dp_replicate") != names.end();
+  return replicated ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
+}
+
 void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options) {
   if (mesh.size("tp") > 1) {
     check_tensor_parallel(model.config(), mesh.size("tp"));
     parallelize_module(model, mesh["tp"], tensor_parallel_plan(options));
   }
+  const bool reshard = options.fsdp.reshard_after_forward.value_or(true);
   const std::vector<nn::ModuleBase*> units = model.fsdp_units();
   for (std::size_t i = 0; i < units.size(); ++i) {
     // The last block's parameters would be gathered again at once in backward.
     const bool last = i + 2 >= units.size();
-    fsdp::fully_shard(*units[i], mesh["dp"],
-                      {.mp_policy = options.mp_policy, .reshard_after_forward = !last});
+    fsdp::Options unit = options.fsdp;
+    unit.reshard_after_forward = reshard && !last;
+    fsdp::fully_shard(*units[i], data_mesh(mesh), unit);
   }
 }
 

@@ -7,13 +7,19 @@ namespace llama {
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
-  tessera::fsdp::MixedPrecisionPolicy mp_policy;
+  /// Of every FSDP unit. reshard_after_forward (true by default: ZeRO-3) is of the blocks; the last
+  /// one and the root, which backward needs first, stay gathered.
+  tessera::fsdp::Options fsdp{};
 };
 
-/// Splits the model over a 2-D mesh ("dp", "tp"): tensor (and sequence) parallelism over tp where
-/// it has more than one rank, then one FSDP unit a block and one for the rest over dp. The last
-/// block and the root keep their parameters between forward and backward. Logits come out sharded
-/// on the vocabulary with loss_parallel, else whole. Not collective.
+/// The dimensions of a mesh whose ranks hold different data: "dp", and "dp_replicate" where it has
+/// one.
+tessera::DeviceMesh data_mesh(const tessera::DeviceMesh& mesh);
+
+/// Splits the model over a mesh ("dp", "tp") or ("dp_replicate", "dp", "tp"): tensor (and sequence)
+/// parallelism over tp where it has more than one rank, then one FSDP unit a block and one for the
+/// rest over dp, all-reduced over dp_replicate. Logits come out sharded on the vocabulary with
+/// loss_parallel, else whole. Not collective.
 void parallelize(Llama& model, const tessera::DeviceMesh& mesh, const ParallelOptions& options);
 
 /// The tensor-parallel plan by itself.

@@ -8,6 +8,9 @@
 namespace llama {
 namespace {
 
+/// Keeps the products of degrees far from overflow.
+constexpr std::int64_t kMaxDegree = 1'000'000;
+
 void declare_model(CLI::App& app, TrainOptions& o) {
   app.add_option("--model", o.model, "Hugging Face folder: config.json and *.safetensors")
       ->option_text("DIR");
@@ -43,9 +46,18 @@ void declare_optimizer(CLI::App& app, TrainOptions& o) {
 }
 
 void declare_parallelism(CLI::App& app, TrainOptions& o) {
-  app.add_option("--dp", o.dp, "FSDP degree (1)")->check(CLI::PositiveNumber);
-  app.add_option("--tp", o.tp, "Tensor-parallel degree (1); dp x tp ranks in all")
-      ->check(CLI::PositiveNumber);
+  const CLI::Range degree(std::int64_t{1}, kMaxDegree);
+  app.add_option("--dp", o.dp, "FSDP degree (1)")->check(degree);
+  app.add_option("--tp", o.tp, "Tensor-parallel degree (1)")->check(degree);
+  app.add_option("--dp-replicate", o.dp_replicate,
+                 "Replicas of the dp x tp mesh (1): HSDP; dp-replicate x dp x tp ranks in all")
+      ->check(degree);
+  app.add_option("--zero", o.zero,
+                 "3: free parameters between forward and backward; 2: keep them gathered (3)")
+      ->check(CLI::IsMember({2, 3}));
+  app.add_option("--accumulate", o.accumulate,
+                 "Micro-batches that each rank splits its part of --batch into (1)")
+      ->check(degree);
   app.add_flag("--sp,!--no-sp", o.sp,
                "Sequence parallelism between the blocks' halves (with tp > 1)");
   app.add_flag("--loss-parallel,!--no-loss-parallel", o.loss_parallel,
@@ -80,8 +92,12 @@ void check_consistent(const TrainOptions& o) {
                 "--tokens and --text are both given; pass one of them");
   TESSERA_CHECK(o.steps == 0 || !o.tokens.empty() || !o.text.empty(),
                 "no data given; pass --tokens GLOB or --text FILE (or --steps 0)");
-  TESSERA_CHECK(o.batch % o.dp == 0, "--batch ", o.batch, " is not a multiple of --dp ", o.dp,
-                "; every data-parallel rank takes the same number of sequences");
+  const std::int64_t parts = o.dp_replicate * o.dp * o.accumulate;
+  TESSERA_CHECK(
+      o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
+      product_text(
+          {{"--dp", o.dp}, {"--dp-replicate", o.dp_replicate}, {"--accumulate", o.accumulate}}),
+      "; every micro-batch of every data-parallel rank takes the same number of sequences");
   TESSERA_CHECK(o.device == "cuda" || o.backend != "nccl",
                 "--backend nccl needs --device cuda; on the CPU use gloo");
 }
@@ -98,10 +114,19 @@ std::vector<std::pair<std::string, std::string>> list(const CLI::App& app) {
 
 }  // namespace
 
+std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
+  std::string text;
+  for (const auto& [name, degree] : degrees) {
+    if (degree != 1) text += (text.empty() ? "" : " x ") + name + " " + std::to_string(degree);
+  }
+  return text.empty() ? degrees.front().first + " 1" : text;
+}
+
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;
   CLI::App app(
-      "Trains a Llama on a mesh of dp x tp ranks. Start it under tessera-run, torchrun, "
+      "Trains a Llama on a mesh of dp-replicate x dp x tp ranks. Start it under tessera-run, "
+      "torchrun, "
       "Slurm or Open MPI for more than one rank.",
       "llama_train");
   declare_model(app, o);

@@ -1,6 +1,7 @@
 #include "examples/llama/trainer.h"
 
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <fmt/format.h>
@@ -38,22 +39,30 @@ void check_writable_folder(const std::filesystem::path& folder) {
                 "; name another");
 }
 
-/// Mean over the data-parallel ranks of a scalar that is equal on the ranks of each tp group.
-at::Tensor mean_over_dp(const at::Tensor& value, const DeviceMesh& mesh) {
-  at::Tensor mean = value.detach().to(c10::kFloat).clone();
-  if (mesh.size("dp") > 1) mesh.group("dp").all_reduce(mean, ReduceOp::kAvg)->wait();
-  return mean;
+fsdp::Options fsdp_options(const TrainOptions& o) {
+  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
+                        .reduce_dtype = scalar_type(o.reduce_dtype)},
+          .reshard_after_forward = o.zero == 3};
+}
+
+/// The mesh of the run: without a dimension for replicas where there is one.
+DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
+  const std::int64_t ranks = o.dp_replicate * o.dp * o.tp;
+  TESSERA_CHECK(ranks == world->size(),
+                product_text({{"--dp", o.dp}, {"--tp", o.tp}, {"--dp-replicate", o.dp_replicate}}),
+                ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
+                world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
+                " (tessera-run --nproc ", ranks, ") or change the degrees");
+  if (o.dp_replicate == 1) return init_device_mesh(world, {o.dp, o.tp}, {"dp", "tp"});
+  return init_device_mesh(world, {o.dp_replicate, o.dp, o.tp}, {"dp_replicate", "dp", "tp"});
 }
 
 }  // namespace
 
 Trainer::Trainer(TrainOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
-  TESSERA_CHECK(options_.dp * options_.tp == world_->size(), "--dp ", options_.dp, " x --tp ",
-                options_.tp, " is ", options_.dp * options_.tp, " ranks, but ", world_->size(),
-                world_->size() == 1 ? " is" : " are", " running; start ", options_.dp * options_.tp,
-                " (tessera-run --nproc ", options_.dp * options_.tp, ") or change the degrees");
-  mesh_ = init_device_mesh(world_, {options_.dp, options_.tp}, {"dp", "tp"});
+  mesh_ = make_mesh(options_, world_);
+  data_mesh_ = data_mesh(mesh_).flatten();
   config_ =
       read_config(options_.model.empty() ? std::filesystem::path(options_.config)
                                          : std::filesystem::path(options_.model) / "config.json");
@@ -95,8 +104,7 @@ void Trainer::build_model() {
   }
   const ParallelOptions parallel{.sequence_parallel = options_.sp,
                                  .loss_parallel = options_.loss_parallel,
-                                 .mp_policy = {.param_dtype = scalar_type(options_.param_dtype),
-                                               .reduce_dtype = scalar_type(options_.reduce_dtype)}};
+                                 .fsdp = fsdp_options(options_)};
   parallelize(*model_, mesh_, parallel);
   nn::to_empty(*model_, c10::Device(options_.device));
   if (options_.model.empty()) {
@@ -112,26 +120,50 @@ void Trainer::build_model() {
   schedule_.emplace(optim::parse_schedule(options_.schedule), options_.warmup, options_.steps);
 }
 
-at::Tensor Trainer::loss_of(const data::BatchLoader::Batch& batch) {
+at::Tensor Trainer::loss_of(const data::BatchLoader& loader, std::int64_t step,
+                            std::int64_t micro_batch) {
+  const std::int64_t rows = options_.batch / (data_mesh_.size() * options_.accumulate);
+  const std::int64_t first = (data_mesh_.local_rank() * options_.accumulate + micro_batch) * rows;
+  const data::BatchLoader::Batch batch = loader.load(step, first, first + rows);
   const c10::Device device(options_.device);
   const at::Tensor logits = (*model_)(batch.inputs.to(device));
   return tensor_parallel::cross_entropy(logits, batch.targets.to(device).flatten());
 }
 
+at::Tensor Trainer::mean_over_data(const at::Tensor& value) const {
+  at::Tensor mean = value.to(c10::kFloat).clone();
+  if (data_mesh_.size() > 1) data_mesh_.group().all_reduce(mean, ReduceOp::kAvg)->wait();
+  return mean;
+}
+
+at::Tensor Trainer::accumulate_gradients(std::int64_t step) {
+  const std::int64_t count = options_.accumulate;
+  at::Tensor mean = at::zeros({}, at::device(c10::Device(options_.device)));
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (options_.zero == 2) {
+      // Parameters are whole all the time, so gradients may be: one gather and one reduction a
+      // step. ZeRO-3 reduces each micro-batch's, so that no rank holds anything whole.
+      fsdp::set_reshard_after_backward(*model_, i + 1 == count);
+      fsdp::set_requires_gradient_sync(*model_, i + 1 == count);
+    }
+    const at::Tensor loss = loss_of(*loader_, step, i) / count;
+    loss.backward();
+    mean += loss.detach();
+  }
+  return mean;
+}
+
 observe::StepMetrics Trainer::step(std::int64_t index) {
   const Clock::time_point start = Clock::now();
   const comm::TrafficTable before = world_->traffic().table();
-  const std::int64_t rows = options_.batch / options_.dp;
-  const std::int64_t first = mesh_.local_rank("dp") * rows;
   const double lr = options_.lr * schedule_->factor(index);
   optimizer_->set_lr(lr);
 
-  const at::Tensor loss = loss_of(loader_->load(index, first, first + rows));
-  loss.backward();
+  const at::Tensor loss = accumulate_gradients(index);
   const at::Tensor norm = optim::clip_grad_norm_(parameters_, options_.clip);
   optimizer_->step();
   // The step's only synchronisation with the device.
-  const at::Tensor figures = at::stack({mean_over_dp(loss, mesh_), norm}).to(c10::kCPU);
+  const at::Tensor figures = at::stack({mean_over_data(loss), norm}).to(c10::kCPU);
 
   observe::StepMetrics metrics;
   metrics.step = index + 1;
@@ -156,8 +188,7 @@ void Trainer::check_finite(const observe::StepMetrics& metrics) const {
     if (grad.defined() && !local_tensor(grad).isfinite().all().item<bool>()) first = i;
   }
   at::Tensor agreed = at::scalar_tensor(first, at::dtype(c10::kLong).device(options_.device));
-  if (mesh_.size() > 1)
-    mesh_.group(std::vector<int>{0, 1}).all_reduce(agreed, ReduceOp::kMin)->wait();
+  if (mesh_.size() > 1) mesh_.flatten().group().all_reduce(agreed, ReduceOp::kMin)->wait();
   const auto index = agreed.item<std::int64_t>();
   const bool found = index < static_cast<std::int64_t>(named.size());
   fail(
@@ -205,13 +236,14 @@ void Trainer::run() {
 }
 
 void Trainer::evaluate() {
-  const std::int64_t rows = options_.batch / options_.dp;
-  const std::int64_t first = mesh_.local_rank("dp") * rows;
   const std::int64_t batches = std::min(eval_loader_->samples() / options_.batch, kMaxEvalBatches);
   const c10::NoGradGuard no_grad;
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
-    sum += mean_over_dp(loss_of(eval_loader_->load(i, first, first + rows)), mesh_).item<double>();
+    at::Tensor loss = loss_of(*eval_loader_, i, 0);
+    for (std::int64_t k = 1; k < options_.accumulate; ++k)
+      loss = loss + loss_of(*eval_loader_, i, k);
+    sum += mean_over_data(loss / options_.accumulate).item<double>();
   }
   if (!is_main()) return;
   // Per byte, so that the two figures compare whatever the tokenizer.

@@ -24,7 +24,13 @@ class Trainer {
   void build_model();
   void open_data();
   tessera::observe::StepMetrics step(std::int64_t index);
-  at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch);
+  /// Forward and backward of this rank's part of a step, micro-batch by micro-batch; its mean loss.
+  at::Tensor accumulate_gradients(std::int64_t step);
+  /// The mean loss of one of this rank's micro-batches of a step.
+  at::Tensor loss_of(const tessera::data::BatchLoader& loader, std::int64_t step,
+                     std::int64_t micro_batch);
+  /// Mean over the data-parallel ranks of a scalar that is equal on the ranks of each tp group.
+  at::Tensor mean_over_data(const at::Tensor& value) const;
   void check_finite(const tessera::observe::StepMetrics& metrics) const;
   void log(const tessera::observe::StepMetrics& metrics);
   void evaluate();
@@ -34,6 +40,7 @@ class Trainer {
   TrainOptions options_;
   tessera::comm::WorldPtr world_;
   tessera::DeviceMesh mesh_;
+  tessera::DeviceMesh data_mesh_;  ///< 1-D: the ranks that hold different data
   Config config_;
   std::shared_ptr<Llama> model_;
   std::vector<tessera::nn::SlotPtr> parameters_;
