@@ -1,9 +1,15 @@
 #include "checked_communicator.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <numeric>
+#include <string_view>
 
 #include "tessera/core/error.h"
 
@@ -12,6 +18,36 @@ namespace {
 
 std::int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    bytes += bytes_of(tensor);
+  }
+  return bytes;
+}
+
+bool debugging() {
+  static const bool on = [] {
+    const char* value = std::getenv("TESSERA_DEBUG");
+    return value != nullptr && std::string_view(value) == "1";
+  }();
+  return on;
+}
+
+/// Room for a purpose, on the device of `like`.
+at::Tensor text_tensor(const std::string& text, std::int64_t length, const at::Tensor& like) {
+  at::Tensor bytes = at::zeros({length}, at::kByte);
+  std::copy_n(text.begin(), std::min<std::size_t>(text.size(), static_cast<std::size_t>(length)),
+              bytes.data_ptr<std::uint8_t>());
+  return bytes.to(like.device());
+}
+
+std::string text_of(const at::Tensor& bytes) {
+  const at::Tensor host = bytes.cpu().contiguous();
+  const auto* first = reinterpret_cast<const char*>(host.const_data_ptr<std::uint8_t>());
+  return {first, strnlen(first, static_cast<std::size_t>(host.numel()))};
 }
 
 class CheckedCommunicator final : public Communicator {
@@ -26,6 +62,7 @@ class CheckedCommunicator final : public Communicator {
     check_pair("all_gather", output, input);
     check_ratio("all_gather", output, "output", input, "input");
     count("all_gather", bytes_of(input));
+    compare_purposes("all_gather", input);
     return inner_->all_gather(output, input);
   }
 
@@ -41,7 +78,38 @@ class CheckedCommunicator final : public Communicator {
     check_ratio("reduce_scatter", input, "input", output, "output");
     check_op("reduce_scatter", input, op);
     count("reduce_scatter", bytes_of(input));
+    compare_purposes("reduce_scatter", input);
     return inner_->reduce_scatter(output, input, op);
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    check_group("all_gather", outputs, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_ratio("all_gather", outputs[i], "output", inputs[i], "input");
+    }
+    count("all_gather", bytes_of(inputs));
+    compare_purposes("all_gather", inputs.front());
+    return inner_->all_gather_group(outputs, inputs);
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    check_group("reduce_scatter", outputs, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_ratio("reduce_scatter", inputs[i], "input", outputs[i], "output");
+    }
+    check_op("reduce_scatter", inputs.front(), op);
+    count("reduce_scatter", bytes_of(inputs));
+    compare_purposes("reduce_scatter", inputs.front());
+    return inner_->reduce_scatter_group(outputs, inputs, op);
+  }
+
+  bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
+  bool compares_calls() const override { return inner_->compares_calls(); }
+  void set_purpose(std::string purpose) override {
+    Communicator::set_purpose(purpose);
+    inner_->set_purpose(std::move(purpose));
   }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
@@ -91,6 +159,19 @@ class CheckedCommunicator final : public Communicator {
                   "; put both on the group's device");
   }
 
+  void check_group(const char* collective, const std::vector<at::Tensor>& outputs,
+                   const std::vector<at::Tensor>& inputs) const {
+    TESSERA_CHECK(!inputs.empty() && outputs.size() == inputs.size(), describe(group_, collective),
+                  ": a group of ", outputs.size(), " outputs and ", inputs.size(),
+                  " inputs; give one output for each input, and at least one");
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_pair(collective, outputs[i], inputs[i]);
+      TESSERA_CHECK(inputs[i].scalar_type() == inputs[0].scalar_type(),
+                    describe(group_, collective), ": a group of ", inputs[0].scalar_type(), " and ",
+                    inputs[i].scalar_type(), "; give all tensors of a group one type");
+    }
+  }
+
   void check_ratio(const char* collective, const at::Tensor& big, const char* big_name,
                    const at::Tensor& small, const char* small_name) const {
     TESSERA_CHECK(big.numel() == small.numel() * size(), describe(group_, collective), ": the ",
@@ -120,6 +201,25 @@ class CheckedCommunicator final : public Communicator {
                   describe(group_, "all_to_all"), ": the ", which, " counts (", counts.size(),
                   " of them, sum ", sum, ") do not fit ", size(), " ranks and ", tensor.numel(),
                   " elements; give one count >= 0 per rank that sum to the elements");
+  }
+
+  /// For back ends that would move one rank's bytes to another's unrelated place.
+  void compare_purposes(const char* collective, const at::Tensor& like) {
+    if (!debugging() || purpose().empty() || size() == 1 || inner_->compares_calls()) {
+      return;
+    }
+    constexpr std::int64_t kLength = 96;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor own =
+        text_tensor(detail::concat(collective, " for ", purpose()), kLength, like);
+    const at::Tensor all = at::empty({size(), kLength}, own.options());
+    inner_->all_gather(all, own)->wait();
+    for (int rank = 0; rank < size(); ++rank) {
+      const std::string theirs = text_of(all.select(0, rank));
+      TESSERA_CHECK(theirs == text_of(own), describe(group_, collective), ": this rank calls ",
+                    text_of(own), ", rank ", group_.ranks[static_cast<std::size_t>(rank)],
+                    " calls ", theirs, "; make the ranks issue the same collectives in order");
+    }
   }
 
   CommunicatorPtr inner_;

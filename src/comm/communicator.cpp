@@ -1,5 +1,10 @@
 #include "tessera/comm/communicator.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -10,7 +15,61 @@ namespace {
        "'; choose another backend in WorldOptions");
 }
 
+/// A packed collective: copies the result to where it was asked for. `packed`: rows, whose parts
+/// are those of the tensors' rows.
+class UnpackingWork final : public Work {
+ public:
+  UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
+      : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
+
+  void wait() override {
+    if (work_ == nullptr) {
+      return;
+    }
+    std::exchange(work_, nullptr)->wait();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::int64_t offset = 0;
+    for (const at::Tensor& tensor : tensors_) {
+      const at::Tensor rows = tensor.view({packed_.size(0), -1});
+      rows.copy_(packed_.narrow(1, offset, rows.size(1)));
+      offset += rows.size(1);
+    }
+    packed_.reset();
+    tensors_.clear();
+  }
+
+ private:
+  WorkPtr work_;
+  at::Tensor packed_;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// (rows, all columns) of contiguous tensors that are cut into as many equal rows each.
+at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) {
+  std::vector<at::Tensor> cut;
+  for (const at::Tensor& tensor : tensors) {
+    cut.push_back(tensor.reshape({rows, tensor.numel() / rows}));
+  }
+  return at::cat(cut, 1);
+}
+
 }  // namespace
+
+WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor input = pack_rows(inputs, 1);
+  const at::Tensor output = at::empty({size(), input.numel()}, input.options());
+  return std::make_shared<UnpackingWork>(all_gather(output, input), output, outputs);
+}
+
+WorkPtr Communicator::reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                                           const std::vector<at::Tensor>& inputs, ReduceOp op) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor input = pack_rows(inputs, size());
+  const at::Tensor output = at::empty({1, input.size(1)}, input.options());
+  return std::make_shared<UnpackingWork>(reduce_scatter(output, input, op), output, outputs);
+}
 
 WorkPtr Communicator::all_gather(const at::Tensor&, const at::Tensor&) {
   unsupported(*this, "all_gather");

@@ -4,6 +4,7 @@
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/streams.h"
 
 namespace tessera::comm {
 
@@ -16,6 +17,8 @@ struct CudaBackend {
   /// Collective. NCCL between processes with a GPU each, on their current devices.
   CommunicatorPtr (*make_nccl_communicator)(const c10::intrusive_ptr<c10d::Store>& store,
                                             const GroupInfo& group);
+  /// Of the current device.
+  StreamsPtr (*make_streams)();
 };
 
 /// The symbol of libtessera_cuda.so that returns its CudaBackend.

@@ -138,10 +138,10 @@ using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 /// An operation under way and what is left to do on its results.
 class GlooWork final : public Work {
  public:
-  GlooWork(GlooGroupPtr group, const char* collective, c10::intrusive_ptr<c10d::Work> work,
+  GlooWork(GlooGroupPtr group, std::string collective, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> finish = nullptr)
       : group_(std::move(group)),
-        collective_(collective),
+        collective_(std::move(collective)),
         work_(std::move(work)),
         finish_(std::move(finish)) {}
 
@@ -149,7 +149,7 @@ class GlooWork final : public Work {
     if (work_ == nullptr) {
       return;
     }
-    group_->wait(*work_, collective_);
+    group_->wait(*work_, collective_.c_str());
     work_.reset();
     if (finish_) {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -160,7 +160,7 @@ class GlooWork final : public Work {
 
  private:
   GlooGroupPtr group_;
-  const char* collective_;
+  std::string collective_;
   c10::intrusive_ptr<c10d::Work> work_;
   std::function<void()> finish_;
 };
@@ -225,8 +225,9 @@ class GlooCommunicator final : public Communicator {
  private:
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
-    return std::make_shared<GlooWork>(group_, collective, group_->start(collective, start),
-                                      std::move(finish));
+    std::string text = with_purpose(collective, purpose());
+    auto work = group_->start(text.c_str(), start);
+    return std::make_shared<GlooWork>(group_, std::move(text), std::move(work), std::move(finish));
   }
 
   WorkPtr gather(const char* collective, const at::Tensor& output, const at::Tensor& input,

@@ -14,6 +14,10 @@ std::string describe(const GroupInfo& group, const char* collective) {
                      join(group.ranks), group.ranks[static_cast<std::size_t>(group.rank)]);
 }
 
+std::string with_purpose(const char* collective, const std::string& purpose) {
+  return purpose.empty() ? collective : fmt::format("{} for {}", collective, purpose);
+}
+
 std::string first_line(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));
   if (line.starts_with('[')) {

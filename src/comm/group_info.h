@@ -18,6 +18,8 @@ struct GroupInfo {
 
 /// "all_gather in group 'tp' (ranks 0, 1), rank 1": how every message about a collective begins.
 std::string describe(const GroupInfo& group, const char* collective);
+/// "all_gather for unit 'head'"; `purpose` may be empty.
+std::string with_purpose(const char* collective, const std::string& purpose);
 /// "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
 /// The first line of a message, without libtorch's "[file:line]" prefix.

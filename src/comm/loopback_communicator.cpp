@@ -17,7 +17,7 @@ class LoopbackCommunicator final : public Communicator {
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    output.view({size(), -1}).copy_(input.view({1, -1}));
+    output.view({size(), input.numel()}).copy_(input.view({1, input.numel()}));
     return done_work();
   }
 
@@ -28,6 +28,21 @@ class LoopbackCommunicator final : public Communicator {
     output.view({-1}).copy_(input.view({-1}).narrow(0, rank() * output.numel(), output.numel()));
     return done_work();
   }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    for (std::size_t i = 0; i < inputs.size(); ++i) all_gather(outputs[i], inputs[i]);
+    return done_work();
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    for (std::size_t i = 0; i < inputs.size(); ++i) reduce_scatter(outputs[i], inputs[i], op);
+    return done_work();
+  }
+
+  bool moves_groups_in_place() const override { return true; }
+  bool compares_calls() const override { return true; }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,

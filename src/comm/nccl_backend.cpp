@@ -9,30 +9,43 @@
 
 #include "c10d_arguments.h"
 #include "cuda_backend.h"
+#include "cuda_streams.h"
 #include "local_reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
 namespace {
 
+std::vector<at::Tensor> all_as_bytes(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& tensor : tensors) bytes.push_back(as_bytes(tensor));
+  return bytes;
+}
+
+std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& tensor : tensors) flat.push_back(tensor.view({-1}));
+  return flat;
+}
+
 class NcclWork final : public Work {
  public:
-  NcclWork(std::shared_ptr<const GroupInfo> group, const char* collective,
+  NcclWork(std::shared_ptr<const GroupInfo> group, std::string collective,
            c10::intrusive_ptr<c10d::Work> work)
-      : group_(std::move(group)), collective_(collective), work_(std::move(work)) {}
+      : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
     try {
       work_->wait();
     } catch (const std::exception& error) {
-      throw PeerError(describe(*group_, collective_) + ": " + first_line(error.what()) +
+      throw PeerError(describe(*group_, collective_.c_str()) + ": " + first_line(error.what()) +
                       "; look for the first error among the other ranks");
     }
   }
 
  private:
   std::shared_ptr<const GroupInfo> group_;
-  const char* collective_;
+  std::string collective_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -70,6 +83,29 @@ class NcclCommunicator final : public Communicator {
     return run("reduce_scatter",
                [&](auto& group) { return group._reduce_scatter_base(to, from, options); });
   }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> to = all_as_bytes(outputs);
+    std::vector<at::Tensor> from = all_as_bytes(inputs);
+    return run("all_gather",
+               [&](auto& group) { return group.allgather_into_tensor_coalesced(to, from); });
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> to = all_flat(outputs);
+    std::vector<at::Tensor> from = all_flat(inputs);
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(op);
+    return run("reduce_scatter", [&](auto& group) {
+      return group.reduce_scatter_tensor_coalesced(to, from, options);
+    });
+  }
+
+  bool moves_groups_in_place() const override { return true; }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
@@ -112,10 +148,11 @@ class NcclCommunicator final : public Communicator {
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     try {
-      return std::make_shared<NcclWork>(group_, collective, start(*process_group_));
+      return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
+                                        start(*process_group_));
     } catch (const std::exception& error) {
-      fail(describe(*group_, collective), ": ", first_line(error.what()),
-           "; NCCL_DEBUG=INFO shows more");
+      fail(describe(*group_, with_purpose(collective, purpose()).c_str()), ": ",
+           first_line(error.what()), "; NCCL_DEBUG=INFO shows more");
     }
   }
 
@@ -136,7 +173,7 @@ CommunicatorPtr make_nccl_communicator(const c10::intrusive_ptr<c10d::Store>& st
   return std::make_shared<NcclCommunicator>(store, group);
 }
 
-constexpr CudaBackend kBackend{device_count, set_device, make_nccl_communicator};
+constexpr CudaBackend kBackend{device_count, set_device, make_nccl_communicator, make_cuda_streams};
 
 }  // namespace
 }  // namespace tessera::comm

@@ -16,6 +16,15 @@ namespace {
 /// Up to this size every rank reduces everything: one round instead of two.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
+/// `whole[i]` is cut into equal parts, of which `own[i]` is this rank's.
+Strands strands_of(const std::vector<at::Tensor>& whole, const std::vector<at::Tensor>& own) {
+  Strands strands;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    strands.push_back({{bytes_of(whole[i]), bytes_of(own[i])}, data_of(whole[i]), data_of(own[i])});
+  }
+  return strands;
+}
+
 class ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
@@ -33,13 +42,18 @@ class ShmCommunicator final : public Communicator {
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    const Parts parts{bytes_of(output), bytes_of(input)};
-    const GatherRounds rounds{rank(), parts, slot_bytes(), data_of(input), data_of(output)};
-    auto operation = describe_operation(ShmKind::kAllGather, input);
-    operation->rounds = rounds.count();
-    operation->produce = [rounds, input](auto round, auto* slot) { rounds.produce(round, slot); };
-    operation->consume = [rounds, output](auto round, Slots slots) {
-      rounds.consume(round, slots);
+    return all_gather_group({output}, {input});
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    const auto rounds = std::make_shared<GatherRounds>(
+        GatherRounds{rank(), strands_of(outputs, inputs), slot_bytes()});
+    auto operation = describe_operation(ShmKind::kAllGather, inputs);
+    operation->rounds = rounds->count();
+    operation->produce = [rounds, inputs](auto round, auto* slot) { rounds->produce(round, slot); };
+    operation->consume = [rounds, outputs](auto round, Slots slots) {
+      rounds->consume(round, slots);
     };
     return start(std::move(operation));
   }
@@ -51,25 +65,33 @@ class ShmCommunicator final : public Communicator {
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
-    const Parts parts{bytes_of(input), bytes_of(output)};
+    return reduce_scatter_group({output}, {input}, op);
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    const at::Tensor& first = inputs.front();
     const auto rounds = std::make_shared<ScatterRounds>(
-        group_->info(), slot_bytes(), parts, data_of(input), data_of(output),
-        reduction("reduce_scatter", input, op), input.element_size());
-    auto operation = describe_operation(ShmKind::kReduceScatter, input, op);
+        group_->info(), slot_bytes(), strands_of(inputs, outputs),
+        reduction("reduce_scatter", first, op), first.element_size());
+    auto operation = describe_operation(ShmKind::kReduceScatter, inputs, op);
     operation->rounds = rounds->count();
-    operation->produce = [rounds, input](auto round, auto* slot) { rounds->produce(round, slot); };
-    operation->consume = [rounds, output](auto round, Slots slots) {
+    operation->produce = [rounds, inputs](auto round, auto* slot) { rounds->produce(round, slot); };
+    operation->consume = [rounds, outputs](auto round, Slots slots) {
       rounds->consume(round, slots);
     };
     return start(std::move(operation));
   }
+
+  bool moves_groups_in_place() const override { return true; }
+  bool compares_calls() const override { return true; }
 
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
-    auto operation = describe_operation(ShmKind::kAllToAll, input);
+    auto operation = describe_operation(ShmKind::kAllToAll, {input});
     operation->elements = 0;  // Differs between ranks; the counts are checked instead.
     operation->rounds = rounds->count();
     operation->produce = [rounds, input](auto round, auto* slot) { rounds->produce(round, slot); };
@@ -80,7 +102,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   WorkPtr broadcast(const at::Tensor& tensor, int root) override {
-    auto operation = describe_operation(ShmKind::kBroadcast, tensor);
+    auto operation = describe_operation(ShmKind::kBroadcast, {tensor});
     operation->root = root;
     operation->rounds = rounds_for(bytes_of(tensor), slot_bytes());
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
@@ -118,13 +140,16 @@ class ShmCommunicator final : public Communicator {
     return reduce;
   }
 
-  ShmOperationPtr describe_operation(ShmKind kind, const at::Tensor& tensor,
+  ShmOperationPtr describe_operation(ShmKind kind, const std::vector<at::Tensor>& tensors,
                                      ReduceOp op = ReduceOp::kSum) const {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
-    operation->elements = tensor.numel();
-    operation->dtype = static_cast<std::int32_t>(tensor.scalar_type());
+    for (const at::Tensor& tensor : tensors) {
+      operation->elements += tensor.numel();
+    }
+    operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
     operation->op = op;
+    operation->purpose = purpose();
     return operation;
   }
 
@@ -134,7 +159,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   WorkPtr all_reduce_in_one_round(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
-    auto operation = describe_operation(ShmKind::kAllReduce, tensor, op);
+    auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
     operation->produce = [tensor](auto, auto* slot) {
       copy_bytes(slot, data_of(tensor), bytes_of(tensor));
     };
@@ -146,14 +171,13 @@ class ShmCommunicator final : public Communicator {
 
   /// A reduce-scatter into this rank's own part, in place, then an all-gather of the parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
-    const std::int64_t total = bytes_of(tensor);
-    const Parts parts = line_parts(total, size());
-    std::byte* own = data_of(tensor) + parts.offset(rank());
-    const auto scatter = std::make_shared<ScatterRounds>(
-        group_->info(), slot_bytes(), parts, data_of(tensor), own, reduce, tensor.element_size());
-    const GatherRounds gather{rank(), parts, slot_bytes(), own, data_of(tensor)};
+    const Parts parts = line_parts(bytes_of(tensor), size());
+    const Strands strands{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
+    const auto scatter = std::make_shared<ScatterRounds>(group_->info(), slot_bytes(), strands,
+                                                         reduce, tensor.element_size());
+    const GatherRounds gather{rank(), strands, slot_bytes()};
     const std::int64_t first = scatter->count();
-    auto operation = describe_operation(ShmKind::kAllReduce, tensor, op);
+    auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
     operation->rounds = first + gather.count();
     operation->produce = [=, keep = tensor](std::int64_t round, std::byte* slot) {
       round < first ? scatter->produce(round, slot) : gather.produce(round - first, slot);

@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "tessera/comm/communicator.h"
@@ -31,13 +32,18 @@ const char* name_of(ShmKind kind) {
 
 bool same(const ShmCall& a, const ShmCall& b) {
   return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
-         a.dtype == b.dtype && a.op == b.op && a.root == b.root;
+         a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
+}
+
+std::string text_of(const ShmOperation& operation) {
+  return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
 /// "all_reduce (call 7: 12 elements of Float, sum, root 0)".
 std::string to_text(const ShmCall& call) {
-  return detail::concat(name_of(static_cast<ShmKind>(call.kind)), " (call ", call.sequence, ": ",
-                        call.elements, " elements of ",
+  const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
+  return detail::concat(with_purpose(name_of(static_cast<ShmKind>(call.kind)), purpose), " (call ",
+                        call.sequence, ": ", call.elements, " elements of ",
                         c10::toString(static_cast<c10::ScalarType>(call.dtype)), ", ",
                         to_string(static_cast<ReduceOp>(call.op)), ", root ", call.root, ")");
 }
@@ -54,7 +60,7 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
     finish(*under_way_);
   }
   if (failed_) {
-    throw PeerError(describe(group_, name_of(operation->kind)) +
+    throw PeerError(describe(group_, text_of(*operation).c_str()) +
                     ": the group failed earlier; end this rank and start the job again");
   }
   publish(*operation);
@@ -63,13 +69,19 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
 }
 
 void ShmGroup::publish(const ShmOperation& operation) {
-  segment_.call(group_.rank, round_ + 1) = {++sequence_,
-                                            operation.elements,
-                                            static_cast<std::int32_t>(operation.kind),
-                                            operation.dtype,
-                                            static_cast<std::int32_t>(operation.op),
-                                            operation.root,
-                                            operation.rounds};
+  ShmCall& call = segment_.call(group_.rank, round_ + 1);
+  call = {++sequence_,
+          operation.elements,
+          static_cast<std::int32_t>(operation.kind),
+          operation.dtype,
+          static_cast<std::int32_t>(operation.op),
+          operation.root,
+          operation.rounds,
+          {}};
+  // The end of a name tells more than its beginning.
+  const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
+  std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
+              call.purpose.begin());
 }
 
 void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
@@ -98,12 +110,13 @@ void ShmGroup::finish(ShmOperation& operation) {
 }
 
 void ShmGroup::run(ShmOperation& operation) {
+  const std::string collective = text_of(operation);
   std::int64_t rounds = 1;
   for (std::int64_t round = 0; round < rounds; ++round) {
     if (round > 0) {
       produce(operation, round);
     }
-    segment_.wait(group_, round_, name_of(operation.kind));
+    segment_.wait(group_, round_, collective.c_str());
     if (round == 0) {
       rounds = agreed_rounds(operation);
     }
@@ -119,7 +132,7 @@ std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
   std::int64_t rounds = operation.rounds;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const ShmCall& peer = segment_.call(rank, round_);
-    TESSERA_CHECK(same(own, peer), describe(group_, name_of(operation.kind)),
+    TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                   ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                   group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
                   "; make the ranks issue the same collectives in the same order");

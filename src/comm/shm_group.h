@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "group_info.h"
 #include "shm_segment.h"
@@ -28,6 +29,7 @@ struct ShmOperation {
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   std::int64_t rounds = 1;
+  std::string purpose;
   /// Fills this rank's slot in round 0, 1, ...
   std::function<void(std::int64_t round, std::byte* slot)> produce;
   /// Reads the slots of all ranks, in rank order.

@@ -26,6 +26,38 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
+/// Bytes of a strand that lie together in a slot.
+struct Span {
+  std::int64_t in_part;  ///< where they begin in the rank's part of the strand
+  std::int64_t in_slot;
+  std::int64_t bytes;
+};
+
+std::int64_t bytes_of_rank(const Strands& strands, int rank) {
+  std::int64_t bytes = 0;
+  for (const Strand& strand : strands) {
+    bytes += strand.parts.bytes(rank);
+  }
+  return bytes;
+}
+
+/// What of `rank`'s bytes falls into `round`, when `capacity` of them go in one.
+template <class Visit>
+void for_each_span(const Strands& strands, int rank, std::int64_t capacity, std::int64_t round,
+                   Visit&& visit) {
+  const std::int64_t begin = round * capacity;
+  std::int64_t start = 0;  // of the strand's part among the rank's bytes
+  for (const Strand& strand : strands) {
+    const std::int64_t end = start + strand.parts.bytes(rank);
+    const std::int64_t first = std::max(begin, start);
+    const std::int64_t last = std::min(begin + capacity, end);
+    if (first < last) {
+      visit(strand, Span{first - start, first - begin, last - first});
+    }
+    start = end;
+  }
+}
+
 const std::int64_t* table_of(const std::byte* slot) {
   return reinterpret_cast<const std::int64_t*>(slot);
 }
@@ -54,46 +86,58 @@ Parts line_parts(std::int64_t total, int ranks) {
   return {total, round_up_to_line((total + ranks - 1) / ranks)};
 }
 
-ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Parts parts,
-                             const std::byte* input, std::byte* output, ReduceFunction reduce,
-                             std::size_t item_bytes)
+ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Strands strands,
+                             ReduceFunction reduce, std::size_t item_bytes)
     : rank_(group.rank),
-      parts_(parts),
+      strands_(std::move(strands)),
       capacity_(round_down_to_line(slot_bytes / group.size())),
-      input_(input),
-      output_(output),
       reduce_(reduce),
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
+std::int64_t ScatterRounds::count() const {
+  return rounds_for(bytes_of_rank(strands_, 0), capacity_);
+}
+
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
-    if (to != rank_) {
-      const Piece piece(parts_.bytes(to), capacity_, round);
-      copy_bytes(slot + to * capacity_, input_ + parts_.offset(to) + piece.offset, piece.bytes);
-    }
+    if (to == rank_) continue;
+    std::byte* room = slot + to * capacity_;
+    for_each_span(strands_, to, capacity_, round, [&](const Strand& strand, const Span& span) {
+      copy_bytes(room + span.in_slot, strand.whole + strand.parts.offset(to) + span.in_part,
+                 span.bytes);
+    });
   }
 }
 
 void ScatterRounds::consume(std::int64_t round, Slots slots) {
-  const Piece piece(parts_.bytes(rank_), capacity_, round);
-  for (std::size_t from = 0; from < slots.size(); ++from) {
-    sources_[from] = slots[from] + rank_ * capacity_;
-  }
-  sources_[index(rank_)] = input_ + parts_.offset(rank_) + piece.offset;
-  reduce_(output_ + piece.offset, sources_, static_cast<std::size_t>(piece.bytes) / item_bytes_);
+  for_each_span(strands_, rank_, capacity_, round, [&](const Strand& strand, const Span& span) {
+    for (std::size_t from = 0; from < slots.size(); ++from) {
+      sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
+    }
+    sources_[index(rank_)] = strand.whole + strand.parts.offset(rank_) + span.in_part;
+    reduce_(strand.own + span.in_part, sources_,
+            static_cast<std::size_t>(span.bytes) / item_bytes_);
+  });
+}
+
+std::int64_t GatherRounds::count() const {
+  return rounds_for(bytes_of_rank(strands, 0), capacity);
 }
 
 void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
-  const Piece piece(parts.bytes(rank), capacity, round);
-  copy_bytes(slot, own + piece.offset, piece.bytes);
+  for_each_span(strands, rank, capacity, round, [&](const Strand& strand, const Span& span) {
+    copy_bytes(slot + span.in_slot, strand.own + span.in_part, span.bytes);
+  });
 }
 
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
-    const Piece piece(parts.bytes(from), capacity, round);
-    copy_bytes(output + parts.offset(from) + piece.offset,
-               from == rank ? own + piece.offset : slots[index(from)], piece.bytes);
+    for_each_span(strands, from, capacity, round, [&](const Strand& strand, const Span& span) {
+      copy_bytes(strand.whole + strand.parts.offset(from) + span.in_part,
+                 from == rank ? strand.own + span.in_part : slots[index(from)] + span.in_slot,
+                 span.bytes);
+    });
   }
 }
 

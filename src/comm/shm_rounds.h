@@ -42,38 +42,43 @@ struct Parts {
 /// Parts whose borders are cache lines.
 Parts line_parts(std::int64_t total, int ranks);
 
-/// The rounds of a reduce-scatter: each slot is divided into one part for each rank.
+/// A tensor that is cut into a part a rank: `whole` is all of it, `own` this rank's part, which may
+/// lie in `whole`.
+struct Strand {
+  Parts parts;
+  std::byte* whole;
+  std::byte* own;
+};
+/// What goes through one collective, part after part: each rank's bytes are its parts of all
+/// strands, one after another.
+using Strands = std::vector<Strand>;
+
+/// The rounds of a reduce-scatter of strands: each slot is divided into room for each rank.
 class ScatterRounds {
  public:
-  /// `output` may be this rank's own part of `input`.
-  ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Parts parts,
-                const std::byte* input, std::byte* output, ReduceFunction reduce,
-                std::size_t item_bytes);
+  ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Strands strands,
+                ReduceFunction reduce, std::size_t item_bytes);
 
-  std::int64_t count() const { return rounds_for(parts_.part, capacity_); }
+  std::int64_t count() const;
   void produce(std::int64_t round, std::byte* slot) const;
   void consume(std::int64_t round, Slots slots);
 
  private:
   int rank_;
-  Parts parts_;
+  Strands strands_;
   std::int64_t capacity_;
-  const std::byte* input_;
-  std::byte* output_;
   ReduceFunction reduce_;
   std::size_t item_bytes_;
   std::vector<const std::byte*> sources_;
 };
 
-/// The rounds of an all-gather of parts into `output`; `own`, this rank's, may stand there already.
+/// The rounds of an all-gather of strands.
 struct GatherRounds {
   int rank;
-  Parts parts;
+  Strands strands;
   std::int64_t capacity;
-  const std::byte* own;
-  std::byte* output;
 
-  std::int64_t count() const { return rounds_for(parts.part, capacity); }
+  std::int64_t count() const;
   void produce(std::int64_t round, std::byte* slot) const;
   void consume(std::int64_t round, Slots slots) const;
 };

@@ -23,6 +23,8 @@ struct ShmCall {
   std::int32_t root = 0;
   /// How many rounds this rank needs; not compared, the largest counts.
   std::int64_t rounds = 1;
+  /// What the call is for, cut to what fits; zeros after.
+  std::array<char, 64> purpose{};
 };
 
 /// Memory that the ranks of a group share on one host: for each rank two slots, used in turn, and a

@@ -76,6 +76,8 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
+  void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
+  bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }
   void abort() override { host_->abort(); }
   std::string name() const override { return host_->name() + " (staged)"; }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -58,8 +59,25 @@ class Communicator {
                              std::span<const std::int64_t> input_counts);
   /// tensor = rank `root`'s tensor.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
+  /// Several all-gathers as one collective, of one type: outputs[i] [size * n_i] = the inputs[i]
+  /// [n_i] of ranks 0, 1, ... This default packs them into one buffer, and so copies.
+  virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                                   const std::vector<at::Tensor>& inputs);
+  /// Several reduce-scatters as one collective, of one type: outputs[i] [n_i] = part `rank` of the
+  /// reduction of all ranks' inputs[i] [size * n_i]. This default packs them.
+  virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs, ReduceOp op);
+  /// Whether groups are moved from and to where they lie, without packing.
+  virtual bool moves_groups_in_place() const { return false; }
   /// Returns when all ranks have called it.
   virtual void barrier();
+  /// What the next calls are for ("unit 'layers.3'"; "": nothing in particular): part of the
+  /// messages about them. Must be the same on all ranks: shared memory compares it in each call,
+  /// the other back ends only with TESSERA_DEBUG=1, by a small collective ahead of the call.
+  virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
+  const std::string& purpose() const { return purpose_; }
+  /// Whether ranks that call different collectives, or for different purposes, are told so.
+  virtual bool compares_calls() const { return false; }
   /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
   /// "gloo", "shm", "nccl", "loopback".
@@ -71,7 +89,22 @@ class Communicator {
  private:
   int rank_;
   int size_;
+  std::string purpose_;
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+/// Says what the calls of a scope are for.
+class PurposeScope {
+ public:
+  PurposeScope(Communicator& group, std::string purpose) : group_(group) {
+    group_.set_purpose(std::move(purpose));
+  }
+  PurposeScope(const PurposeScope&) = delete;
+  PurposeScope& operator=(const PurposeScope&) = delete;
+  ~PurposeScope() { group_.set_purpose({}); }
+
+ private:
+  Communicator& group_;
+};
 
 }  // namespace tessera::comm
