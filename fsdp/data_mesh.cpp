@@ -1,5 +1,7 @@
 #include "data_mesh.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
@@ -18,6 +20,12 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
   shard = mesh[names[1]];
+}
+
+c10::Device DataMesh::device() const {
+  return all.device_type() == "cuda"
+             ? c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice()
+             : c10::Device(c10::kCPU);
 }
 
 }  // namespace tessera::fsdp

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 
 #include "tessera/mesh/device_mesh.h"
@@ -19,6 +21,8 @@ struct DataMesh {
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   /// How many ranks compute gradients that are averaged.
   std::int64_t ranks() const { return shard.size() * replicas(); }
+  /// Where this rank computes.
+  c10::Device device() const;
 };
 
 }  // namespace tessera::fsdp

@@ -27,7 +27,7 @@ void GradientReduction::start(const DataMesh& mesh, c10::ScalarType dtype) {
   for (WholeGradient& gradient : gradients_) {
     whole.push_back(std::exchange(gradient.local, {}));
   }
-  const auto options = parameters_.front()->shard().options().dtype(dtype);
+  const auto options = at::dtype(dtype).device(mesh.device());
   input_ = at::empty({mesh.shard.size(), flat_numel(segments_)}, options);
   pack(whole, segments_, input_);
   if (mesh.replicas() > 1) {

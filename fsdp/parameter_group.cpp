@@ -38,6 +38,7 @@ ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMes
                                const Options& options)
     : parameters_(std::move(parameters)),
       mesh_(std::move(mesh)),
+      device_(mesh_.device()),
       dtype_(parameters_.front().dtype()),
       compute_dtype_(compute_type(dtype_, options.mp_policy)),
       reduce_dtype_(options.mp_policy.reduce_dtype.value_or(compute_dtype_)),
@@ -59,7 +60,7 @@ void ParameterGroup::prepare() {
     return;
   }
   reshard();
-  check_not_meta();
+  check_devices();
   const c10::AutoGradMode no_grad(false);
   lay_out_shards();
   make_whole_tensors();
@@ -73,7 +74,7 @@ bool ParameterGroup::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& shard = parameters_[i].shard();
     const at::Tensor place = shares_memory() ? whole_locals_[i]
-                             : mesh_.shard.size() == 1
+                             : !has_flat()
                                  ? shard
                                  : shard_of(flat_, segments_[i], mesh_.shard.local_rank());
     if (shard.numel() > 0 && shard.const_data_ptr() != place.const_data_ptr()) {
@@ -83,22 +84,30 @@ bool ParameterGroup::laid_out() const {
   return true;
 }
 
-void ParameterGroup::check_not_meta() const {
-  std::string names;
+void ParameterGroup::check_devices() const {
+  std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     if (parameter.device().is_meta()) {
-      names += (names.empty() ? "'" : ", '") + parameter.name() + "'";
+      meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
     }
   }
-  TESSERA_CHECK(names.empty(), "forward of a sharded module, but its parameters ", names,
+  TESSERA_CHECK(meta.empty(), "forward of a sharded module, but its parameters ", meta,
                 " are still on the meta device; call nn::to_empty and fill them first");
+  const ShardHome& home = parameters_.front().home();
+  for (const ShardedParameter& parameter : parameters_) {
+    TESSERA_CHECK(parameter.device() == home.device,
+                  "forward of a sharded module, but the shard of parameter '", parameter.name(),
+                  "' is on ", parameter.device(), " instead of ", home.device,
+                  "; create it there, for example by nn::to_empty, or change the offload_policy");
+  }
 }
 
 void ParameterGroup::lay_out_shards() {
-  if (mesh_.shard.size() == 1) {
+  if (!has_flat()) {
     return;
   }
-  flat_ = at::zeros({flat_numel(segments_)}, parameters_.front().shard().options());
+  flat_ = at::zeros({flat_numel(segments_)},
+                    parameters_.front().shard().options().pinned_memory(home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, segments_[i], mesh_.shard.local_rank());
     place.copy_(parameters_[i].shard());
@@ -117,7 +126,7 @@ void ParameterGroup::make_whole_tensors() {
   // A whole number of aligned pieces for the neighbours.
   const std::int64_t unit = kAlignment * neighbours_.count();
   const std::int64_t bytes = (offsets.back() + unit - 1) / unit * unit;
-  whole_storage_ = ReusableStorage(bytes, parameters_.front().device());
+  whole_storage_ = ReusableStorage(bytes, device_);
   whole_flat_ = whole_storage_.tensor({bytes / itemsize}, compute_dtype_, 0);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     whole_locals_.push_back(shares_memory() ? parameters_[i].shard().detach()
@@ -137,7 +146,7 @@ void ParameterGroup::start_unshard() {
     gather_ = neighbours_.start_gather(whole_flat_);
     return;
   }
-  send_ = flat_.to(compute_dtype_);
+  send_ = flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
   gathered_ = at::empty({mesh_.shard.size(), flat_.numel()}, send_.options());
   gather_ = mesh_.shard.group().all_gather(gathered_, send_);
 }
@@ -178,7 +187,7 @@ void ParameterGroup::fill_whole_tensors() {
     return;
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    whole_locals_[i].copy_(parameters_[i].shard());
+    whole_locals_[i].copy_(parameters_[i].shard(), /*non_blocking=*/true);
   }
 }
 

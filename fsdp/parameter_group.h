@@ -56,9 +56,14 @@ class ParameterGroup {
   void finish_reduce(DeferredSums& sums);
 
  private:
-  bool shares_memory() const { return mesh_.shard.size() == 1 && compute_dtype_ == dtype_; }
+  const ShardHome& home() const { return parameters_.front().home(); }
+  /// Whether the whole tensors are the shards.
+  bool shares_memory() const {
+    return mesh_.shard.size() == 1 && compute_dtype_ == dtype_ && home().device == device_;
+  }
+  bool has_flat() const { return mesh_.shard.size() > 1 || home().pinned; }
   bool laid_out() const;
-  void check_not_meta() const;
+  void check_devices() const;
   void lay_out_shards();
   void make_whole_tensors();
   void fill_whole_tensors();
@@ -67,6 +72,7 @@ class ParameterGroup {
 
   std::vector<ShardedParameter> parameters_;
   DataMesh mesh_;
+  c10::Device device_;  ///< of computation
   c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::ScalarType reduce_dtype_;

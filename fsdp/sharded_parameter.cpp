@@ -8,29 +8,34 @@
 namespace tessera::fsdp {
 namespace {
 
-/// This rank's rows, in memory of their own, so that the whole tensor can be freed.
-at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank) {
+/// This rank's rows on `device`, in memory of their own, so that the whole tensor can be freed.
+at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
+               c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
-    return local.contiguous();
+    return local.contiguous().to(local.is_meta() ? local.device() : device);
   }
-  return local.narrow(*shape.dim, shape.first_row(rank), shape.rows(rank))
-      .clone(at::MemoryFormat::Contiguous);
+  const at::Tensor rows = local.narrow(*shape.dim, shape.first_row(rank), shape.rows(rank));
+  return local.is_meta() || local.device() == device ? rows.clone(at::MemoryFormat::Contiguous)
+                                                     : rows.contiguous().to(device);
 }
 
 }  // namespace
 
 ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const DataMesh& mesh,
-                                   std::optional<std::int64_t> dim)
+                                   std::optional<std::int64_t> dim, ShardHome home)
     : slot_(std::move(slot)),
       name_(std::move(name)),
-      shape_{local_tensor(slot_->get()).sizes().vec(), dim, mesh.shard.size()} {
+      shape_{local_tensor(slot_->get()).sizes().vec(), dim, mesh.shard.size()},
+      home_(home) {
   const c10::AutoGradMode no_grad(false);
   const at::Tensor& original = slot_->get();
   if (tessera::is_distributed(original)) {
     whole_spec_ = sharding_spec(original);
   }
-  sharded_ = make_distributed(cut(local_tensor(original).detach(), shape_, mesh.shard.local_rank()),
-                              sharded_spec(original, mesh, dim, name_), original.sizes().vec());
+  const at::Tensor shard =
+      cut(local_tensor(original).detach(), shape_, mesh.shard.local_rank(), home.device);
+  sharded_ =
+      make_distributed(shard, sharded_spec(original, mesh, dim, name_), original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   slot_->set_persistent(sharded_);
   show_sharded();
@@ -74,7 +79,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient) {
   if (sum.defined()) {
     local_tensor(sum).add_(gradient);
   } else {
-    sum = make_distributed(gradient.to(dtype()), sharding_spec(sharded_), sharded_.sizes().vec());
+    sum = make_distributed(gradient.to(shard().options()), sharding_spec(sharded_),
+                           sharded_.sizes().vec());
   }
 }
 

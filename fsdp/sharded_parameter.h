@@ -14,15 +14,22 @@
 
 namespace tessera::fsdp {
 
+/// The memory in which shards and their gradients live.
+struct ShardHome {
+  c10::Device device;
+  bool pinned = false;  ///< page-locked
+};
+
 /// One parameter of a unit: the slot, the shard that persists in it, and the whole tensor that
 /// forward and backward see. "Whole" means over FSDP's mesh dimension: under tensor parallelism it
 /// is still distributed on the other ones.
 class ShardedParameter {
  public:
   /// Splits the tensor in `slot` on `dim` over `mesh` (nullopt: replicates it there) and leaves
-  /// this rank's shard in the slot. Not collective.
+  /// this rank's shard in the slot, moved to `home` unless it is on the meta device. Not
+  /// collective.
   ShardedParameter(nn::SlotPtr slot, std::string name, const DataMesh& mesh,
-                   std::optional<std::int64_t> dim);
+                   std::optional<std::int64_t> dim, ShardHome home);
 
   const std::string& name() const { return name_; }
   const nn::SlotPtr& slot() const { return slot_; }
@@ -30,6 +37,7 @@ class ShardedParameter {
   const ShardShape& shape() const { return shape_; }
   c10::ScalarType dtype() const { return sharded_.scalar_type(); }
   c10::Device device() const { return sharded_.device(); }
+  const ShardHome& home() const { return home_; }
   bool trainable() const { return sharded_.requires_grad(); }
 
   /// The distributed tensor that persists, and its local part: of shape().shard_sizes(rank).
@@ -54,6 +62,7 @@ class ShardedParameter {
   nn::SlotPtr slot_;
   std::string name_;
   ShardShape shape_;
+  ShardHome home_;
   std::optional<ShardingSpec> whole_spec_;  ///< empty: the whole tensor is plain
   at::Tensor sharded_;
   at::Tensor whole_;

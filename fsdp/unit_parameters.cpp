@@ -63,6 +63,14 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim < 0 ? shard->dim + tensor.dim() : shard->dim;
 }
 
+ShardHome home_of(const DataMesh& mesh, const Options& options) {
+  const c10::Device device = mesh.device();
+  if (!options.offload_policy) {
+    return {device, false};
+  }
+  return {c10::kCPU, options.offload_policy->pin_memory && !device.is_cpu()};
+}
+
 }  // namespace
 
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
@@ -92,6 +100,7 @@ void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
 std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots& parameters,
                                                             const DataMesh& mesh,
                                                             const Options& options) {
+  const ShardHome home = home_of(mesh, options);
   std::vector<std::vector<ShardedParameter>> groups;
   for (const auto& [name, slot] : parameters) {
     const auto same_type = [&type = *slot](const std::vector<ShardedParameter>& group) {
@@ -101,7 +110,8 @@ std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots
     if (group == groups.end()) {
       group = groups.insert(groups.end(), std::vector<ShardedParameter>{});
     }
-    group->emplace_back(slot, name, mesh, shard_dim(name, slot->get(), options.shard_placement));
+    group->emplace_back(slot, name, mesh, shard_dim(name, slot->get(), options.shard_placement),
+                        home);
   }
   return groups;
 }

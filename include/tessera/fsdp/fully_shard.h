@@ -32,8 +32,17 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
+/// Shards, and with them gradients and the optimizer's state, live in the host's memory; parameters
+/// are gathered on the mesh's device.
+struct OffloadPolicy {
+  /// In page-locked memory where the device is CUDA, so that copies run beside computation.
+  bool pin_memory = true;
+};
+
 struct Options {
   MixedPrecisionPolicy mp_policy{};
+  /// Default: shards live on the mesh's device, to which they are moved.
+  std::optional<OffloadPolicy> offload_policy{};
   /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
   /// them in between (ZeRO-2). Default: true for every unit but the root.
   std::optional<bool> reshard_after_forward{};

@@ -1,0 +1,117 @@
+// Shards, gradients and the optimizer in the host's memory.
+#include <gtest/gtest.h>
+
+#include "fsdp/training.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/optim/adamw.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::shard;
+using testing::Sizes;
+using testing::SmallModel;
+
+const Options kOffload{.offload_policy = OffloadPolicy{}};
+
+class Offload : public ::testing::TestWithParam<int> {};
+
+TEST_P(Offload, TrainsAsOneRankDoes) {
+  const Sizes sizes;
+  const testing::Training expected = testing::train_alone(sizes, 3);
+  RunRanks(GetParam(), [&](Rank& rank) {
+    SmallModel model(sizes.dim, sizes.hidden, sizes.classes);
+    testing::fill(model);
+    shard(model, rank.mesh({rank.size()}, {"dp"}), kOffload);
+    testing::expect_training(model, rank, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Offload, ::testing::Values(1, 2, 4));
+
+TEST(Offload, KeepsShardsAndGradientsOnTheHost) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(4, 6, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}), kOffload);
+    testing::local_loss(model, rank).backward();
+    for (const auto& [name, slot] : model.named_slots()) {
+      EXPECT_TRUE(local_tensor(slot->persistent()).device().is_cpu()) << name;
+      EXPECT_TRUE(local_tensor(slot->persistent().grad()).device().is_cpu()) << name;
+    }
+  });
+}
+
+TEST(Offload, StepsAnOptimizerThatWasMadeBefore) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(4, 6, 3), other(4, 6, 3);
+    testing::fill(model);
+    testing::fill(other);
+    optim::AdamW optimizer(model, {.lr = 0.1}), other_optimizer(other, {.lr = 0.1});
+    shard(model, rank.mesh({2}, {"dp"}), kOffload);
+    shard(other, rank.mesh({2}, {"dp"}));
+    for (int step = 0; step < 2; ++step) {
+      testing::local_loss(model, rank, step).backward();
+      testing::local_loss(other, rank, step).backward();
+      optimizer.step();
+      other_optimizer.step();
+      optimizer.zero_grad();
+      other_optimizer.zero_grad();
+    }
+    const auto expected = other.named_slots();
+    std::size_t i = 0;
+    for (const auto& [name, slot] : model.named_slots()) {
+      EXPECT_TRUE(
+          local_tensor(slot->persistent()).equal(local_tensor(expected[i++].second->persistent())))
+          << name;
+    }
+  });
+}
+
+TEST(Offload, AccumulatesAcrossBackwards) {
+  const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
+  RunRanks(3, [&](Rank& rank) {
+    SmallModel model(7, 10, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({3}, {"dp"}), kOffload);
+    testing::local_loss(model, rank, 0).backward();
+    set_requires_gradient_sync(model, false);
+    testing::local_loss(model, rank, 1).backward();
+    set_requires_gradient_sync(model, true);
+    testing::local_loss(model, rank, 2).backward();
+    testing::expect_gradients(model, expected);
+  });
+}
+
+TEST(Offload, ComputesInAnotherTypeFromShardsInFp32) {
+  RunRanks(2, [](Rank& rank) {
+    Options options = kOffload;
+    options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+    SmallModel model(4, 6, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}), options);
+    testing::local_loss(model, rank).backward();
+    EXPECT_EQ(model.head->slot("weight")->persistent().grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(Offload, TakesAModelFromTheMetaDevice) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel reference(5, 7, 2);
+    testing::fill(reference);
+    const auto model = [] {
+      const nn::MetaDevice meta;
+      return std::make_shared<SmallModel>(5, 7, 2);
+    }();
+    shard(*model, rank.mesh({2}, {"dp"}), kOffload);
+    nn::to_empty(*model, at::kCPU);
+    testing::fill(*model);
+    const at::Tensor x = testing::batch(5, 0);
+    EXPECT_TRUE((*model)(x).allclose(reference(x)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
