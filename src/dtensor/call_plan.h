@@ -30,6 +30,7 @@ struct CallPlan {
     std::vector<std::int64_t> sizes;
     std::optional<std::vector<std::int64_t>> strides;  ///< of a view, known beforehand
     TensorSpecPtr spec;                                ///< filled by the first call
+    bool contiguous = false;  ///< local results are made so: ranks would not agree on strides
   };
   /// Run instead of the operator.
   struct LocalCall {

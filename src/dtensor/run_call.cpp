@@ -1,3 +1,4 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <c10/util/SmallVector.h>
@@ -133,8 +134,10 @@ class Run {
     // The default runs the operator as one rank would, strides included.
     if (result.strides() == input.spec->strides) return result;
     BelowAutograd guard;
-    return at::empty_strided(input.spec->sizes, input.spec->strides, result.options())
-        .copy_(result);
+    auto strided = at::empty_strided(input.spec->sizes, input.spec->strides, result.options());
+    // An expanded tensor cannot be written; what it is read for does not depend on its strides.
+    if (at::has_internal_overlap(strided) == at::MemOverlap::Yes) return result;
+    return strided.copy_(result);
   }
 
   void execute() {
@@ -223,6 +226,7 @@ class Run {
 
   at::Tensor wrap_result(at::Tensor local) {
     auto spec = spec_of(local);
+    if (plan_.has_rule && plan_.outputs[outputs_].contiguous) local = local.contiguous();
     if (info_.viewed < 0) return wrap(std::move(local), std::move(spec));
     return wrap_view(std::move(local), std::move(spec));
   }
@@ -294,10 +298,22 @@ class Run {
                   " expects a local "
                   "result of sizes ",
                   c10::IntArrayRef(expected), ", found ", local.sizes());
-    return intern_spec(
-        {sharding, output.sizes,
-         output.strides ? *output.strides : strides_in_order_of(output.sizes, local.strides()),
-         local.scalar_type()});
+    return intern_spec({sharding, output.sizes, first_strides(output, local), local.scalar_type()});
+  }
+
+  /// Alike on all ranks, however thin their parts are.
+  std::vector<std::int64_t> first_strides(CallPlan::Output& output, const at::Tensor& local) {
+    if (output.strides) return *output.strides;
+    const bool told =
+        parts_tell_order(*output.layout, output.sizes) &&
+        std::all_of(plan_.inputs.begin(), plan_.inputs.end(), [](const CallPlan::Input& input) {
+          const auto* layout = input.target ? input.target : input.spec->sharding.layout;
+          return parts_tell_order(*layout, input.spec->sizes);
+        });
+    if (told) return strides_in_order_of(output.sizes, local.strides());
+    output.contiguous = true;
+    plan_.direct = false;
+    return contiguous_strides(output.sizes);
   }
 
   TensorSpecPtr default_spec(const at::Tensor& local) {

@@ -7,7 +7,9 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -71,6 +73,29 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
+/// The different numbers of positions that coordinates hold of a digit.
+std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
+  std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
+  for (const int mesh_dim : digit.mesh_dims) {
+    const auto count = layout.mesh_sizes()[static_cast<std::size_t>(mesh_dim)];
+    for (const auto whole : std::exchange(parts, {})) {
+      for (std::int64_t i = 0; i < count; ++i) parts.insert(chunk_size(whole, count, i));
+    }
+  }
+  return parts;
+}
+
+/// Likewise of a dimension.
+std::set<std::int64_t> part_sizes(const Layout& layout, int dim, std::int64_t size) {
+  std::set<std::int64_t> sizes{1};
+  for (const auto& digit : layout.digits(dim)) {
+    for (const auto major : std::exchange(sizes, {})) {
+      for (const auto minor : part_sizes(layout, digit, size)) sizes.insert(major * minor);
+    }
+  }
+  return sizes;
+}
+
 }  // namespace
 
 TensorSpecPtr intern_spec(TensorSpec spec) {
@@ -94,6 +119,26 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     strides[*it] = like[*it] == 0 && sizes[*it] > 1 ? 0 : stride;
     if (strides[*it] != 0) stride *= std::max<std::int64_t>(sizes[*it], 1);
+  }
+  return strides;
+}
+
+bool parts_tell_order(const Layout& layout, c10::IntArrayRef sizes) {
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const auto index = static_cast<int>(dim);
+    if (layout.digits(index).empty()) continue;
+    const auto parts = part_sizes(layout, index, sizes[dim]);
+    if (parts.size() > 1 && *parts.begin() <= 1) return false;
+  }
+  return true;
+}
+
+std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t dim = sizes.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= std::max<std::int64_t>(sizes[dim], 1);
   }
   return strides;
 }

@@ -33,6 +33,13 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
 /// strides (a stride of 0 stays 0).
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
+/// Whether every rank finds the same order of dimensions in the strides of its part. Not where ranks
+/// hold different numbers of positions along a dimension, some of them at most one: the stride of
+/// such a dimension means nothing, and kernels choose it as they like.
+bool parts_tell_order(const Layout& layout, c10::IntArrayRef sizes);
+
+std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
+
 /// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
 std::string describe(const TensorSpec& spec);
 

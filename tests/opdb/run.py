@@ -1,11 +1,12 @@
 """PyTorch's operator database through torch.ops.tessera, forward and backward, on several ranks.
 
-    run.py [--configuration A|B] [--ops NAME,...] [--sample N] [--samples N] [--placements N]
+    run.py [--configuration A|B|C] [--ops NAME,...] [--sample N] [--samples N] [--placements N]
            [--json FILE] [--library FILE]
 
 Every sample input of every operator is distributed in several placements of each tensor argument;
 results and gradients are compared with the plain operator's on a single device. Configuration A is
-a 1-D mesh of 4 with sizes that it divides, B a 2 x 2 mesh with sizes that it does not. Each case is
+a 1-D mesh of 4 with sizes that it divides, B a 2 x 2 mesh with sizes that it does not, C a 1-D mesh
+of 4 with sizes that it does not (some shards are empty). Each case is
 
     right, wrong     the values are, or are not, those of the plain operator
     refused          the library raised its error, alike on all ranks
@@ -27,7 +28,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = pathlib.Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin")).parent / "lib" / "libtessera_torch.so"
-CONFIGURATIONS = {"A": ([4], True), "B": ([2, 2], False)}
+CONFIGURATIONS = {"A": ([4], True), "B": ([2, 2], False), "C": ([4], False)}
 FAILURES = ("crash", "hang", "wrong")
 
 

@@ -104,6 +104,16 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
+/// addmv(self, mat, vec). Of a matrix without elements libtorch's kernel returns `self` as it is,
+/// not expanded to the result.
+std::optional<ShardingRule> addmv_rule(const OpCall& call) {
+  std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));
+  if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) return rule;
+  if (call.tensor(1).numel() == 0) return std::nullopt;
+  for (auto& factor : rule->factors) factor.empty = false;
+  return rule;
+}
+
 /// linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
   const std::string leading =
@@ -162,7 +172,7 @@ Table matmul_table() {
               {"dot{,.out} vdot{,.out}", einsum("k,k->")},
               {"ger{,.out}", einsum("m,n->mn")},
               {"addmm{,_,.out}", einsum("+,mk,kn->mn")},
-              {"addmv{,_,.out}", einsum("+,mk,k->m")},
+              {"addmv{,_,.out}", addmv_rule},
               {"addr{,_,.out}", einsum("+,m,n->mn")},
               {"baddbmm{,_,.out}", einsum("+,bmk,bkn->bmn")},
               {"addbmm{,_,.out}", einsum("+,bmk,bkn->mn")},

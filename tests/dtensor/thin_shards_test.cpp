@@ -1,0 +1,101 @@
+// Ranks that hold one position of a dimension, or none: what libtorch's kernels make of such a part
+// must not make the ranks differ.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor values(at::IntArrayRef sizes) {
+  return at::sin(at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble)).view(sizes);
+}
+
+/// On a line of all ranks: of 5 positions the fourth rank holds none.
+at::Tensor place(const at::Tensor& value, Rank& rank, const Placement& placement) {
+  return distribute_tensor(value, rank.mesh({rank.size()}, {"x"}), {placement}).tensor().detach();
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  return DistributedTensor(tensor).full_tensor();
+}
+
+TEST(ThinShards, HaveTheSameStridesOnAllRanks) {
+  RunRanks(4, [](Rank& rank) {
+    // A part of [3, 1] is contiguous whatever its strides are, and a part of [3, 0] too.
+    const auto x = place(values({5, 3}), rank, Shard{0}).t();
+    for (const auto& y : {x.exp(), x + x, at::where(x > 0, x, -x), x.clone()}) {
+      EXPECT_EQ(y.strides(), at::IntArrayRef({5, 1}));
+      EXPECT_TRUE(at::equal(whole(y.view({15})), whole(y).reshape({15})));
+    }
+  });
+}
+
+TEST(ThinShards, StayContiguousWhenACallIsFoundAgain) {
+  RunRanks(4, [](Rank& rank) {
+    const auto x = place(values({5, 3}), rank, Shard{0}).t();
+    for (int i = 0; i < 3; ++i) {
+      const auto y = x + x;
+      EXPECT_TRUE(DistributedTensor(y).to_local().is_contiguous());
+      EXPECT_TRUE(at::equal(whole(y.view({15})), values({5, 3}).t().mul(2).reshape({15})));
+    }
+  });
+}
+
+TEST(ThinShards, KeepTheOrderOfDimensionsWhereAllPartsTellIt) {
+  RunRanks(3, [](Rank& rank) {
+    const auto y = place(values({8, 3}), rank, Shard{0}).t().exp();
+    EXPECT_EQ(y.strides(), at::IntArrayRef({1, 3}));
+  });
+}
+
+TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
+  const auto matrix = values({5, 6}), vector = values({6});
+  for (const auto& term : {values({1}), values({}), values({5})}) {
+    RunRanks(4, [&](Rank& rank) {
+      for (const auto& placement : {Shard{0}, Shard{1}}) {
+        const auto m = place(matrix, rank, placement).requires_grad_();
+        const auto t = place(term, rank, Replicate{}).requires_grad_();
+        const auto y = at::addmv(t, m, place(vector, rank, Replicate{}), 0.5, 2);
+        EXPECT_TRUE(at::allclose(whole(y), at::addmv(term, matrix, vector, 0.5, 2)));
+        y.sum().backward();
+        EXPECT_TRUE(at::allclose(whole(t.grad()), at::full_like(term, 2.5 / term.numel())));
+        EXPECT_TRUE(at::allclose(whole(m.grad()), vector.mul(2).expand({5, 6})));
+      }
+    });
+  }
+}
+
+TEST(ThinShards, TakeAProductWithoutElementsAndABroadcastTerm) {
+  RunRanks(4, [](Rank& rank) {
+    const auto matrix = place(values({5, 0}), rank, Shard{0});
+    const auto vector = place(values({0}), rank, Replicate{});
+    const auto term = place(values({5}), rank, Shard{0});
+    EXPECT_TRUE(at::equal(whole(at::addmv(term, matrix, vector, 0.5)), values({5}).mul(0.5)));
+  });
+}
+
+TEST(ThinShards, AddAPartialTermToASumOfNoProducts) {
+  const auto term = values({3, 4}), a = values({5, 3, 2}), b = values({5, 2, 4});
+  RunRanks(4, [&](Rank& rank) {
+    const auto t = place(term, rank, Partial{});
+    const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
+    EXPECT_TRUE(at::allclose(whole(y), at::addbmm(term, a, b, 0.5, 2)));
+  });
+}
+
+TEST(Default, GathersAnExpandedTensor) {
+  const auto x = values({5}), mask = values({3, 5}).gt(0);
+  RunRanks(4, [&](Rank& rank) {
+    // masked_select has no rule; an expanded tensor's memory cannot be written.
+    const auto expanded = place(x, rank, Shard{0}).expand({3, 5});
+    const auto found = at::masked_select(expanded, place(mask, rank, Shard{1}));
+    EXPECT_TRUE(at::equal(whole(found), at::masked_select(x.expand({3, 5}), mask)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
