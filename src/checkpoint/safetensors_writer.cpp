@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "atomic_file.h"
 #include "block_runs.h"
 #include "safetensors_header.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {

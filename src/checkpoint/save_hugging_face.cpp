@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "agree.h"
-#include "atomic_file.h"
 #include "gather_blocks.h"
 #include "model_files.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/module.h"
 

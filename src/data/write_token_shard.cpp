@@ -1,12 +1,10 @@
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <system_error>
+#include <span>
 #include <vector>
 
 #include "shard_format.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/data/token_shards.h"
 
@@ -26,12 +24,7 @@ std::vector<Token> narrow(std::span<const std::int64_t> tokens) {
   return result;
 }
 
-template <class T>
-void put(std::ofstream& out, const T* data, std::size_t count) {
-  out.write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(count * sizeof(T)));
-}
-
-/// Header and tokens under a temporary name, then renamed.
+/// Header and tokens, complete or not at all.
 template <class Token>
 void write_shard(const std::filesystem::path& path, const ShardKind& kind,
                  const std::vector<Token>& tokens) {
@@ -39,20 +32,11 @@ void write_shard(const std::filesystem::path& path, const ShardKind& kind,
   header[0] = kind.magic;
   header[1] = kind.version;
   header[2] = static_cast<std::int32_t>(tokens.size());
-  auto temporary = path;
-  temporary += ".tmp" + std::to_string(getpid());
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  put(out, header.data(), header.size());
-  put(out, tokens.data(), tokens.size());
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(temporary, path, error);
-  if (!out || error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    fail("cannot write the token shard '", path.string(),
-         "': check that its folder exists, may be written and has room");
-  }
+  AtomicFile file(path);
+  file.write_at(0, std::as_bytes(std::span(header)));
+  file.write_at(sizeof(header), std::as_bytes(std::span(tokens)));
+  file.sync();
+  file.publish();
 }
 
 }  // namespace

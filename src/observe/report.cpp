@@ -5,16 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <numeric>
-#include <system_error>
 
 #include "chart.h"
 #include "html.h"
 #include "number_text.h"
 #include "report_style.h"
-#include "tessera/core/error.h"
+#include "tessera/core/atomic_file.h"
 
 namespace tessera::observe {
 namespace {
@@ -195,25 +193,13 @@ std::string body(const Report& report) {
 }  // namespace
 
 void write_report(const Report& report, const std::filesystem::path& path) {
-  // Renamed when complete: a full disk leaves an older report as it was.
-  auto temporary = path;
-  temporary += ".tmp";
-  std::ofstream out(temporary, std::ios::trunc);
-  out << fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-      "<title>{}</title>\n<style>{}</style></head>\n<body><main>\n{}"
-      "<footer>Written by Tessera.</footer>\n</main></body></html>\n",
-      escape_html(report.title), kReportStyle, body(report));
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(temporary, path, error);
-  if (!out || error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    fail("cannot write the report '", path.string(),
-         "': check that its folder exists, may be written and has room");
-  }
+  // A full disk leaves an older report as it was.
+  write_file(path,
+             fmt::format("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                         "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
+                         "<title>{}</title>\n<style>{}</style></head>\n<body><main>\n{}"
+                         "<footer>Written by Tessera.</footer>\n</main></body></html>\n",
+                         escape_html(report.title), kReportStyle, body(report)));
 }
 
 }  // namespace tessera::observe

@@ -1,4 +1,4 @@
-#include "atomic_file.h"
+#include "tessera/core/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,7 +13,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera::checkpoint {
+namespace tessera {
 namespace {
 
 /// What the temporary names of `path` begin with.
@@ -119,4 +119,4 @@ void sync_folder(const std::filesystem::path& folder) {
                 "' durable: ", std::strerror(error), ": check the disk");
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera

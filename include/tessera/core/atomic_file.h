@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-namespace tessera::checkpoint {
+namespace tessera {
 
 /// A file that appears complete or not at all: it is written under a temporary name beside `path`,
 /// made durable by sync(), and renamed by publish(). Unpublished, it is removed at the end; what a
@@ -41,4 +41,4 @@ void write_file(const std::filesystem::path& path, const std::string& text);
 /// Makes renames and removals in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera
