@@ -1,11 +1,8 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <vector>
 
-#include "tessera/nn/module.h"
+#include "tessera/optim/slot_optimizer.h"
 
 namespace tessera::optim {
 
@@ -18,40 +15,26 @@ struct AdamWOptions {
 };
 
 /// AdamW (Loshchilov & Hutter 2019) over local shards: one fused kernel call for all parameters of
-/// a type. Holds slots, so it may be made before or after TP and FSDP are applied; a slot given
-/// twice (tied weights) counts once. State is made at a parameter's first step, shaped like its
-/// local shard.
-class AdamW {
+/// a group, a type and a device, in which shards that are neighbours in memory are one. State
+/// "exp_avg", "exp_avg_sq", "step".
+///
+/// Parameters narrower than fp32 have state in fp32 and are updated in it, then rounded:
+/// fairseq's memory-efficient fp16, where there is no fp32 copy of them.
+///
+/// step(): no communication, but where a gradient lies otherwise than its parameter (a pending
+/// sum), which is redistributed: then collective. Slots without a gradient are skipped. Throws
+/// Error, before any parameter changes, for a parameter without values or whose local shard changed
+/// its sizes or device since its first step.
+class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
   /// Throws Error for options that make no sense.
+  explicit AdamW(std::vector<Group<AdamWOptions>> groups);
   AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options);
   /// All slots below `module`.
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
-  /// One update from the slots' gradients; slots without one are skipped. No communication, but
-  /// where a gradient lies otherwise than its parameter (a pending sum), which is redistributed:
-  /// then collective. Throws Error, before any parameter changes, for a parameter without values or
-  /// whose local shard changed its sizes since its first step.
-  void step();
-  /// Drops the gradients.
-  void zero_grad();
-  void set_lr(double lr) { options_.lr = lr; }
-  double lr() const { return options_.lr; }
-  /// Each once, as clip_grad_norm_ takes them.
-  const std::vector<nn::SlotPtr>& parameters() const { return parameters_; }
-
  private:
-  struct State {
-    at::Tensor exp_avg, exp_avg_sq, step;
-  };
-  struct Batch;
-  static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& local);
-  const State& state_for(std::size_t index, const at::Tensor& local);
-  void update(const Batch& batch) const;
-
-  std::vector<nn::SlotPtr> parameters_;
-  std::vector<State> state_;
-  AdamWOptions options_;
+  void update_shards(const std::vector<ShardUpdate>& shards, double factor) override;
 };
 
 }  // namespace tessera::optim

@@ -1,0 +1,118 @@
+#include "tessera/optim/grad_scaler.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "grad_terms.h"
+#include "tessera/core/error.h"
+
+namespace tessera::optim {
+
+GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
+  TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
+                    options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
+                    options.backoff_factor < 1.0 && options.growth_interval > 0 &&
+                    options.min_scale >= 0.0 && options.tolerance >= 0.0 &&
+                    options.tolerance <= 1.0,
+                "a GradScaler with initial scale ", options.init_scale, ", growth ",
+                options.growth_factor, " every ", options.growth_interval, " steps, backoff ",
+                options.backoff_factor, ", least scale ", options.min_scale, ", tolerance ",
+                options.tolerance, " was asked for; the scale and the interval must be above 0, ",
+                "growth at least 1, backoff in (0, 1), the tolerance in [0, 1]");
+  state_.scale = options.init_scale;
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return enabled() ? loss * state_.scale : loss;
+}
+
+void GradScaler::check_once() const {
+  TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
+                "clip_grad_norm_ or unscale_ once, then step");
+}
+
+at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
+                                       const NormOptions& options) {
+  if (!enabled()) return optim::clip_grad_norm_(parameters, max_norm, options);
+  check_once();
+  TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
+                " was asked for; it must not be negative");
+  const at::Tensor scaled = grad_norm(parameters, options);
+  const double norm = scaled.item<double>() / state_.scale;
+  checked_ = {std::isfinite(norm), std::min(1.0, max_norm / (norm + 1e-6)) / state_.scale};
+  return scaled / state_.scale;
+}
+
+void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  if (!enabled()) return;
+  check_once();
+  const c10::AutoGradMode no_grad(false);
+  const GradTerms terms = collect_grads(parameters, options.over);
+  for (const at::Tensor& grad : terms.locals) {
+    TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
+                  " gradients was asked for, of which small ones would vanish; leave it to ",
+                  "clip_grad_norm_ and step, which divide in fp32");
+  }
+  const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity());
+  checked_ = {std::isfinite(largest.item<double>()), 1.0};
+  if (checked_->finite)
+    scale_grads(terms, at::scalar_tensor(1.0 / state_.scale, largest.options()));
+}
+
+bool GradScaler::step(Optimizer& optimizer) {
+  if (!enabled()) {
+    optimizer.step();
+    return true;
+  }
+  if (!checked_) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    const auto largest = grad_norm(optimizer.parameters(), {.norm_type = infinity}).item<double>();
+    checked_ = {std::isfinite(largest), 1.0 / state_.scale};
+  }
+  const Checked checked = *std::exchange(checked_, std::nullopt);
+  if (checked.finite) optimizer.step(checked.factor);
+  adjust(checked.finite);
+  return checked.finite;
+}
+
+void GradScaler::adjust(bool finite) {
+  ++state_.steps_since_change;
+  if (!finite) {
+    back_off();
+  } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
+    const double grown = state_.scale * options_.growth_factor;
+    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) state_.scale = grown;
+    state_.steps_since_change = state_.overflows_since_change = 0;
+  }
+}
+
+void GradScaler::back_off() {
+  state_.steps_since_overflow = 0;
+  ++state_.overflows_since_change;
+  const double share = static_cast<double>(state_.overflows_since_change) /
+                       static_cast<double>(state_.steps_since_change);
+  if (share < options_.tolerance) return;
+  const double next = state_.scale * options_.backoff_factor;
+  TESSERA_CHECK(next >= options_.min_scale, "the gradients overflowed at a loss scale of ",
+                state_.scale, ", and the next one, ", next, ", is below the least one, ",
+                options_.min_scale, ": the loss is probably exploding; lower the learning rate, ",
+                "clip gradients, enlarge the batch or train in bf16");
+  state_.scale = next;
+  state_.steps_since_change = state_.overflows_since_change = 0;
+}
+
+void GradScaler::load_state(const State& state) {
+  TESSERA_CHECK(state.scale > 0.0 && std::isfinite(state.scale),
+                "GradScaler: a state with a scale of ", state.scale,
+                " was to be loaded; it must be above 0 and finite");
+  state_ = state;
+  checked_.reset();
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,194 @@
+// Norms of any order, over any mix of meshes.
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <cmath>
+#include <limits>
+
+#include "optim/parameters.h"
+#include "tessera/core/error.h"
+#include "tessera/optim/clip_grad.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+using testing::numbers;
+using testing::set_grad;
+using testing::slot_of;
+using testing::whole;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Gives each slot a gradient, clips by libtorch and by ours, compares norms and gradients.
+void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
+  std::vector<at::Tensor> reference;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor grad =
+        numbers(slots[i]->persistent().sizes(), static_cast<std::int64_t>(i) + 1);
+    set_grad(slots[i], grad);
+    reference.push_back(at::zeros_like(grad).requires_grad_());
+    reference.back().mutable_grad() = grad.clone();
+  }
+  const double expected = torch::nn::utils::clip_grad_norm_(reference, max_norm, p);
+  const double norm = clip_grad_norm_(slots, max_norm, {.norm_type = p}).item<double>();
+  EXPECT_NEAR(norm, expected, 2e-6 * expected) << "p = " << p;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor grad = whole(slots[i]->persistent().grad());
+    EXPECT_TRUE(grad.allclose(reference[i].grad(), 1e-5, 1e-7)) << "p = " << p << ", " << i;
+  }
+}
+
+void expect_all_norms(const std::vector<nn::SlotPtr>& slots) {
+  for (const double p : {1.0, 2.0, kInfinity, 3.0, 0.5}) expect_as_libtorch(slots, p);
+}
+
+TEST(GradNorm, OfPlainGradients) {
+  expect_all_norms({slot_of(at::zeros({7, 5})), slot_of(at::zeros({3}))});
+}
+
+// 1 row over 4 ranks leaves three of them nothing.
+TEST(GradNorm, OverOneMeshDimensionWithEmptyShards) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
+                      slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
+                      slot_of(at::zeros({8}), mesh, {Replicate{}})});
+  });
+}
+
+TEST(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}, Shard{0}}),
+                      slot_of(at::zeros({5}), mesh, {Shard{0}, Replicate{}}),
+                      slot_of(at::zeros({3, 4}), mesh["tp"], {Shard{1}}),
+                      slot_of(at::zeros({3}), mesh["dp"], {Replicate{}}),
+                      slot_of(at::zeros({2, 2}))});
+  });
+}
+
+// HSDP: shards of three ranks, on two replicas.
+TEST(GradNorm, CountsReplicasOfShardsOnce) {
+  RunRanks(6, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 3}, {"replicate", "shard"});
+    expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Replicate{}, Shard{0}}),
+                      slot_of(at::zeros({2}), mesh, {Replicate{}, Shard{0}})});
+  });
+}
+
+// Two meshes made apart from each other, one of them of some ranks only.
+TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh all = rank.mesh({4}, {"dp"});
+    const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
+    const DeviceMesh pair(rank.world(),
+                          rank.rank() < 2 ? std::vector<int>{0, 1} : std::vector{2, 3},
+                          MeshShape({2}, {"pair"}));
+    std::vector<nn::SlotPtr> slots{slot_of(at::zeros({6}), square, {Shard{0}, Replicate{}}),
+                                   slot_of(at::zeros({5, 2}), all, {Shard{0}})};
+    expect_all_norms(slots);
+    // Different parameters on the two pairs: 3 and 4 make 5.
+    const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
+    set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
+    for (const nn::SlotPtr& slot : slots) slot->persistent().mutable_grad().reset();
+    slots.push_back(own);
+    const auto before = rank.world()->traffic().table();
+    EXPECT_FLOAT_EQ(grad_norm(slots).item<float>(), 5.0F);
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  });
+}
+
+// As the stages of a pipeline: each rank knows only its own mesh.
+TEST(GradNorm, OverAMeshThatNoParameterNames) {
+  RunRanks(4, [](Rank& rank) {
+    const bool first = rank.rank() < 2;
+    const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
+                           MeshShape({2}, {"dp"}));
+    const nn::SlotPtr slot = slot_of(at::zeros({3}), stage, {Shard{0}});
+    set_grad(slot, at::tensor({first ? 3.0F : 4.0F, 0.0F, 0.0F}));
+    EXPECT_FLOAT_EQ(grad_norm({slot}).item<float>(), first ? 3.0F : 4.0F);
+    const NormOptions both{.over = rank.mesh({4}, {"world"})};
+    EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
+  });
+}
+
+TEST(GradNorm, RefusesMeshesOfWhichNoneHoldsTheOthers) {
+  RunRanks(3, [](Rank& rank) {
+    if (rank.rank() != 1) return;
+    const DeviceMesh low(rank.world(), {0, 1}, MeshShape({2}, {"low"}));
+    const DeviceMesh high(rank.world(), {1, 2}, MeshShape({2}, {"high"}));
+    const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), low, {Shard{0}}),
+                                         slot_of(at::zeros({4}), high, {Shard{0}})};
+    EXPECT_THROW(grad_norm(slots), Error);
+  });
+}
+
+TEST(GradNorm, IsNotFiniteOnAllRanksIfAnElementOnOneIsNot) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
+    for (const double p : {1.0, 2.0, kInfinity}) {
+      for (const double bad : {kInfinity, std::nan("")}) {
+        for (int bad_rank = 0; bad_rank < 4; ++bad_rank) {
+          set_grad(slot, at::ones({4}));
+          if (rank.rank() == bad_rank) local_tensor(slot->persistent().grad()).fill_(bad);
+          const auto norm = grad_norm({slot}, {.norm_type = p}).item<double>();
+          EXPECT_EQ(std::isnan(norm), std::isnan(bad)) << norm;
+          EXPECT_FALSE(std::isfinite(norm));
+        }
+      }
+    }
+  });
+}
+
+TEST(GradNorm, ThrowsOnEveryRankIfAskedTo) {
+  const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
+    const nn::SlotPtr slot = slot_of(at::zeros({3}), rank.mesh({3}, {"dp"}), {Shard{0}});
+    set_grad(slot, at::tensor({1.0, 2.0, kInfinity}).to(at::kFloat));
+    clip_grad_norm_({slot}, 1.0, {.error_if_nonfinite = true});
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("norm of the gradients is inf"), std::string::npos) << error;
+  }
+}
+
+TEST(GradNorm, LeavesGradientsAsTheyAre) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}));
+  set_grad(slot, at::tensor({3.0F, 4.0F}));
+  EXPECT_FLOAT_EQ(grad_norm({slot}).item<float>(), 5.0F);
+  EXPECT_TRUE(slot->get().grad().equal(at::tensor({3.0F, 4.0F})));
+}
+
+TEST(GradNorm, RefusesOrdersThatAreNoNorm) {
+  EXPECT_THROW(grad_norm({}, {.norm_type = 0.0}), Error);
+  EXPECT_THROW(grad_norm({}, {.norm_type = -1.0}), Error);
+  EXPECT_THROW(grad_norm({}, {.norm_type = std::nan("")}), Error);
+}
+
+// Squares of 300 overflow fp16, and its factor would lose digits.
+TEST(GradNorm, OfNarrowGradientsIsComputedInFp32) {
+  const nn::SlotPtr narrow = slot_of(at::zeros({2}, at::kHalf));
+  const nn::SlotPtr wide = slot_of(at::zeros({1}, at::kDouble));
+  set_grad(narrow, at::full({2}, 300.0, at::kHalf));
+  set_grad(wide, at::full({1}, 1e-3, at::kDouble));
+  EXPECT_NEAR(clip_grad_norm_({narrow, wide}, 30.0).item<double>(), 300.0 * std::sqrt(2.0), 1e-3);
+  EXPECT_NEAR(narrow->get().grad()[0].item<double>(), 30.0 / std::sqrt(2.0), 0.01);
+  EXPECT_NEAR(wide->get().grad()[0].item<double>(), 1e-4 / std::sqrt(2.0), 1e-10);
+}
+
+// What FSDP hands out: pieces of one buffer.
+TEST(GradNorm, OfGradientsThatLieInOneBuffer) {
+  const at::Tensor buffer = numbers({12}, 3);
+  const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({2, 3})), slot_of(at::zeros({4}))};
+  slots[0]->get().mutable_grad() = buffer.narrow(0, 0, 6).view({2, 3});
+  slots[1]->get().mutable_grad() = buffer.narrow(0, 6, 4);
+  const double expected = buffer.narrow(0, 0, 10).norm().item<double>();
+  const at::Tensor scaled = buffer / (2 * expected);
+  EXPECT_NEAR(clip_grad_norm_(slots, 0.5).item<double>(), expected, 1e-6 * expected);
+  EXPECT_TRUE(buffer.narrow(0, 0, 10).allclose(scaled.narrow(0, 0, 10), 1e-5));
+  EXPECT_TRUE(buffer.narrow(0, 10, 2).equal(numbers({12}, 3).narrow(0, 10, 2)));
+}
+
+}  // namespace
+}  // namespace tessera::optim

@@ -1,0 +1,247 @@
+#include "tessera/optim/grad_scaler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "optim/parameters.h"
+#include "tessera/core/error.h"
+#include "tessera/optim/adamw.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+using testing::numbers;
+using testing::set_grad;
+using testing::slot_of;
+using testing::whole;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr AdamWOptions kAdamW{.lr = 1e-2};
+
+/// What a step makes of a scaler that sees gradients without or with an overflow.
+bool step(GradScaler& scaler, bool overflow) {
+  const nn::SlotPtr slot = slot_of(at::ones({2}));
+  set_grad(slot, at::full({2}, overflow ? kInfinity : 1.0));
+  AdamW optimizer({slot}, kAdamW);
+  return scaler.step(optimizer);
+}
+
+TEST(GradScaler, ScalesTheLoss) {
+  const GradScaler scaler({.init_scale = 8.0});
+  EXPECT_EQ(scaler.scale(at::full({}, 3.0)).item<float>(), 24.0F);
+}
+
+TEST(GradScaler, TheStepIsThatOfTheUnscaledGradients) {
+  const nn::SlotPtr slot = slot_of(numbers({5}, 0));
+  const nn::SlotPtr reference = slot_of(numbers({5}, 0));
+  GradScaler scaler({.init_scale = 1024.0});
+  AdamW optimizer({slot}, kAdamW);
+  AdamW expected({reference}, kAdamW);
+  for (int i = 0; i < 3; ++i) {
+    set_grad(slot, numbers({5}, i + 1).mul(1024.0));
+    set_grad(reference, numbers({5}, i + 1));
+    EXPECT_TRUE(scaler.step(optimizer));
+    expected.step();
+  }
+  EXPECT_TRUE(slot->get().detach().equal(reference->get().detach()));
+}
+
+TEST(GradScaler, ClipsTheUnscaledGradients) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}));
+  const nn::SlotPtr reference = slot_of(at::zeros({2}));
+  GradScaler scaler({.init_scale = 256.0});
+  set_grad(slot, at::tensor({3.0F, 4.0F}).mul(256.0));
+  set_grad(reference, at::tensor({3.0F, 4.0F}));
+  // A large eps, so that the update shows the gradient's size.
+  const AdamWOptions options{.lr = 1.0, .eps = 10.0, .weight_decay = 0.0};
+  AdamW optimizer({slot}, options);
+  AdamW expected({reference}, options);
+  EXPECT_FLOAT_EQ(scaler.clip_grad_norm_({slot}, 2.0).item<float>(), 5.0F);
+  clip_grad_norm_({reference}, 2.0);
+  EXPECT_TRUE(scaler.step(optimizer));
+  expected.step();
+  EXPECT_TRUE(slot->get().detach().allclose(reference->get().detach(), 1e-6));
+}
+
+TEST(GradScaler, UnscalesInPlaceOnRequest) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}));
+  set_grad(slot, at::tensor({3.0F, 4.0F}).mul(256.0));
+  GradScaler scaler({.init_scale = 256.0});
+  scaler.unscale_({slot});
+  EXPECT_TRUE(slot->get().grad().equal(at::tensor({3.0F, 4.0F})));
+  AdamW optimizer({slot}, kAdamW);
+  EXPECT_TRUE(scaler.step(optimizer));
+}
+
+TEST(GradScaler, UnscalesOnceAStep) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}));
+  set_grad(slot, at::ones({2}));
+  GradScaler scaler;
+  scaler.unscale_({slot});
+  EXPECT_THROW(scaler.clip_grad_norm_({slot}, 1.0), Error);
+  EXPECT_THROW(scaler.unscale_({slot}), Error);
+}
+
+TEST(GradScaler, LeavesNarrowGradientsToTheOptimizer) {
+  const nn::SlotPtr slot = slot_of(at::zeros({2}, at::kHalf));
+  set_grad(slot, at::ones({2}, at::kHalf));
+  EXPECT_THROW(GradScaler().unscale_({slot}), Error);
+}
+
+// 2^-26 is below the smallest fp16: a gradient divided in fp16 would be 0 and its update too.
+TEST(GradScaler, KeepsGradientsThatFp16CannotHold) {
+  const nn::SlotPtr slot = slot_of(at::ones({2}, at::kHalf));
+  set_grad(slot, at::full({2}, std::ldexp(1.0, -10), at::kHalf));
+  GradScaler scaler({.init_scale = 65536.0});
+  AdamW optimizer({slot}, {.lr = 0.125, .eps = 0.0, .weight_decay = 0.0});
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_TRUE(slot->get().detach().equal(at::full({2}, 0.875, at::kHalf)));
+}
+
+TEST(GradScaler, LeavesOutAStepThatOverflowed) {
+  for (const double bad : {kInfinity, -kInfinity, std::nan("")}) {
+    const nn::SlotPtr slot = slot_of(at::ones({2}));
+    AdamW optimizer({slot}, kAdamW);
+    GradScaler scaler({.init_scale = 16.0});
+    set_grad(slot, at::tensor({1.0, bad}).to(at::kFloat));
+    EXPECT_FALSE(std::isfinite(scaler.clip_grad_norm_({slot}, 1.0).item<double>()));
+    EXPECT_FALSE(scaler.step(optimizer));
+    EXPECT_TRUE(slot->get().detach().equal(at::ones({2})));
+    EXPECT_EQ(scaler.scale(), 8.0);
+  }
+}
+
+// PyTorch's GradScaler: 3 good steps grow the scale, an overflow begins the count anew.
+TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflow) {
+  GradScaler scaler({.init_scale = 16.0, .growth_interval = 3});
+  std::vector<double> scales;
+  for (const bool overflow : {false, false, true, false, false, false, false}) {
+    step(scaler, overflow);
+    scales.push_back(scaler.scale());
+  }
+  EXPECT_EQ(scales, (std::vector<double>{16, 16, 8, 8, 8, 16, 16}));
+}
+
+TEST(GradScaler, ToleratesAShareOfOverflows) {
+  GradScaler scaler({.init_scale = 16.0, .tolerance = 0.5});
+  std::vector<double> scales;
+  for (const bool overflow : {false, false, true, true, true}) {
+    step(scaler, overflow);
+    scales.push_back(scaler.scale());
+  }
+  EXPECT_EQ(scales, (std::vector<double>{16, 16, 16, 8, 4}));
+}
+
+TEST(GradScaler, EndsBelowTheLeastScale) {
+  GradScaler scaler({.init_scale = 4.0, .min_scale = 2.0});
+  EXPECT_FALSE(step(scaler, true));
+  try {
+    step(scaler, true);
+    FAIL() << "the scale fell below its minimum";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("below the least one, 2"), std::string::npos);
+  }
+  EXPECT_EQ(scaler.scale(), 2.0);
+}
+
+TEST(GradScaler, DoesNothingWhenDisabled) {
+  GradScaler scaler({.enabled = false});
+  const at::Tensor loss = at::ones({});
+  EXPECT_TRUE(scaler.scale(loss).is_same(loss));
+  EXPECT_TRUE(step(scaler, true));
+  EXPECT_EQ(scaler.scale(), 1.0);
+}
+
+TEST(GradScaler, ContinuesFromItsState) {
+  const GradScalerOptions options{.init_scale = 16.0, .growth_interval = 3, .tolerance = 0.4};
+  GradScaler one(options);
+  for (const bool overflow : {false, true, false}) step(one, overflow);
+  GradScaler other(options);
+  other.load_state(one.state());
+  for (const bool overflow : {false, false, true, true, false}) {
+    step(one, overflow);
+    step(other, overflow);
+    EXPECT_EQ(one.state(), other.state());
+  }
+  EXPECT_THROW(other.load_state({}), Error);
+}
+
+TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
+  EXPECT_THROW(GradScaler({.init_scale = 0.0}), Error);
+  EXPECT_THROW(GradScaler({.backoff_factor = 1.0}), Error);
+  EXPECT_THROW(GradScaler({.growth_interval = 0}), Error);
+  EXPECT_THROW(GradScaler({.tolerance = 1.5}), Error);
+}
+
+/// Parameters in every way a 2x2 mesh may hold them; the last is on a submesh.
+std::vector<nn::SlotPtr> spread_slots(const DeviceMesh& mesh) {
+  return {slot_of(numbers({7, 5}, 0), mesh, {Shard{0}, Shard{0}}),
+          slot_of(numbers({3}, 1), mesh, {Shard{0}, Replicate{}}),
+          slot_of(numbers({1, 4}, 2), mesh, {Replicate{}, Shard{0}}),
+          slot_of(numbers({8, 2}, 3), mesh["tp"], {Shard{1}})};
+}
+
+void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    set_grad(slots[i], numbers(slots[i]->persistent().sizes(), 10 + static_cast<int>(i)) * scale);
+  }
+}
+
+// One element overflows on one rank, of each parameter in turn.
+TEST(GradScaler, AllRanksLeaveOutTheStepTogether) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    for (std::size_t bad = 0; bad < 4; ++bad) {
+      const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
+      AdamW optimizer(slots, kAdamW);
+      GradScaler scaler({.init_scale = 16.0});
+      set_grads(slots, 1.0);
+      const at::Tensor local = local_tensor(slots[bad]->persistent().grad());
+      if (rank.rank() == 0) local.view(-1).slice(0, 0, 1).fill_(kInfinity);
+      EXPECT_FALSE(scaler.step(optimizer)) << bad;
+      EXPECT_EQ(scaler.scale(), 8.0);
+      EXPECT_TRUE(whole(slots[0]->persistent()).equal(numbers({7, 5}, 0)));
+    }
+  });
+}
+
+TEST(GradScaler, OneAllReduceChecksAndClips) {
+  RunRanks(4, [](Rank& rank) {
+    const std::vector<nn::SlotPtr> slots = spread_slots(rank.mesh({2, 2}, {"dp", "tp"}));
+    AdamW optimizer(slots, kAdamW);
+    GradScaler scaler;
+    set_grads(slots, 65536.0);
+    const auto before = rank.world()->traffic().table();
+    scaler.clip_grad_norm_(slots, 1.0);
+    EXPECT_TRUE(scaler.step(optimizer));
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  });
+}
+
+TEST(GradScaler, AgreesWithUnscaledTrainingOnTwoMeshDimensions) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
+    const std::vector<nn::SlotPtr> reference = spread_slots(mesh);
+    AdamW optimizer(slots, kAdamW);
+    AdamW expected(reference, kAdamW);
+    GradScaler scaler;
+    set_grads(slots, 65536.0);
+    set_grads(reference, 1.0);
+    const at::Tensor norm = scaler.clip_grad_norm_(slots, 0.5);
+    EXPECT_NEAR(norm.item<double>(), clip_grad_norm_(reference, 0.5).item<double>(), 1e-5);
+    EXPECT_TRUE(scaler.step(optimizer));
+    expected.step();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_TRUE(whole(slots[i]->persistent()).allclose(whole(reference[i]->persistent()), 1e-5))
+          << i;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::optim
