@@ -66,9 +66,10 @@ std::string describe_inputs(const CallPlan& plan) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// item() asks for the one value, so its reduction counts as written.
-bool asks_for_value(const OperatorInfo& info) {
-  return info.name == "aten::_local_scalar_dense";
+/// item() and equal() ask for one value, so its reduction counts as written.
+bool asks_for_value(const OperatorInfo& info, const CallPlan& plan) {
+  return info.name == "aten::_local_scalar_dense" ||
+         (info.name == "aten::equal" && plan.form != nullptr);
 }
 
 void warn_once(const OperatorInfo& info) {
@@ -86,7 +87,7 @@ void check_policy(const OperatorInfo& info, const CallPlan& plan) {
                 " mixes distributed tensors with plain ones (", describe_inputs(plan),
                 "): distribute those first, or state in a ReplicationScope that they are equal on "
                 "all ranks");
-  if (!plan.moves || asks_for_value(info)) return;
+  if (!plan.moves || asks_for_value(info, plan)) return;
   if (!is_strict()) {
     if (!plan.has_rule) warn_once(info);
     return;
@@ -135,7 +136,7 @@ bool makes_new_tensors(const OperatorInfo& info) {
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  OperatorMode::Results results = mode.call(info.name, [&] {
+  OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     run_operator(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
                                  std::make_move_iterator(stack.end()));

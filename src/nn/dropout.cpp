@@ -13,7 +13,7 @@ Dropout::Dropout(double p) : p_(p) {
 
 at::Tensor Dropout::forward(const at::Tensor& x) {
   if (!is_training() || p_ == 0.0) return x;
-  return nn::dropout(x, p_, {key_.seed, substream(key_.stream, calls_++)});
+  return nn::dropout(x, p_, {key_.seed, substream(key_.stream, replayed_count(calls_))});
 }
 
 void Dropout::reset_parameters(const InitContext& init) {

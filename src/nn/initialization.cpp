@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/retired_parameter.h"
 
 namespace tessera::nn {
 
@@ -50,6 +51,7 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 void materialise(ParameterSlot& slot, c10::Device device) {
   if (!slot.persistent().is_meta()) return;
   const at::Tensor fresh = empty_on(slot.persistent(), device);
+  retire_parameter(slot.persistent(), "nn::to_empty");
   if (slot.has_persistent()) slot.set_persistent(fresh);
   slot.set(fresh);
   slot.set_initialized(false);

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/meta_device.h"
 
 namespace tessera::nn {
@@ -143,17 +144,22 @@ void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tenso
   if (at::Tensor* member = bindings_[index_of(name)].member) *member = tensor;
 }
 
+void ModuleBase::checkpoint_calls(CheckpointOptions options) {
+  TESSERA_CHECK(!checkpoints_calls(), "activation checkpointing was applied to this ", name(),
+                " already; apply it once to each module");
+  TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
+                "activation checkpointing of a ModuleList was asked for, which has no forward; "
+                "apply it to the modules in it");
+  checkpointed_.reset(new Checkpointed{std::move(options), std::exchange(hooks_, {})});
+}
+
 // By index: a hook may add hooks.
-void ModuleBase::run_pre_hooks(TensorList tensors) {
-  for (std::size_t i = 0; i < pre_hooks_.size(); ++i) pre_hooks_[i](*this, tensors);
+void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
+  for (std::size_t i = 0; i < hooks.size(); ++i) hooks[i](*this, tensors);
 }
 
-void ModuleBase::run_post_hooks(TensorList tensors) {
-  for (std::size_t i = 0; i < post_hooks_.size(); ++i) post_hooks_[i](*this, tensors);
-}
-
-void ModuleBase::run_always_hooks() noexcept {
-  for (std::size_t i = 0; i < always_hooks_.size(); ++i) always_hooks_[i]();
+void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
+  for (std::size_t i = 0; i < hooks.always.size(); ++i) hooks.always[i]();
 }
 
 }  // namespace tessera::nn

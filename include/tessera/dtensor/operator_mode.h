@@ -14,13 +14,17 @@ namespace tessera {
 /// no tensor or are composed of others run as ever.
 class OperatorMode {
  public:
+  struct Operator {
+    const std::string& name;  ///< "aten::mm", "aten::sum.dim_IntList"
+    bool draws_random = false;
+  };
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
   /// Called for each such operator, on plain and distributed tensors, and for
   /// "tessera::redistribute". `run` runs it; other results of the same kinds may be returned
   /// instead. What the operator itself runs on local tensors is not seen.
-  virtual Results call(const std::string& name, const std::function<Results()>& run) = 0;
+  virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
 /// While it lives, on this thread: operators go to `mode`. Scopes replace one another.

@@ -20,7 +20,8 @@ class Dropout : public Module<Dropout> {
   void reset_parameters(const InitContext& init) override;
 
   void set_key(RandomKey key) { key_ = key; }
-  /// The next call's mask; set it back to replay a call (activation checkpointing).
+  /// The next call's mask; set it back to replay a call. Activation checkpointing replays by
+  /// itself.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 

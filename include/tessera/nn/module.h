@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
+#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_tensors.h"
 
@@ -37,11 +39,16 @@ class ModuleBase : public torch::nn::Module {
   ~ModuleBase() override;
 
   /// Runs before forward with the tensors of its arguments, in order of registration.
-  void add_forward_pre_hook(Hook hook) { pre_hooks_.push_back(std::move(hook)); }
+  void add_forward_pre_hook(Hook hook) { hooks_.before.push_back(std::move(hook)); }
   /// Runs after forward with the tensors of its result, in order of registration.
-  void add_forward_hook(Hook hook) { post_hooks_.push_back(std::move(hook)); }
+  void add_forward_hook(Hook hook) { hooks_.after.push_back(std::move(hook)); }
   /// Runs last even if forward or a hook throws; must not throw itself.
-  void add_always_hook(std::function<void()> hook) { always_hooks_.push_back(std::move(hook)); }
+  void add_always_hook(std::function<void()> hook) { hooks_.always.push_back(std::move(hook)); }
+
+  /// From now on every call is a checkpoint() of forward and the hooks that are there by now; hooks
+  /// that come later (FSDP's) are around it and run once. Throws Error if it was said before.
+  void checkpoint_calls(CheckpointOptions options);
+  bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
   /// This module's own parameters, by name, in order of registration.
   const NamedSlots& slots() const { return slots_; }
@@ -89,11 +96,17 @@ class ModuleBase : public torch::nn::Module {
   /// A buffer: moves with the module and is re-made by reset_parameters, but is not saved.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes);
 
-  void run_pre_hooks(TensorList tensors);
-  void run_post_hooks(TensorList tensors);
-  void run_always_hooks() noexcept;
-  bool has_pre_hooks() const { return !pre_hooks_.empty(); }
-  bool has_post_hooks() const { return !post_hooks_.empty(); }
+  struct Hooks {
+    std::vector<Hook> before;
+    std::vector<Hook> after;
+    std::vector<std::function<void()>> always;
+  };
+  /// Those outside of what is checkpointed, and those within.
+  Hooks& hooks() { return hooks_; }
+  Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
+  const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
+  void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
+  static void run_always_hooks(const Hooks& hooks) noexcept;
 
  private:
   friend class ParameterSlot;
@@ -103,6 +116,11 @@ class ModuleBase : public torch::nn::Module {
     at::Tensor* member = nullptr;
   };
 
+  struct Checkpointed {
+    CheckpointOptions options;
+    Hooks hooks;
+  };
+
   Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;
@@ -110,9 +128,8 @@ class ModuleBase : public torch::nn::Module {
   NamedSlots slots_;
   std::vector<Binding> bindings_;  // beside slots_
   NamedSlots buffer_slots_;
-  std::vector<Hook> pre_hooks_;
-  std::vector<Hook> post_hooks_;
-  std::vector<std::function<void()>> always_hooks_;
+  Hooks hooks_;
+  std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
 };
 
@@ -127,20 +144,48 @@ class Module : public ModuleBase {
   template <class... Args>
   auto operator()(Args&&... args) {
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
-    struct Finally {
-      Module& module;
-      ~Finally() { module.run_always_hooks(); }
-    } finally{*this};
-    if (has_pre_hooks()) run_pre_hooks(collect_tensors(arguments));
-    const auto call = [this](auto&... values) {
-      return static_cast<Derived*>(this)->forward(values...);
+    const auto body = [this](auto&... values) { return this->call_forward(values...); };
+    if (!checkpoints_calls()) return call_hooked(hooks(), body, arguments);
+    return call_hooked(
+        hooks(), [this](auto&... values) { return this->call_checkpointed(values...); }, arguments);
+  }
+
+ private:
+  template <class... Values>
+  auto call_forward(Values&... values) {
+    return static_cast<Derived*>(this)->forward(values...);
+  }
+
+  template <class... Values>
+  auto call_checkpointed(Values&... values) {
+    // The graph may outlive the last handle of a module that somebody shares.
+    const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
+      const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
+      auto arguments = std::tie(inputs...);
+      return this->call_hooked(this->checkpointed_hooks(), body, arguments);
     };
-    if constexpr (std::is_void_v<decltype(std::apply(call, arguments))>) {
-      std::apply(call, arguments);
-      run_post_hooks({});
+    if constexpr ((std::is_copy_constructible_v<Values> && ...)) {
+      return checkpoint(checkpoint_options(), region, values...);
     } else {
-      auto result = std::apply(call, arguments);
-      if (has_post_hooks()) run_post_hooks(collect_tensors(result));
+      fail("activation checkpointing of a ", name(), " keeps a copy of its arguments, but one of ",
+           "them can't be copied; pass it by reference or pointer");
+      return region(values...);
+    }
+  }
+
+  template <class F, class Tuple>
+  auto call_hooked(Hooks& hooks, const F& body, Tuple& arguments) {
+    struct Finally {
+      Hooks& hooks;
+      ~Finally() { run_always_hooks(hooks); }
+    } finally{hooks};
+    if (!hooks.before.empty()) this->run_hooks(hooks.before, collect_tensors(arguments));
+    if constexpr (std::is_void_v<decltype(std::apply(body, arguments))>) {
+      std::apply(body, arguments);
+      this->run_hooks(hooks.after, {});
+    } else {
+      auto result = std::apply(body, arguments);
+      if (!hooks.after.empty()) this->run_hooks(hooks.after, collect_tensors(result));
       return result;
     }
   }

@@ -1,0 +1,58 @@
+#include "tessera/nn/retired_parameter.h"
+
+#include <torch/library.h>
+
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::nn {
+namespace {
+
+/// libtorch keeps this key for wrappers that it does not know itself and gives it no kernels.
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+class RetiredGradient : public c10::TensorImpl {
+ public:
+  RetiredGradient(const at::Tensor& parameter, std::string by)
+      : TensorImpl(c10::DispatchKeySet(kKey), parameter.dtype(), parameter.device()),
+        by_(std::move(by)) {
+    set_sizes_contiguous(parameter.sizes());
+  }
+
+  [[noreturn]] void refuse() const {
+    fail("an optimizer, or a backward, was to use a parameter of sizes ", sizes_default(), " that ",
+         by_, " has replaced since; make torch::optim optimizers after ", by_,
+         ", or use a tessera::optim one, which follows its parameters");
+  }
+
+ private:
+  std::string by_;
+};
+
+void refuse_retired(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const auto* impl = dynamic_cast<const RetiredGradient*>(value.toTensor().unsafeGetTensorImpl());
+    if (impl != nullptr) impl->refuse();
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) refuse_retired(element);
+  }
+}
+
+void refuse_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  for (const c10::IValue& value : *stack) refuse_retired(value);
+  fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
+}
+
+}  // namespace
+
+void retire_parameter(const at::Tensor& replaced, const std::string& by) {
+  if (!replaced.requires_grad() || !replaced.is_leaf()) return;
+  replaced.mutable_grad() = at::detail::make_tensor<RetiredGradient>(replaced, by);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_operator>());
+}
+
+}  // namespace tessera::nn
