@@ -42,6 +42,33 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
+DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
+                                   const std::vector<comm::CommunicatorPtr>& groups) {
+  const DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
+  mesh.check_member("group");
+  TESSERA_CHECK(groups.size() == static_cast<std::size_t>(mesh.ndim()), to_string(mesh), ": ",
+                groups.size(), " groups were given; give one for each dimension");
+  const std::lock_guard lock(mesh.impl().mutex);
+  auto& known = mesh.impl().groups;
+  for (int dim = 0; dim < mesh.ndim(); ++dim) {
+    const auto& group = groups[static_cast<std::size_t>(dim)];
+    const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
+                      group->rank() == mesh.local_rank(dim);
+    TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
+                  " must have ", mesh.size(dim), " ranks and this one as number ",
+                  mesh.local_rank(dim));
+    const auto other = known.find({dim});
+    TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
+                  dim_name(mesh.shape(), dim),
+                  " has a group already; make the mesh from groups before it is used, or give it "
+                  "other names");
+  }
+  for (int dim = 0; dim < mesh.ndim(); ++dim) {
+    known.emplace(std::vector<int>{dim}, groups[static_cast<std::size_t>(dim)]);
+  }
+  return mesh;
+}
+
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "

@@ -77,7 +77,8 @@ class GroupPropagation {
         if (choice.kind != Choice::kFactor || digits_.count(choice.index)) continue;
         const auto& digits = digits_[choice.index] = factor_digits(choice.index);
         const auto& factor = rule_.factors[static_cast<std::size_t>(choice.index)];
-        const bool fits = (factor.uneven || splits_evenly(digits, mesh_sizes_)) &&
+        const bool fits = (!factor.contiguous || digits.size() == 1) &&
+                          (factor.uneven || splits_evenly(digits, mesh_sizes_)) &&
                           (factor.empty || !splits_to_nothing(digits, mesh_sizes_));
         if (fits) continue;
         whole.insert(choice.index);
@@ -164,7 +165,7 @@ class GroupPropagation {
     LayoutPtr own = inputs_[index];
     const bool unread = chooser_.is_unread(input);
     const auto& factors = rule_.inputs[index];
-    if (unread && own && !has_factors(factors)) return own;
+    if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) return own;
     LayoutPtr wanted = Layout::intern(
         mesh_sizes_, dims(factors),
         partial([&](const Choice& choice) { return chooser_.wanted_hold(input, choice); }));

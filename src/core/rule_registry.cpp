@@ -8,6 +8,7 @@
 #include "rules/rule_builder.h"
 #include "rules/rule_table.h"
 #include "tessera/core/error.h"
+#include "user_rules.h"
 
 namespace tessera {
 namespace {
@@ -80,9 +81,16 @@ bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                     [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
 }
 
+/// In-place operators that change a tensor's shape, and leave its elements where they are.
+bool changes_shape(std::string_view op) {
+  constexpr std::array<std::string_view, 4> kNames{"t_", "transpose_", "squeeze_", "unsqueeze_"};
+  return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
+}
+
 /// An in-place operator: its result is its first tensor.
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
+  if (changes_shape(call.op)) return rule;
   if (!rule || !rule->inplace.empty() || rule->outputs.size() != 1) return rule;
   const int self = call.tensor_index(0);
   if (!same_sizes(*rule, rule->outputs[0], rules::meta_of(call, self).sizes)) return std::nullopt;
@@ -114,6 +122,7 @@ std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
 }
 
 RuleFunction find_rule(std::string_view op) {
+  if (const auto* own = detail::look_up_user_rule(op)) return RuleFunction(own);
   const auto found = registry().entries.find(op);
   return found == registry().entries.end() ? nullptr : RuleFunction(&found->second);
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "distributed_impl.h"
+#include "other_mesh.h"
 #include "redistribute.h"
 #include "tessera/core/error.h"
 
@@ -48,27 +49,58 @@ struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {at::Tensor()};
-    return {from_local_with_gradient(gradients[0], spec->sharding, spec->sizes)};
+    return {from_local_with_gradient(gradients[0], spec->sharding, spec->sizes,
+                                     gradient_layout(spec->sharding.layout))};
   }
   std::string name() const override { return "ToLocalBackward"; }
   TensorSpecPtr spec;
 };
 
 struct RedistributeBackward final : Node {
-  RedistributeBackward(ShardingSpec s, c10::ScalarType t, c10::ScalarType travels)
-      : sharding(std::move(s)), dtype(t), travel_dtype(travels) {}
+  RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
+      : sharding(std::move(s)), dtype(t), options(o) {}
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {at::Tensor()};
-    return {as_layout(gradients[0].to(travel_dtype), sharding).to(dtype)};
+    const auto travels = gradients[0].to(options.backward_dtype.value_or(dtype));
+    return {as_layout(travels, sharding, {.async = options.async}).to(dtype)};
   }
   std::string name() const override { return "RedistributeBackward"; }
   ShardingSpec sharding;
   c10::ScalarType dtype;
-  c10::ScalarType travel_dtype;
+  RedistributeOptions options;
 };
 
 TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
   return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
+}
+
+/// The spec of a redistributed tensor whose local strides are, or will be, `strides`.
+TensorSpecPtr with_sharding(const TensorSpec& spec, const ShardingSpec& target,
+                            c10::IntArrayRef strides) {
+  return intern_spec({target, spec.sizes, strides_in_order_of(spec.sizes, strides), spec.dtype});
+}
+
+/// The value below autograd, waited for later. Undefined, and nothing is done, where no collective
+/// is needed or the mesh is another.
+at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  const auto& spec = impl.spec();
+  if (spec->sharding.mesh != target.mesh) return {};
+  auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
+  if (transfer == nullptr) return {};
+  const auto strides = contiguous_strides(local_sizes(target, spec->sizes));
+  return wrap_pending(std::move(transfer), impl.local(), with_sharding(*spec, target, strides));
+}
+
+/// The value below autograd. A tensor of its own: a write to it must not reach the source.
+at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  const auto& spec = impl.spec();
+  auto local = spec->sharding.mesh == target.mesh
+                   ? redistribute_local(impl.local(), spec, target.layout)
+                   : move_to_mesh(impl.local(), spec, target);
+  const bool shares = local.is_same(impl.local()) || local.is_alias_of(impl.local());
+  if (shares && !local.is_meta()) local = local.detach().clone();
+  auto made = with_sharding(*spec, target, local.strides());
+  return wrap(std::move(local), std::move(made));
 }
 
 }  // namespace
@@ -79,15 +111,15 @@ LayoutPtr gradient_layout(LayoutPtr layout) {
 }
 
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
-                                    c10::IntArrayRef sizes) {
+                                    c10::IntArrayRef sizes, LayoutPtr gradient) {
   // An expanded gradient, a slice: the wrapper's strides must be those of its parts.
   if (!local.is_non_overlapping_and_dense()) {
-    return from_local_with_gradient(local.contiguous(), sharding, sizes);
+    return from_local_with_gradient(local.contiguous(), sharding, sizes, gradient);
   }
   auto spec = intern_spec(
       {sharding, sizes.vec(), strides_in_order_of(sizes, local.strides()), local.scalar_type()});
   return record<FromLocalBackward>(wrap(plain_alias(local), std::move(spec)), local,
-                                   ShardingSpec{sharding.mesh, gradient_layout(sharding.layout)});
+                                   ShardingSpec{sharding.mesh, gradient});
 }
 
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
@@ -96,33 +128,28 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
                                  with_layout(*impl.spec(), gradient));
 }
 
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target,
-                                      std::optional<c10::ScalarType> backward_dtype) {
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
+                                      const RedistributeOptions& options) {
   const auto& impl = impl_of(tensor);
   const auto& source = impl.spec()->sharding;
-  if (source.layout == target) return tensor;
-  auto local = redistribute_local(impl.local(), impl.spec(), target);
-  // The result is a tensor of its own: a write to it must not reach the source.
-  const bool shares = local.is_same(impl.local()) || local.is_alias_of(impl.local());
-  if (shares && !local.is_meta()) local = local.detach().clone();
-  auto spec = intern_spec({{source.mesh, target},
-                           impl.spec()->sizes,
-                           strides_in_order_of(impl.spec()->sizes, local.strides()),
-                           local.scalar_type()});
-  return record<RedistributeBackward>(wrap(std::move(local), std::move(spec)), tensor,
+  if (source == target) return tensor;
+  auto result = options.async ? pending(impl, target) : at::Tensor();
+  if (!result.defined()) result = redistributed(impl, target);
+  return record<RedistributeBackward>(std::move(result), tensor,
                                       ShardingSpec{source.mesh, gradient_layout(source.layout)},
-                                      tensor.scalar_type(),
-                                      backward_dtype.value_or(tensor.scalar_type()));
+                                      tensor.scalar_type(), options);
 }
 
-at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding) {
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
+                     const RedistributeOptions& options) {
   if (as_distributed(tensor) != nullptr) {
-    return redistribute_with_gradient(tensor, sharding.layout);
+    return redistribute_with_gradient(tensor, sharding, options);
   }
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
-  return redistribute_with_gradient(from_local_with_gradient(tensor, replicated, tensor.sizes()),
-                                    sharding.layout);
+  return redistribute_with_gradient(
+      from_local_with_gradient(tensor, replicated, tensor.sizes(), replicated.layout), sharding,
+      options);
 }
 
 }  // namespace tessera::detail

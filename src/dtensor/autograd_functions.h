@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "tensor_spec.h"
 
 namespace tessera::detail {
@@ -12,15 +10,17 @@ namespace tessera::detail {
 /// partial (the derivative of a sum to each of its terms).
 LayoutPtr gradient_layout(LayoutPtr layout);
 
-/// Differentiable forms of from_local, to_local and redistribute.
+/// Differentiable forms of from_local, to_local and redistribute; `gradient` is the layout that the
+/// local gradient has or takes.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
-                                    c10::IntArrayRef sizes);
+                                    c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// `backward_dtype`: the type in which the gradient travels back.
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, LayoutPtr target,
-                                      std::optional<c10::ScalarType> backward_dtype = {});
+/// `options.forward_dtype` is not read: the caller has cast.
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
+                                      const RedistributeOptions& options = {});
 
 /// `tensor` as a distributed one of `sharding`: a plain one counts as replicated. Differentiable.
-at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding);
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
+                     const RedistributeOptions& options = {});
 
 }  // namespace tessera::detail

@@ -1,7 +1,9 @@
 #include "distributed_impl.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
 
+#include "below_autograd.h"
 #include "tessera/core/error.h"
 
 namespace tessera::detail {
@@ -29,6 +31,22 @@ DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spe
   adopt_metadata();
 }
 
+DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in,
+                                             TensorSpecPtr spec)
+    : DistributedTensorImpl(std::move(stand_in), std::move(spec)) {
+  local_ = at::Tensor();
+  transfer_ = std::move(transfer);
+}
+
+/// The transfer stays where it is if it throws, so that later uses throw as well.
+void DistributedTensorImpl::settle() const {
+  local_ = transfer_->finish();
+  if (version_counter().enabled() && !local_.is_inference()) {
+    local_.unsafeGetTensorImpl()->set_version_counter(version_counter());
+  }
+  transfer_.reset();
+}
+
 void DistributedTensorImpl::adopt_metadata() {
   set_sizes_and_strides(spec_->sizes, spec_->strides);
   if (!is_inference() && !local_.is_inference()) {
@@ -38,12 +56,13 @@ void DistributedTensorImpl::adopt_metadata() {
 
 void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
   local_ = std::move(local);
+  transfer_.reset();
   spec_ = std::move(spec);
   set_sizes_and_strides(spec_->sizes, spec_->strides);
 }
 
 c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow_change) const {
-  auto result = c10::make_intrusive<DistributedTensorImpl>(local_, spec_);
+  auto result = c10::make_intrusive<DistributedTensorImpl>(local(), spec_);
   result->set_allow_tensor_metadata_change(allow_change);
   result->detached_view_ = detached_view_;
   return result;
@@ -68,12 +87,13 @@ void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImp
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  replace(from->local_, from->spec_);
+  replace(from->local(), from->spec_);
   detached_view_ = from->detached_view_;
 }
 
 void DistributedTensorImpl::release_resources() {
   local_.reset();
+  transfer_.reset();
   detached_view_.reset();
   TensorImpl::release_resources();
 }
@@ -84,6 +104,12 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
+}
+
+at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
+  BelowAutograd guard;
+  return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
+      std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
 at::Tensor plain_alias(const at::Tensor& local) {

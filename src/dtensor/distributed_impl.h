@@ -8,6 +8,7 @@
 
 #include "detached_view.h"
 #include "tensor_spec.h"
+#include "transfer.h"
 
 namespace tessera::detail {
 
@@ -20,8 +21,14 @@ namespace tessera::detail {
 class DistributedTensorImpl final : public c10::TensorImpl {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
+  /// Its local tensor is on its way; until then an empty one of its kind stands for it.
+  DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
-  const at::Tensor& local() const { return local_; }
+  const at::Tensor& local() const {
+    if (transfer_ != nullptr) [[unlikely]]
+      settle();
+    return local_;
+  }
   const TensorSpecPtr& spec() const { return spec_; }
 
   /// Replaces what is inside: for operators that change a tensor's shape in place.
@@ -47,9 +54,11 @@ class DistributedTensorImpl final : public c10::TensorImpl {
 
  private:
   void adopt_metadata();
+  void settle() const;
   c10::intrusive_ptr<DistributedTensorImpl> copy(bool allow_change) const;
 
-  at::Tensor local_;
+  mutable at::Tensor local_;
+  mutable TransferPtr transfer_;  ///< of local_, until its first use
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
   bool gradient_hook_ = false;
@@ -67,6 +76,8 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
 
 /// A distributed tensor around `local`, which must carry no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
+/// One whose local tensor, of the device and type of `like`, is on its way.
+at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
 /// `local` in its own impl, without autograd state, sharing storage and version counter.
 at::Tensor plain_alias(const at::Tensor& local);

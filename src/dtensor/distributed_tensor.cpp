@@ -6,7 +6,7 @@
 #include "autograd_functions.h"
 #include "below_autograd.h"
 #include "distributed_impl.h"
-#include "redistribute.h"
+#include "other_mesh.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 
@@ -38,27 +38,8 @@ std::vector<std::int64_t> even_global_sizes(const at::Tensor& local, const Devic
   return sizes;
 }
 
-}  // namespace
-
-DistributedTensor::DistributedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
-  impl_of(tensor_);
-}
-
-DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
-                                                const Placements& placements,
-                                                std::optional<std::vector<std::int64_t>> sizes) {
-  TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
-                "from_local: ", placements.size(), " placements for ", to_string(mesh),
-                ": give one per dimension");
-  if (!sizes) sizes = even_global_sizes(local, mesh, placements);
-  const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
-  auto result = from_local(local, ShardingSpec{mesh, layout}, std::move(*sizes));
-  if (detail::checks_agreement()) check_agreement(result);
-  return result;
-}
-
-DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
-                                                std::vector<std::int64_t> sizes) {
+void check_local(const at::Tensor& local, const ShardingSpec& spec,
+                 const std::vector<std::int64_t>& sizes) {
   TESSERA_CHECK(!tessera::is_distributed(local),
                 "from_local of a tensor that is distributed already: "
                 "redistribute() changes its placements");
@@ -67,7 +48,37 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const S
                 to_string(spec.mesh), " holds ", c10::IntArrayRef(expected), " of a tensor of ",
                 c10::IntArrayRef(sizes), " as ", to_string(to_placements(*spec.layout, sizes)),
                 ", found ", local.sizes(), ": with uneven shards pass the global sizes");
-  return DistributedTensor(detail::from_local_with_gradient(local, spec, sizes));
+}
+
+}  // namespace
+
+DistributedTensor::DistributedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
+  impl_of(tensor_);
+}
+
+DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                                                const Placements& placements,
+                                                std::optional<std::vector<std::int64_t>> sizes,
+                                                std::optional<Placements> grad_placements) {
+  TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
+                "from_local: ", placements.size(), " placements for ", to_string(mesh),
+                ": give one per dimension");
+  if (!sizes) sizes = even_global_sizes(local, mesh, placements);
+  const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
+  const auto* gradient = grad_placements ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
+                                         : detail::gradient_layout(layout);
+  check_local(local, {mesh, layout}, *sizes);
+  DistributedTensor result(
+      detail::from_local_with_gradient(local, {mesh, layout}, *sizes, gradient));
+  if (detail::checks_agreement()) check_agreement(result);
+  return result;
+}
+
+DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
+                                                std::vector<std::int64_t> sizes) {
+  check_local(local, spec, sizes);
+  return DistributedTensor(
+      detail::from_local_with_gradient(local, spec, sizes, detail::gradient_layout(spec.layout)));
 }
 
 at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements) const {
@@ -84,21 +95,26 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
 }
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
-  return DistributedTensor(detail::redistribute_with_gradient(tensor_, layout));
+  return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
 
 DistributedTensor DistributedTensor::redistribute(const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
-  const auto& spec = impl_of(source).spec();
-  const auto* target = to_layout(spec->sharding.mesh.shape().sizes(), placements, spec->sizes);
-  return DistributedTensor(
-      detail::redistribute_with_gradient(source, target, options.backward_dtype));
+  return redistribute(mesh(), placements, options);
 }
 
-at::Tensor DistributedTensor::full_tensor() const {
+DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
+                                                  const Placements& placements,
+                                                  const RedistributeOptions& options) const {
+  const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
+  const auto* target = to_layout(mesh.shape().sizes(), placements, impl_of(source).spec()->sizes);
+  return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
+}
+
+at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const auto* own = layout();
-  return redistribute(Layout::replicated(own->mesh_sizes(), own->tensor_ndim())).to_local();
+  return redistribute(Layout::replicated(own->mesh_sizes(), own->tensor_ndim()))
+      .to_local(std::move(grad_placements));
 }
 
 Placements DistributedTensor::placements() const {
@@ -146,6 +162,18 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   const auto replicated = DistributedTensor::from_local(tensor, ShardingSpec{mesh, whole}, sizes);
   if (detail::checks_agreement()) check_agreement(replicated);
   return replicated.redistribute(target);
+}
+
+DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                    const Placements& placements,
+                                    const DistributeOptions& options) {
+  if (!options.source) return distribute_tensor(tensor, mesh, placements);
+  const auto sizes = tensor.sizes().vec();
+  const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
+  TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
+                *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
+  const auto part = detail::scatter_from(tensor.detach(), *options.source, target);
+  return DistributedTensor(make_distributed(part, target, sizes));
 }
 
 }  // namespace tessera

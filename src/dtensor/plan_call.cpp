@@ -5,6 +5,7 @@
 #include "call_plan.h"
 #include "distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
 #include "view_geometry.h"
 
 namespace tessera::detail {
@@ -20,7 +21,7 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
     if (mesh == nullptr) mesh = &own;
     TESSERA_CHECK(own == *mesh, info.name, " of tensors on different meshes, ", to_string(*mesh),
                   " and ", to_string(own),
-                  ": bring them to one mesh (full_tensor, then distribute_tensor)");
+                  ": bring them to one with redistribute(mesh, placements)");
   }
   return *mesh;
 }
@@ -34,11 +35,6 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
                        strides_in_order_of(tensor.sizes(), tensor.strides()),
                        tensor.scalar_type()}),
           nullptr, nullptr};
-}
-
-bool communicates(const Step& step) {
-  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
-         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
 }
 
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
@@ -89,6 +85,19 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
       plan.rewritten.push_back({info.stride, strides, strides});
     }
+  }
+}
+
+/// Arguments of a local call that say where this rank's part of an input begins.
+void set_offsets(CallPlan& plan, const ShardingRule& rule) {
+  for (const auto& [argument, input, dim] : rule.offset_arguments) {
+    const auto& taken = plan.inputs[static_cast<std::size_t>(input)];
+    const auto& spec = *taken.spec;
+    const auto& layout = taken.target != nullptr ? *taken.target : *spec.sharding.layout;
+    const auto indices = global_indices(layout, dim, spec.sizes[static_cast<std::size_t>(dim)],
+                                        plan.replicated.mesh.coordinate());
+    plan.local_call->arguments[static_cast<std::size_t>(argument)] =
+        indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
@@ -146,7 +155,10 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
   plan_writes(plan, info, bound, rule.inplace);
-  if (decided.use_local_call) plan.local_call = local_call_of(*rule.local_call);
+  if (decided.use_local_call) {
+    plan.local_call = local_call_of(*rule.local_call);
+    set_offsets(plan, rule);
+  }
   rewrite_sizes(plan, info, rule, arguments);
 }
 
@@ -154,6 +166,18 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 void add_view_strides(CallPlan& plan, std::vector<std::vector<std::int64_t>> strides) {
   if (strides.size() != plan.outputs.size()) return;
   for (std::size_t o = 0; o < strides.size(); ++o) plan.outputs[o].strides = std::move(strides[o]);
+}
+
+/// Takes a form of the operator that sends less than bringing its inputs to where they are wanted.
+void plan_form(CallPlan& plan, const BoundCall& bound) {
+  if (!plan.moves || plan.random) return;
+  double bytes = 0;
+  for (const auto& input : plan.inputs) {
+    if (input.plan) bytes += static_cast<double>(input.plan->bytes());
+  }
+  const auto choice = choose_form(bound, bytes);
+  plan.form = choice.form;
+  if (choice.form != nullptr) plan.moves = choice.communicates;
 }
 
 /// Whether the operator only has to be run on the local tensors, and its result, if any, wrapped.
@@ -189,9 +213,11 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (!rule) {
     plan_default(plan);
     plan_writes(plan, info, bound, {});
+    plan_form(plan, bound);
     return plan;
   }
   plan_by_rule(plan, info, *rule, bound, arguments);
+  plan_form(plan, bound);
   if (strides) add_view_strides(plan, std::move(*strides));
   plan.direct = is_direct(plan, info);
   return plan;

@@ -1,8 +1,9 @@
 #include "redistribute.h"
 
-#include <utility>
-
 #include <ATen/ops/empty.h>
+
+#include <span>
+#include <utility>
 
 #include "below_autograd.h"
 #include "redistribute_steps.h"
@@ -26,8 +27,8 @@ struct PlanKeyHash {
   }
 };
 
-at::Tensor run_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                    c10::IntArrayRef sizes) {
+Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                   c10::IntArrayRef sizes) {
   switch (step.kind) {
     case StepKind::kAllGather:
       return all_gather_step(step, local, mesh, sizes);
@@ -37,14 +38,35 @@ at::Tensor run_step(const Step& step, const at::Tensor& local, const DeviceMesh&
       return all_reduce_step(step, local, mesh);
     case StepKind::kAllToAll:
       return all_to_all_step(step, local, mesh, sizes);
+    default:
+      fail("internal: this step of a redistribution communicates nothing");
+  }
+}
+
+at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                      c10::IntArrayRef sizes) {
+  switch (step.kind) {
     case StepKind::kSlice:
       return slice_step(step, local, mesh, sizes);
     case StepKind::kMakePartial:
       return make_partial_step(step, local, mesh);
     case StepKind::kRelabel:
       return local;
+    default:
+      if (local.is_cpu()) finish_transfers();
+      return finish(start_step(step, local, mesh, sizes));
   }
-  fail("internal: unknown redistribution step");
+}
+
+/// Runs `steps` from start to end.
+at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
+                     c10::IntArrayRef sizes) {
+  for (const auto& step : steps) {
+    const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
+    local = local.is_meta() ? at::empty(shape, local.options())
+                            : local_step(step, local, mesh, sizes).reshape(shape);
+  }
+  return local;
 }
 
 }  // namespace
@@ -62,12 +84,27 @@ at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes) {
   if (plan.steps.empty()) return local;
   BelowAutograd guard;
-  for (const auto& step : plan.steps) {
-    const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
-    local = local.is_meta() ? at::empty(shape, local.options())
-                            : run_step(step, local, mesh, sizes).reshape(shape);
-  }
-  return local;
+  return run_steps(plan.steps, std::move(local), mesh, sizes);
+}
+
+TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+                       c10::IntArrayRef sizes) {
+  const std::span<const Step> steps(plan->steps);
+  std::size_t last = steps.size();
+  while (last > 0 && !communicates(steps[last - 1])) --last;
+  if (last == 0 || local.is_meta()) return nullptr;
+  BelowAutograd guard;
+  const auto& step = steps[last - 1];
+  local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
+  auto* group = local.is_cpu() ? &group_of(step, mesh) : nullptr;
+  if (group != nullptr) finish_transfers_on(*group);
+  auto started = start_step(step, local, mesh, sizes);
+  started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
+                  sizes = sizes.vec()] {
+    const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
+    return run_steps(steps.subspan(last), rest().reshape(shape), mesh, sizes);
+  };
+  return Transfer::start(std::move(started), group);
 }
 
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec,

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <numeric>
+#include <utility>
 
 #include "local_axis.h"
 #include "tessera/comm/communicator.h"
@@ -17,19 +18,9 @@
 namespace tessera::detail {
 namespace {
 
-comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
-                                    : mesh.group(step.mesh_dims);
-}
-
-/// The elements in order, in one dimension, lazy conjugation and negation resolved.
-at::Tensor flat(const at::Tensor& tensor) {
-  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
-}
-
-/// What a communicator understands: complex numbers as pairs.
-at::Tensor reals(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+/// The result of a step without a collective.
+Started there(const at::Tensor& tensor) {
+  return {nullptr, [tensor] { return tensor; }};
 }
 
 void check_reducible(const Step& step, const at::Tensor& tensor) {
@@ -176,55 +167,69 @@ class Exchange {
 
 }  // namespace
 
-at::Tensor all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                           c10::IntArrayRef sizes) {
+comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
+  return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
+                                    : mesh.group(step.mesh_dims);
+}
+
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
+at::Tensor reals(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+}
+
+// The work keeps the tensors that it reads and writes alive as long as `rest` does.
+
+Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
   const auto axis = split_axis(step.from, step, mesh, sizes);
   const auto count = static_cast<std::int64_t>(axis.pieces.size());
-  if (count == 1) return flat(local);
+  if (count == 1) return there(flat(local));
   const auto stride = axis.pieces.front().size * axis.row();
   const auto input = padded(flat(local), stride);
-  auto output = at::empty({count * stride}, local.options());
-  if (stride > 0) group_of(step, mesh).all_gather(reals(output), reals(input))->wait();
-  return join(output, stride, axis);
+  const auto output = at::empty({count * stride}, local.options());
+  if (stride == 0) return there(join(output, stride, axis));
+  return {group_of(step, mesh).all_gather(reals(output), reals(input)),
+          [input, output, stride, axis] { return join(output, stride, axis); }};
 }
 
-at::Tensor reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                               c10::IntArrayRef sizes) {
+Started reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                            c10::IntArrayRef sizes) {
   check_reducible(step, local);
   const auto axis = split_axis(step.to, step, mesh, sizes);
-  if (axis.pieces.size() == 1) return flat(local);
+  if (axis.pieces.size() == 1) return there(flat(local));
   const auto stride = axis.pieces.front().size * axis.row();
   const auto input = separate(flat(local), stride, axis);
-  auto output = at::empty({stride}, local.options());
-  if (stride > 0) {
-    group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op)->wait();
-  }
-  return output.narrow(0, 0, axis.mine(step, mesh).size * axis.row());
+  const auto output = at::empty({stride}, local.options());
+  const auto mine = output.narrow(0, 0, axis.mine(step, mesh).size * axis.row());
+  if (stride == 0) return there(mine);
+  return {group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op),
+          [input, output, mine] { return mine; }};
 }
 
-at::Tensor all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
   check_reducible(step, local);
   auto& group = group_of(step, mesh);
   auto result = flat(local);
-  if (group.size() == 1 || local.numel() == 0) return result;
+  if (group.size() == 1 || local.numel() == 0) return there(result);
   if (result.is_alias_of(local)) result = result.clone();
-  group.all_reduce(reals(result), step.op)->wait();
-  return result;
+  return {group.all_reduce(reals(result), step.op), [result] { return result; }};
 }
 
-at::Tensor all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                           c10::IntArrayRef sizes) {
+Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
   const Exchange exchange(step, mesh, sizes);
-  if (exchange.is_empty()) return flat(local);
+  if (exchange.is_empty()) return there(flat(local));
   const auto whole = flat(local).view(exchange.shape(exchange.gathered_mine(), exchange.whole()));
   const std::int64_t parts = local.is_complex() ? 2 : 1;
   const auto input = exchange.pack(whole);
-  auto output = at::empty({exchange.received()}, local.options());
-  group_of(step, mesh)
-      .all_to_all(reals(output), reals(input), exchange.receive_counts(parts),
-                  exchange.send_counts(parts))
-      ->wait();
-  return exchange.unpack(output);
+  const auto output = at::empty({exchange.received()}, local.options());
+  auto work = group_of(step, mesh)
+                  .all_to_all(reals(output), reals(input), exchange.receive_counts(parts),
+                              exchange.send_counts(parts));
+  return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
 }
 
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,

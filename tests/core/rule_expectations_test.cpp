@@ -222,6 +222,7 @@ INSTANTIATE_TEST_SUITE_P(
     Network, RuleExpectations,
     ::testing::Values(Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "R S0", "R S0 -> S0"},
                       Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "S1 R", "S1 R -> S2"},
+                      Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "S0 R", "S0 R -> P"},
                       Expectation{"embedding_dense_backward",
                                   {{3, 4, 6}, {3, 4}},
                                   {std::int64_t{10}, std::int64_t{-1}, false},

@@ -11,6 +11,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,6 +27,25 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 using Values = std::vector<c10::IValue>;
+
+/// The operator that the library gives a shard of a vocabulary, row by row.
+at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
+                          std::int64_t) {
+  const auto flat = indices.reshape(-1);
+  auto result = at::zeros({flat.numel(), weight.size(1)}, weight.options());
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    const auto row = flat[i].item<std::int64_t>() - first;
+    if (row >= 0 && row < weight.size(0)) result[i].copy_(weight[row]);
+  }
+  auto sizes = indices.sizes().vec();
+  sizes.push_back(weight.size(1));
+  return result.view(sizes);
+}
+
+TORCH_LIBRARY(tessera_local, library) {
+  library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor",
+              &embedding_rows);
+}
 
 c10::OperatorHandle find_operator(const std::string& op) {
   const auto dot = op.find('.');
@@ -268,6 +288,17 @@ void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const C
   }
 }
 
+/// Arguments that say where an input's part begins.
+void set_offsets(const ShardingRule& rule, const Propagation& decided,
+                 const std::vector<at::Tensor>& tensors, const Coordinate& at, Values& arguments) {
+  for (const auto& [arg, input, dim] : rule.offset_arguments) {
+    const auto i = static_cast<std::size_t>(input);
+    const auto indices = index_of(*decided.inputs[i], dim, tensors[i].size(dim), at);
+    arguments[static_cast<std::size_t>(arg)] =
+        indices.numel() == 0 ? std::int64_t{0} : indices[0].item<std::int64_t>();
+  }
+}
+
 /// Appends the tensors that are written and not returned: the last outputs of a rule.
 void add_written(const ShardingRule& rule, const std::vector<at::Tensor>& arguments,
                  std::vector<at::Tensor>& results) {
@@ -292,6 +323,7 @@ std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& argum
     for (const auto& argument : rule.local_call->args) stack.push_back(to_ivalue(argument, locals));
   }
   rewrite_sizes(rule, decided, at, stack);
+  if (decided.use_local_call) set_offsets(rule, decided, tensors_of(arguments), at, stack);
   auto results = run(op, std::move(stack));
   if (decided.use_local_call && rule.local_call->scale != 1.0) {
     for (auto& result : results) result = result * rule.local_call->scale;

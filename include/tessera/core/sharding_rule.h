@@ -34,6 +34,8 @@ struct ShardingRule {
     bool empty = true;
     /// Must stay whole although outputs have it (the dimension of a softmax or a sort).
     bool whole = false;
+    /// A part must be one contiguous range (see offset_arguments).
+    bool contiguous = false;
   };
   /// Of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or, in an input,
   /// must stay whole and has nothing that corresponds to it.
@@ -84,6 +86,15 @@ struct ShardingRule {
   };
   std::optional<LocalCall> local_call;
 
+  /// Arguments of `local_call` that take the global index at which this rank's part of dimension
+  /// `dim` of input `input` begins. Its factor must be contiguous.
+  struct OffsetArgument {
+    int arg = 0;
+    int input = 0;
+    int dim = 0;
+  };
+  std::vector<OffsetArgument> offset_arguments;
+
   /// Output `output` is written into input `input` (in-place and out= variants). If the layout that
   /// propagate() finds for the output is not the input's own, the caller brings the result to the
   /// input's layout and copies it into the input's local tensor: from replicated, so never
@@ -130,8 +141,8 @@ class RuleFunction {
   const Entry* entry_ = nullptr;
 };
 
-/// The rule of operator `op` ("aten::add.Tensor"). Rules are in src/core/rules/, a table per
-/// family.
+/// The rule of operator `op` ("aten::add.Tensor"): a user's (register_rule.h), or one of those in
+/// src/core/rules/, a table per family.
 RuleFunction find_rule(std::string_view op);
 
 /// The operators of one family, sorted.

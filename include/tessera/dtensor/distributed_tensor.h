@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <iosfwd>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/core/layout.h"
@@ -18,11 +20,21 @@ struct ShardingSpec {
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
 };
 
-/// In which types a redistribution communicates.
+/// How a redistribution communicates.
 struct RedistributeOptions {
   std::optional<c10::ScalarType> forward_dtype{};  ///< cast before; the result keeps it
   /// The gradient is cast before its way back, and then to the type of the tensor.
   std::optional<c10::ScalarType> backward_dtype{};
+  /// Return while the last collective is under way; the first use of the values waits for it, as
+  /// does, on CPU, every later collective of a redistribution that is not asynchronous itself. A
+  /// failure of a peer is thrown there. The gradient travels back in the same way.
+  bool async = false;
+};
+
+struct DistributeOptions {
+  /// Position in mesh.ranks() of the one rank whose values count; the others give a tensor of the
+  /// same sizes and type. Collective, and no gradient. Without: all ranks hold the same values.
+  std::optional<int> source{};
 };
 
 /// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
@@ -36,10 +48,12 @@ class DistributedTensor {
 
   /// Wraps this rank's part. Without `sizes` the global sizes are computed from the local ones
   /// (even shards assumed; with uneven shards pass them). No communication.
-  /// Gradient: Shard -> Shard, Replicate -> Replicate, Partial -> Replicate.
+  /// Gradient: Shard -> Shard, Replicate -> Replicate, Partial -> Replicate; or as
+  /// `grad_placements` say (Partial for a replicated tensor: each rank gets its own term).
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
-                                      std::optional<std::vector<std::int64_t>> sizes = {});
+                                      std::optional<std::vector<std::int64_t>> sizes = {},
+                                      std::optional<Placements> grad_placements = {});
   static DistributedTensor from_local(const at::Tensor& local, const ShardingSpec& spec,
                                       std::vector<std::int64_t> sizes);
 
@@ -52,8 +66,15 @@ class DistributedTensor {
   DistributedTensor redistribute(LayoutPtr layout) const;
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options) const;
-  /// The whole tensor, plain, on every rank. Collective.
-  at::Tensor full_tensor() const;
+  /// To another mesh of the same world: of the same ranks, however arranged (one all-to-all, or
+  /// none where each rank has what it will hold); or a slice of this mesh through this rank, or a
+  /// mesh that this one is a slice of: the tensor is then taken to be replicated on the dimensions
+  /// that the slice lacks, and so is the gradient. Throws Error for any other mesh.
+  DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
+                                 const RedistributeOptions& options = {}) const;
+  /// The whole tensor, plain, on every rank. Collective. Gradient: taken to lie as
+  /// `grad_placements` say (default: the same on every rank).
+  at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
 
   Placements placements() const;
   LayoutPtr layout() const;
@@ -87,6 +108,14 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 /// Gradient: a redistribution to Replicate.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements);
+DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                    const Placements& placements, const DistributeOptions& options);
+
+/// Sizes, type, mesh and placements, then this rank's part and where it lies in the whole. Not
+/// collective: what is partial is shown as the term that this rank holds. (Streaming the plain
+/// at::Tensor handle throws: libtorch's printer reads memory that a distributed tensor lacks.)
+std::string to_string(const DistributedTensor& tensor);
+std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
 
 /// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
 /// placements. Collective. With TESSERA_DEBUG=1 in the environment from_local with placements and

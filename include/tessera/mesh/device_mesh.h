@@ -22,6 +22,12 @@ class DeviceMesh {
   /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
+  /// The same with groups of the caller's own, one for each dimension, used instead of groups that
+  /// the world would make: this rank's number in each must be its coordinate there. Throws Error
+  /// if one does not fit, or if such a mesh has a group for the dimension already.
+  static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
+                                const std::vector<comm::CommunicatorPtr>& groups);
+
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
   /// Identity of the shared object. Equal for meshes of one world with the same ranks, sizes and

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -146,22 +147,56 @@ struct AdvancedIndex {
   TensorFactors result;       ///< of self[indices]
 };
 
-std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
+/// What a mask picks depends on the data: `masks` says whether that may be.
+enum class Masks { kRefused, kTaken };
+
+/// The dimensions of self that each index takes: one, or as many as a mask has; nullopt where there
+/// are too many, or masks that may not be.
+std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
+                                             Masks masks) {
+  std::vector<int> widths;
+  int total = 0;
+  for (const TensorRef ref : refs) {
+    const bool mask = ref.index >= 0 && meta_of(call, ref.index).itemsize == 1;
+    if (mask && masks == Masks::kRefused) return std::nullopt;
+    widths.push_back(mask ? meta_of(call, ref.index).ndim() : 1);
+    total += widths.back();
+  }
+  if (total > call.tensor(0).ndim()) return std::nullopt;
+  return widths;
+}
+
+/// One dimension of unknown size; every index is read whole.
+TensorFactors masked_broadcast(ShardingRule& rule) {
+  return {{add_whole(rule, ShardingRule::kUnknown)}};
+}
+
+std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
+                                       Masks masks = Masks::kRefused) {
   const int self = call.tensor_index(0);
   const std::vector<TensorRef> refs = call.tensor_list(1);
   const TensorFactors own = add_factors(rule, meta_of(call, self).sizes);
-  if (refs.size() > own.size()) return std::nullopt;
+  const std::optional<std::vector<int>> widths = index_widths(call, refs, masks);
+  if (!widths) return std::nullopt;
   AdvancedIndex index;
   index.indexed.resize(own.size());
+  std::size_t dim = 0;
+  bool masked = false;
   for (std::size_t i = 0; i < refs.size(); ++i) {
-    if (refs[i].index < 0) continue;
-    // A mask: what it picks depends on the data.
-    if (meta_of(call, refs[i].index).itemsize == 1) return std::nullopt;
+    const auto end = dim + static_cast<std::size_t>((*widths)[i]);
+    if (refs[i].index < 0) {
+      dim = end;
+      continue;
+    }
+    masked = masked || meta_of(call, refs[i].index).itemsize == 1;
     index.indices.push_back(refs[i].index);
-    index.indexed[i] = true;
-    keep_whole(rule, own[i]);
+    for (; dim < end; ++dim) {
+      index.indexed[dim] = true;
+      keep_whole(rule, own[dim]);
+    }
   }
-  std::optional<TensorFactors> broadcast = add_broadcast(rule, call, index.indices);
+  std::optional<TensorFactors> broadcast =
+      masked ? masked_broadcast(rule) : add_broadcast(rule, call, index.indices);
   if (!broadcast || index.indices.empty()) return std::nullopt;
   index.broadcast = *std::move(broadcast);
   input_of(rule, self) = own;
@@ -191,7 +226,7 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), values = call.tensor_index(2);
   const bool add = call.boolean_or(3, false);
   ShardingRule rule = start(call);
-  const std::optional<AdvancedIndex> index = add_index(rule, call);
+  const std::optional<AdvancedIndex> index = add_index(rule, call, Masks::kTaken);
   if (!index) return std::nullopt;
   const Sizes& sizes = meta_of(call, values).sizes;
   if (sizes.size() > index->result.size()) return std::nullopt;
@@ -214,17 +249,25 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   return rule;
 }
 
-/// embedding(weight, indices): the vocabulary stays whole.
+/// embedding(weight, indices): where the vocabulary is split each shard looks up the rows that it
+/// has and leaves zeros for the others.
 std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   const int weight = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, weight).ndim() != 2) return std::nullopt;
+  const std::int64_t rows = meta_of(call, weight).sizes[0];
   ShardingRule rule = start(call);
   TensorFactors result = add_factors(rule, meta_of(call, indices).sizes);
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
-  input_of(rule, weight) = {{add_whole(rule, meta_of(call, weight).sizes[0])}, result.back()};
+  const int row = add_reduced(rule, rows, ReduceOp::kSum);
+  rule.factors[static_cast<std::size_t>(row)].contiguous = true;
+  input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);
   add_any_linear(rule, {weight});
+  rule.local_call = {.op = "tessera_local::embedding_rows",
+                     .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
+                     .when_split = {row}};
+  rule.offset_arguments = {{.arg = 2, .input = weight, .dim = 0}};
   return rule;
 }
 
@@ -244,6 +287,38 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   rule.outputs.push_back({{add_whole(rule, call.integer(2))}, input_of(rule, grad).back()});
   add_linear(rule, {grad});
   return rule;
+}
+
+/// at::embedding_bag's modes
+enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
+
+/// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tables for the
+/// backward: columns are independent. The rows of a bag are where its offset says: they stay whole.
+std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) return std::nullopt;
+  ShardingRule rule = start(call);
+  const Factors columns{add_factor(rule, call.tensor(0).size(1))};
+  input_of(rule, call.tensor_index(0)) = {{add_whole(rule, call.tensor(0).size(0))}, columns};
+  rule.outputs.assign(4, {});
+  rule.outputs[0] = {{add_whole(rule, ShardingRule::kUnknown)}, columns};
+  ShardingRule::Group group{std::vector<int>(call.tensors.size()), {0}};
+  std::iota(group.inputs.begin(), group.inputs.end(), 0);
+  rule.groups = {group};
+  return rule;
+}
+
+/// _embedding_bag_backward(grad, ..., rows, scale, mode, ...)
+RuleFunction::Body embedding_bag_backward(std::size_t rows_arg) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    if (call.integer(rows_arg + 2) == kBagMax) return std::nullopt;
+    ShardingRule rule = start(call);
+    const TensorMeta& grad = call.tensor(0);
+    const Factors columns{add_factor(rule, grad.size(1))};
+    input_of(rule, call.tensor_index(0)) = {{add_whole(rule, grad.size(0))}, columns};
+    rule.outputs = {{{add_whole(rule, call.integer(rows_arg))}, columns}};
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
+  };
 }
 
 /// take(self, index), bucketize(self, boundaries): each element of one tensor looks at all of the
@@ -298,6 +373,9 @@ Table indexing_table() {
               {"searchsorted.Tensor", searchsorted_rule},
               {"embedding", embedding_rule},
               {"embedding_dense_backward", embedding_backward_rule},
+              {"_embedding_bag _embedding_bag_forward_only", embedding_bag_rule},
+              {"_embedding_bag_backward", embedding_bag_backward(6)},
+              {"_embedding_bag_dense_backward", embedding_bag_backward(5)},
           }};
 }
 

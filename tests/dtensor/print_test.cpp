@@ -1,0 +1,57 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+
+#include "tessera/comm/world.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/factories.h"
+
+namespace tessera {
+namespace {
+
+DeviceMesh square(int rank) {
+  return init_device_mesh(comm::fake_world(rank, 4), {2, 2}, {"dp", "tp"});
+}
+
+void expect_in(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Printing, ShowsPlacementsMeshAndThisRanksValues) {
+  const auto x = arange(0, 7, 1, square(2), {Shard{0}, Replicate{}}, at::kFloat);
+  std::ostringstream out;
+  out << x;
+  expect_in(out.str(), {"DistributedTensor([7], Float", "dp=2, tp=2", "[Shard(0), Replicate()]",
+                        "rank 2 holds [4:7]:", " 4\n 5\n 6"});
+}
+
+TEST(Printing, ShowsEveryBlockOfAPartInSeveral) {
+  const auto x =
+      zeros({8}, init_device_mesh(comm::fake_world(1, 2), {2}, {"x"}), {StridedShard{0, 2}});
+  expect_in(to_string(x), {"holds [2:4] and [6:8]"});
+}
+
+TEST(Printing, LeavesOutMany) {
+  expect_in(to_string(zeros({64, 64}, square(0), {Shard{0}, Replicate{}})), {"(2048 elements)"});
+}
+
+TEST(Printing, OfAnEmptyPartAndOfScalars) {
+  expect_in(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), {"rank 3 holds nothing"});
+  expect_in(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), {"Partial(sum)", "0"});
+  EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
+}
+
+TEST(Printing, NeedsNoValues) {
+  expect_in(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), {"meta"});
+}
+
+TEST(Printing, OfThePlainHandleThrows) {
+  const at::Tensor x = zeros({4}, square(0), {Shard{0}, Replicate{}});
+  std::ostringstream out;
+  EXPECT_THROW(out << x, c10::Error);
+}
+
+}  // namespace
+}  // namespace tessera
