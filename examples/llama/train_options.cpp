@@ -62,9 +62,12 @@ void declare_parallelism(CLI::App& app, TrainOptions& o) {
                "Sequence parallelism between the blocks' halves (with tp > 1)");
   app.add_flag("--loss-parallel,!--no-loss-parallel", o.loss_parallel,
                "Keep the logits split over the vocabulary (with tp > 1)");
+  app.add_flag("--offload", o.offload,
+               "Keep shards, gradients and the optimizer's state in the host's memory");
   app.add_option("--param-dtype", o.param_dtype,
-                 "Type of gathers and computation: fp32 or bf16 (bf16 on CUDA, fp32 on CPU)")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+                 "Type of gathers and computation: fp32, bf16 or, with dynamic loss scaling, fp16 "
+                 "(bf16 on CUDA, fp32 on CPU)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--reduce-dtype", o.reduce_dtype,
                  "Type of gradient reduction: fp32 or bf16 (fp32)")
       ->check(CLI::IsMember({"fp32", "bf16"}));

@@ -22,6 +22,7 @@ struct TrainOptions {
   std::int64_t dp_replicate = 1, dp = 1, tp = 1;
   bool sp = true, loss_parallel = true;
   int zero = 3;
+  bool offload = false;
   std::string param_dtype, reduce_dtype = "fp32";
   std::string device = "cpu", backend;
 

@@ -25,8 +25,9 @@ constexpr std::int64_t kMaxEvalBatches = 32;
 
 namespace {
 
-std::optional<c10::ScalarType> scalar_type(const std::string& name) {
-  return name == "bf16" ? c10::kBFloat16 : c10::kFloat;
+c10::ScalarType scalar_type(const std::string& name) {
+  if (name == "bf16") return c10::kBFloat16;
+  return name == "fp16" ? c10::kHalf : c10::kFloat;
 }
 
 /// Throws Error unless `folder` can be written, or made where it would stand. Makes nothing.
@@ -42,6 +43,7 @@ void check_writable_folder(const std::filesystem::path& folder) {
 fsdp::Options fsdp_options(const TrainOptions& o) {
   return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
                         .reduce_dtype = scalar_type(o.reduce_dtype)},
+          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
           .reshard_after_forward = o.zero == 3};
 }
 
@@ -117,6 +119,7 @@ void Trainer::build_model() {
   for (const auto& [name, slot] : model_->named_slots()) parameters_.push_back(slot);
   optimizer_ = std::make_unique<optim::AdamW>(
       parameters_, optim::AdamWOptions{.lr = options_.lr, .weight_decay = options_.weight_decay});
+  scaler_ = optim::GradScaler({.enabled = options_.param_dtype == "fp16"});
   schedule_.emplace(optim::parse_schedule(options_.schedule), options_.warmup, options_.steps);
 }
 
@@ -147,7 +150,7 @@ at::Tensor Trainer::accumulate_gradients(std::int64_t step) {
       fsdp::set_requires_gradient_sync(*model_, i + 1 == count);
     }
     const at::Tensor loss = loss_of(*loader_, step, i) / count;
-    loss.backward();
+    scaler_.scale(loss).backward();
     mean += loss.detach();
   }
   return mean;
@@ -156,20 +159,23 @@ at::Tensor Trainer::accumulate_gradients(std::int64_t step) {
 observe::StepMetrics Trainer::step(std::int64_t index) {
   const Clock::time_point start = Clock::now();
   const comm::TrafficTable before = world_->traffic().table();
-  const double lr = options_.lr * schedule_->factor(index);
-  optimizer_->set_lr(lr);
+  optimizer_->scale_lr(schedule_->factor(index));
 
   const at::Tensor loss = accumulate_gradients(index);
-  const at::Tensor norm = optim::clip_grad_norm_(parameters_, options_.clip);
-  optimizer_->step();
-  // The step's only synchronisation with the device.
-  const at::Tensor figures = at::stack({mean_over_data(loss), norm}).to(c10::kCPU);
+  const at::Tensor norm = scaler_.clip_grad_norm_(parameters_, options_.clip);
+  const double scale = scaler_.scale();
+  const bool stepped = scaler_.step(*optimizer_);
+  // Without loss scaling the step's only synchronisation with the device.
+  const at::Tensor figures =
+      at::stack({mean_over_data(loss).to(norm.device()), norm}).to(c10::kCPU);
 
   observe::StepMetrics metrics;
   metrics.step = index + 1;
   metrics.loss = figures[0].item<double>();
   metrics.grad_norm = figures[1].item<double>();
-  metrics.lr = lr;
+  metrics.lr = options_.lr * schedule_->factor(index);
+  if (scaler_.enabled()) metrics.loss_scale = scale;
+  metrics.skipped = !stepped;
   check_finite(metrics);
   optimizer_->zero_grad();
   metrics.step_time_s = std::chrono::duration<double>(Clock::now() - start).count();
@@ -179,7 +185,8 @@ observe::StepMetrics Trainer::step(std::int64_t index) {
 }
 
 void Trainer::check_finite(const observe::StepMetrics& metrics) const {
-  if (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)) return;
+  const bool gradients_served = std::isfinite(metrics.grad_norm) || metrics.skipped;
+  if (std::isfinite(metrics.loss) && gradients_served) return;
   // Every rank knows that it happened; the first parameter that any rank finds is named.
   const auto named = model_->named_slots();
   auto first = static_cast<std::int64_t>(named.size());
@@ -208,6 +215,11 @@ void Trainer::log(const observe::StepMetrics& metrics) {
   const bool last = metrics.step == options_.steps;
   if (metrics.step == 1 || metrics.step % options_.log_every == 0 || last) {
     progress_->line(observe::titan_line(metrics, world_->size()));
+  }
+  if (metrics.skipped) {
+    progress_->line(
+        fmt::format("step: {:2}  left out: a gradient overflowed; the loss scale was {}",
+                    metrics.step, *metrics.loss_scale));
   }
   progress_->update(metrics.step, metrics.loss, metrics.tokens_per_s);
 }

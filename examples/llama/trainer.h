@@ -45,6 +45,7 @@ class Trainer {
   std::shared_ptr<Llama> model_;
   std::vector<tessera::nn::SlotPtr> parameters_;
   std::unique_ptr<tessera::optim::AdamW> optimizer_;
+  tessera::optim::GradScaler scaler_;
   std::optional<tessera::optim::LrSchedule> schedule_;
   tessera::data::TokenizerPtr tokenizer_;
   std::unique_ptr<tessera::data::BatchLoader> loader_;

@@ -45,17 +45,21 @@ void set_memory(StepMetrics& metrics, const std::string& device_type) {
 }
 
 std::string to_json(const StepMetrics& metrics) {
-  const ordered_json json = {{"step", metrics.step},
-                             {"loss", metrics.loss},
-                             {"grad_norm", metrics.grad_norm},
-                             {"lr", metrics.lr},
-                             {"step_time_s", metrics.step_time_s},
-                             {"tokens_per_s", metrics.tokens_per_s},
-                             {"tflops", metrics.tflops},
-                             {"mfu", optional_number(metrics.mfu)},
-                             {"mfu_causal", optional_number(metrics.mfu_causal)},
-                             {"peak_memory_bytes", metrics.peak_memory_bytes},
-                             {"comm", traffic_json(metrics.comm)}};
+  ordered_json json = {{"step", metrics.step},
+                       {"loss", metrics.loss},
+                       {"grad_norm", metrics.grad_norm},
+                       {"lr", metrics.lr},
+                       {"step_time_s", metrics.step_time_s},
+                       {"tokens_per_s", metrics.tokens_per_s},
+                       {"tflops", metrics.tflops},
+                       {"mfu", optional_number(metrics.mfu)},
+                       {"mfu_causal", optional_number(metrics.mfu_causal)},
+                       {"peak_memory_bytes", metrics.peak_memory_bytes},
+                       {"comm", traffic_json(metrics.comm)}};
+  if (metrics.loss_scale) {
+    json["loss_scale"] = *metrics.loss_scale;
+    json["skipped"] = metrics.skipped;
+  }
   return json.dump();
 }
 

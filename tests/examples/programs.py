@@ -29,11 +29,11 @@ def run(command, **kwargs):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace", **kwargs)
 
 
-def train(arguments, dp=1, tp=1):
-    """llama_train on a dp x tp mesh of processes."""
-    command = [BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
-    if dp * tp > 1:
-        command = [BIN / "tessera-run", "--nproc", dp * tp, "--", *command]
+def train(arguments, dp=1, tp=1, replicas=1):
+    """llama_train on a mesh of processes: dp x tp, `replicas` times."""
+    command = [BIN / "llama_train", "--dp", dp, "--tp", tp, "--dp-replicate", replicas, *arguments]
+    if replicas * dp * tp > 1:
+        command = [BIN / "tessera-run", "--nproc", replicas * dp * tp, "--", *command]
     return run(command)
 
 

@@ -92,6 +92,25 @@ class BadInput(unittest.TestCase):
     def test_batch_that_dp_does_not_divide(self):
         self.refuse(self.data(batch=5), "--batch 5", "--dp 2", dp=2)
 
+    def test_batch_that_micro_batches_do_not_divide(self):
+        self.refuse([*self.data(batch=4), "--accumulate", 4], "--batch 4", "--dp 2 x --accumulate 4",
+                    dp=2)
+
+    def test_replicas_that_do_not_fit(self):
+        self.refuse([*self.data(batch=12), "--dp-replicate", 3], "--dp 2 x --dp-replicate 3",
+                    "6 ranks, but 4", "--nproc 6", dp=2, nproc=4)
+
+    def test_degrees_of_zero(self):
+        for flag in ("--dp", "--tp", "--dp-replicate", "--accumulate", "--batch"):
+            with self.subTest(flag):
+                self.refuse([*self.data(), flag, "0"], flag, "0")
+
+    def test_values_that_a_flag_does_not_have(self):
+        for flag, value in [("--zero", "1"), ("--param-dtype", "fp8"), ("--reduce-dtype", "int8"),
+                            ("--ac", "sometimes"), ("--accumulate", "half")]:
+            with self.subTest(flag):
+                self.refuse([*self.data(), flag, value], flag, value)
+
     def test_features_that_are_not_implemented(self):
         for change, part in [({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope"),
                              ({"attention_bias": True}, "attention_bias"),

@@ -10,22 +10,23 @@ STEPS, BATCH = 20, 4
 
 
 class Parity(unittest.TestCase):
-    def run_case(self, config, sequence, meshes):
+    def run_case(self, config, sequence, meshes, steps=STEPS, batch=BATCH):
+        """meshes: (dp, tp, flags) or (dp, tp, flags, replicas)."""
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             model = programs.make_model(folder, config)
             # Fewer tokens than the run takes: the last steps wrap around.
-            count = (STEPS - 3) * BATCH * sequence + 1
+            count = (steps - 3) * batch * sequence + 1
             tokens = programs.write_tokens(folder / "t.bin",
                                            programs.text_tokens(count, config["vocab_size"]))
-            data = ["--model", model, "--tokens", tokens, "--steps", STEPS, "--batch", BATCH,
+            data = ["--model", model, "--tokens", tokens, "--steps", steps, "--batch", batch,
                     "--seq", sequence, "--lr", 1e-3]
             programs.peer(["train", *data, "--metrics", folder / "peer.jsonl"])
             want = programs.read_metrics(folder / "peer.jsonl")
-            for dp, tp, flags in meshes:
-                with self.subTest(dp=dp, tp=tp, flags=flags):
+            for dp, tp, flags, *replicas in meshes:
+                with self.subTest(dp=dp, tp=tp, flags=flags, replicas=replicas):
                     out = folder / f"{dp}x{tp}.jsonl"
-                    done = programs.train([*data, "--metrics", out, *flags], dp, tp)
+                    done = programs.train([*data, "--metrics", out, *flags], dp, tp, *replicas)
                     self.assertEqual(done.returncode, 0, done.stderr)
                     self.check_steps(programs.read_metrics(out), want)
 
@@ -46,6 +47,13 @@ class Parity(unittest.TestCase):
     def test_without_sequence_or_loss_parallelism(self):
         self.run_case(programs.SMALL, 64, [(2, 2, ["--no-sp"]), (2, 2, ["--no-loss-parallel"]),
                                            (1, 2, ["--no-sp", "--no-loss-parallel"])])
+
+    def test_kinds_of_fsdp_and_what_they_combine_with(self):
+        self.run_case(programs.ODD, 80, [
+            (2, 1, ["--zero", 2, "--accumulate", 3], 2), (1, 2, ["--ac", "full"], 2),
+            (2, 2, ["--zero", 2, "--offload", "--ac", "selective"]),
+            (2, 2, ["--accumulate", 3, "--offload"]), (3, 1, ["--accumulate", 2, "--ac", "full"])],
+            steps=6, batch=12)
 
     def test_tied_embeddings_and_head_dim(self):
         self.run_case(programs.TIED, 48, [(1, 1, []), (2, 2, []), (2, 1, []), (1, 2, [])])

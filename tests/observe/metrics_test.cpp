@@ -60,6 +60,16 @@ TEST(ToJson, NestsTrafficByMeshDimensionAndCollective) {
                                  R"("tp":{"all_gather":{"calls":1,"bytes":100}}})");
 }
 
+TEST(ToJson, TellsOfLossScalingWhereThereIsSome) {
+  auto metrics = Sample();
+  EXPECT_FALSE(ordered_json::parse(to_json(metrics)).contains("loss_scale"));
+  metrics.loss_scale = 32768.0;
+  metrics.skipped = true;
+  const auto json = ordered_json::parse(to_json(metrics));
+  EXPECT_EQ(json["loss_scale"].get<double>(), 32768.0);
+  EXPECT_TRUE(json["skipped"].get<bool>());
+}
+
 TEST(ToJson, WritesAnEmptyObjectWithoutTraffic) {
   EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
 }

@@ -17,6 +17,8 @@ struct StepMetrics {
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
+  std::optional<double> loss_scale;  ///< of fp16; nullopt without scaling
+  bool skipped = false;              ///< no update, because a gradient overflowed
   double step_time_s = 0;
   double tokens_per_s = 0;             ///< of the whole job
   double tflops = 0;                   ///< per rank, by torchtitan's FLOP formula
@@ -35,8 +37,8 @@ void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
 /// One JSON object, without a line end: step loss grad_norm lr step_time_s tokens_per_s tflops mfu
-/// mfu_causal peak_memory_bytes comm, the last as {mesh dimension: {collective: {calls, bytes}}}.
-/// What is unknown or not finite is null.
+/// mfu_causal peak_memory_bytes comm, and with a loss scale loss_scale skipped; comm as {mesh
+/// dimension: {collective: {calls, bytes}}}. What is unknown or not finite is null.
 std::string to_json(const StepMetrics& metrics);
 /// torchtitan's console line. tps is per rank, as there; mfu is N/A where it is not known.
 std::string titan_line(const StepMetrics& metrics, int world_size);
