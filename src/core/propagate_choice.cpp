@@ -204,6 +204,10 @@ bool GroupChooser::is_unread(int input) const {
   return contains(rule_.unread, input);
 }
 
+bool GroupChooser::is_hint(int input) const {
+  return is_unread(input) && !rule_.size_arguments.empty();
+}
+
 GroupChooser::Cost GroupChooser::cost(std::size_t mesh_dim, const Choice& choice,
                                       const std::vector<Choice>& before) const {
   double bytes = 0;
@@ -218,6 +222,7 @@ double GroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
   const Hold& have = input.holds[mesh_dim];
   const Hold want = wanted_hold(input.index, choice);
   if (have == want || have.kind == Hold::kReplicate) return 0;
+  if (is_hint(input.index)) return 0;
   if (is_unread(input.index) && !is_split(have) && !is_split(want)) return 0;
   auto bytes = static_cast<double>(input.bytes);
   for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {

@@ -41,6 +41,8 @@ class GroupChooser {
   Hold wanted_hold(int input, const Choice& choice) const;
   Hold output_hold(int output, const Choice& choice) const;
   bool is_unread(int input) const;
+  /// Of an unread input, and where the outputs' local sizes are given, not even those count.
+  bool is_hint(int input) const;
 
   /// The digits of `factor` in the input that agrees with the choices on most mesh dimensions, an
   /// in-place one first, then a larger one; empty if none splits it. Extents are explicit.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "forms/form.h"
 #include "operator_info.h"
 #include "redistribute.h"
 #include "tensor_spec.h"
@@ -56,6 +57,8 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
+  /// Run so instead, which sends less: nothing of the above but the mesh and the flags counts then.
+  const Form* form = nullptr;
 };
 
 /// Decides how to run the call. Not collective: every rank comes to the same decision, or throws

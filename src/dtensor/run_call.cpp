@@ -346,6 +346,7 @@ class Run {
 void run_call(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
               torch::jit::Stack& stack) {
   if (plan.moves) count_implicit_redistribution();
+  if (plan.form != nullptr) return run_form(*plan.form, info, stack);
   Run(op, info, plan, stack)();
 }
 

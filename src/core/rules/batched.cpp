@@ -78,6 +78,39 @@ std::optional<ShardingRule> qr_rule(const OpCall& call) {
   return batched_rule(call, {{2}, {2, 2}});
 }
 
+/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is matrices, or vectors where
+/// it has the sizes of A but for the last.
+std::optional<ShardingRule> solve_rule(const OpCall& call) {
+  const Sizes& a = call.tensor(0).sizes;
+  const Sizes& b = call.tensor(1).sizes;
+  if (a.size() < 2) return std::nullopt;
+  const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
+  const std::size_t own = vectors ? 1 : 2;
+  if (call.boolean_or(3, false)) return std::nullopt;  // would throw on some ranks alone
+  return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}, .linear = {1}});
+}
+
+/// diag_embed(self, offset, dim1, dim2): the last dimension becomes two.
+std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), ndim = call.tensor(0).ndim() + 1;
+  if (ndim < 2) return std::nullopt;
+  const int first = wrap_dim(call, call.integer_or(2, -2), ndim);
+  const int second = wrap_dim(call, call.integer_or(3, -1), ndim);
+  ShardingRule rule = start(call);
+  TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
+  keep_whole(rule, factors.back());
+  input_of(rule, self) = factors;
+  const std::int64_t offset = call.integer_or(1, 0);
+  const std::int64_t size = call.tensor(0).sizes.back() + (offset < 0 ? -offset : offset);
+  factors.pop_back();
+  for (const int dim : {std::min(first, second), std::max(first, second)}) {
+    factors.insert(factors.begin() + dim, Factors{add_whole(rule, size)});
+  }
+  rule.outputs.push_back(factors);
+  add_linear(rule, {self});
+  return rule;
+}
+
 /// A Fourier transform(self, dims, ...): linear, and independent along all other dimensions. The
 /// size of the last of `dims` changes where one side is real.
 std::optional<ShardingRule> fourier_rule(const OpCall& call) {
@@ -159,6 +192,8 @@ Table batched_table() {
           {"_linalg_slogdet", matrix({0, 0, 2, 1})},
           {"linalg_lu_factor_ex linalg_ldl_factor_ex", matrix({2, 1, 0})},
           {"linalg_lu", matrix({2, 2, 2})},
+          {"_linalg_solve_ex", solve_rule},
+          {"diag_embed", diag_embed_rule},
           {"linalg_eig", matrix({1, 2})},
           {"linalg_eigvals _linalg_eigvals", matrix({1})},
           {"linalg_matrix_exp cholesky_inverse", matrix({2})},

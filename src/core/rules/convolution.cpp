@@ -70,7 +70,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 
 /// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
 /// output padding, groups, mask) -> gradients of input, weight, bias. The bias's is no sum over the
-/// in channels, which every shard of them has whole: they stay whole.
+/// in channels, which every shard of them has whole: where it is asked for, they stay whole.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3) {
     return std::nullopt;
@@ -78,7 +78,8 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
                                    call.integer(9));
-  keep_whole(rule, factors.in);
+  const Sizes mask = call.integers(10);
+  if (mask.size() != 3 || mask[2] != 0) keep_whole(rule, factors.in);
   TensorFactors grad = factors.result;
   grad.resize(call.tensor(0).sizes.size());
   input_of(rule, call.tensor_index(0)) = grad;

@@ -18,17 +18,22 @@ std::optional<ShardingRule> like_rule(const OpCall& call) {
   return rule;
 }
 
-/// new_zeros(self, size, ...): laid out as the tensor if it has its sizes, else replicated.
+/// new_zeros(self, size, ...): of as many dimensions, laid out as the tensor along those of its
+/// sizes, as a gradient is wanted that is then written into; else replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
-  if (sizes == call.tensor(0).sizes) {
-    std::optional<ShardingRule> rule = like_rule(call);
-    rule->size_arguments.push_back({1, 0});
-    return rule;
-  }
+  const Sizes& own = call.tensor(0).sizes;
+  const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
-  rule.outputs.push_back(add_wholes(rule, sizes));
-  rule.unread.push_back(call.tensor_index(0));
+  TensorFactors result;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const bool follows = sizes.size() == own.size() && sizes[dim] == own[dim];
+    result.push_back({follows ? add_factor(rule, sizes[dim]) : add_whole(rule, sizes[dim])});
+    if (follows) input_of(rule, self)[dim] = result[dim];
+  }
+  rule.outputs.push_back(result);
+  rule.unread.push_back(self);
+  rule.size_arguments.push_back({1, 0});
   return rule;
 }
 

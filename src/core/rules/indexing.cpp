@@ -151,17 +151,20 @@ struct AdvancedIndex {
 enum class Masks { kRefused, kTaken };
 
 /// The dimensions of self that each index takes: one, or as many as a mask has; nullopt where there
-/// are too many, or masks that may not be.
+/// are too many, masks that may not be, or masks beside tables of indices.
 std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
                                              Masks masks) {
   std::vector<int> widths;
   int total = 0;
+  bool masked = false, tables = false;
   for (const TensorRef ref : refs) {
     const bool mask = ref.index >= 0 && meta_of(call, ref.index).itemsize == 1;
-    if (mask && masks == Masks::kRefused) return std::nullopt;
+    masked = masked || mask;
+    tables = tables || (ref.index >= 0 && !mask && meta_of(call, ref.index).ndim() > 1);
     widths.push_back(mask ? meta_of(call, ref.index).ndim() : 1);
     total += widths.back();
   }
+  if (masked && (tables || masks == Masks::kRefused)) return std::nullopt;
   if (total > call.tensor(0).ndim()) return std::nullopt;
   return widths;
 }

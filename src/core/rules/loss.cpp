@@ -70,6 +70,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
   set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
+  if (call.integer(4) != kMean) rule.unread.push_back(call.tensor_index(6));
   rule.outputs.push_back(factors.input);
   add_linear(rule, {call.tensor_index(0)});
   return rule;

@@ -140,9 +140,27 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
   return rule;
 }
 
+/// The backward of that: every shard adds its share to the parameters' gradients.
+ShardingRule batch_norm_inference_backward(const OpCall& call) {
+  ShardingRule rule = start(call);
+  TensorFactors input;
+  for (const std::int64_t size : call.tensor(1).sizes) {
+    input.push_back({add_reduced(rule, size, ReduceOp::kSum)});
+    rule.factors.back().empty = false;
+  }
+  const TensorFactors channels{input[1]};
+  set_input(rule, call, 0, input);
+  set_input(rule, call, 1, input);
+  for (const std::size_t arg : {2, 3, 4}) set_input(rule, call, arg, channels);
+  rule.outputs = {input, channels, channels};
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
+
 /// Its backward(grad, input, weight, running mean, running variance, mean, inverse deviation, ...)
 std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
-  if (call.tensor(1).ndim() < 2 || !call.boolean_or(7, false)) return std::nullopt;
+  if (call.tensor(1).ndim() < 2) return std::nullopt;
+  if (!call.boolean_or(7, false)) return batch_norm_inference_backward(call);
   ShardingRule rule = start(call);
   TensorFactors input = add_wholes(rule, call.tensor(1).sizes);
   input[1] = {add_factor(rule, call.tensor(1).size(1))};

@@ -157,6 +157,14 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
+/// histc(self, bins, min, max): without a range it is that of the data, which no shard knows.
+std::optional<ShardingRule> histogram_rule(const OpCall& call) {
+  if (call.number(2) == call.number(3)) return std::nullopt;
+  ShardingRule rule = reduction_rule(call, Kind::kNanSum, {}, 1);
+  rule.outputs[0] = {{add_whole(rule, call.integer(1))}};
+  return rule;
+}
+
 }  // namespace
 
 Table reduction_table() {
@@ -182,6 +190,7 @@ Table reduction_table() {
               {"all.dims", reduction_of_dims(kAll)},
               {"count_nonzero", reduction(kNanSum, {1})},
               {"count_nonzero.dim_IntList", reduction(kNanSum, {1})},
+              {"histc{,.out}", histogram_rule, true},
               {"linalg__powsum", reduction(kNanSum, {2, 3})},
               {"linalg_vector_norm{,.out}", norm({2, 3}), true},
               {"norm.Scalar", norm({}), true},

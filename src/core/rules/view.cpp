@@ -191,9 +191,10 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
       output.push_back(view.input[dim]);
     }
   }
-  view.rule.local_call = {
-      base_name(call.op).ends_with("copy") ? "aten::squeeze_copy.dims" : "aten::squeeze.dims",
-      {call.args[0], squeezed}};
+  const char* local = "aten::squeeze.dims";
+  if (base_name(call.op).ends_with("copy")) local = "aten::squeeze_copy.dims";
+  if (is_inplace(call.op)) local = "aten::squeeze_.dims";
+  view.rule.local_call = {local, {call.args[0], squeezed}};
   return std::move(view).finish({output});
 }
 
@@ -334,10 +335,10 @@ Table view_table() {
               {"_reshape_alias", reshape_alias_rule},
               {"{view,view_copy}.dtype", view_dtype_rule},
               {"permute{,_copy}", permute_rule},
-              {"{transpose,transpose_copy}.int", transpose_rule},
-              {"t{,_copy}", t_rule},
-              {"squeeze{,.dim,.dims} squeeze_copy{,.dim,.dims}", squeeze_rule},
-              {"unsqueeze{,_copy}", unsqueeze_rule},
+              {"{transpose,transpose_copy}.int transpose_", transpose_rule},
+              {"t{,_,_copy}", t_rule},
+              {"{squeeze,squeeze_,squeeze_copy}{,.dim,.dims}", squeeze_rule},
+              {"unsqueeze{,_,_copy}", unsqueeze_rule},
               {"expand{,_copy}", expand_rule},
               {"repeat", repeat_rule},
               {"unfold{,_copy}", unfold_rule},

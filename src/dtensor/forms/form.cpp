@@ -1,0 +1,56 @@
+#include "form.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <array>
+
+#include "../distributed_impl.h"
+#include "../leaf_gradient.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+const Form* find_form(std::string_view op) {
+  constexpr std::string_view kNamespace = "aten::";
+  if (!op.starts_with(kNamespace)) return nullptr;
+  op.remove_prefix(kNamespace.size());
+  for (const auto forms : {extremum_forms(), norm_forms(), statistics_forms(), loss_forms(),
+                           batch_norm_forms(), convolution_forms(), selection_forms()}) {
+    const auto found = std::ranges::find(forms, op, &Form::name);
+    if (found != forms.end()) return &*found;
+  }
+  return nullptr;
+}
+
+void prepare(const at::Tensor& tensor, const OperatorInfo& info) {
+  auto* impl = as_distributed(tensor);
+  if (impl == nullptr) return;
+  keep_gradient_layout(*impl, tensor);
+  TESSERA_CHECK(!impl->detached_view() || !impl->detached_view()->is_stale(), info.name,
+                " uses a view that had to be gathered, after the viewed tensor was written: "
+                "take the view again");
+}
+
+}  // namespace
+
+FormChoice choose_form(const BoundCall& call, double bytes) {
+  const auto* form = find_form(call.call.op);
+  if (form == nullptr) return {};
+  const auto own = form->bytes(call);
+  if (!own || *own >= bytes) return {};
+  return {form, *own > 0};
+}
+
+void run_form(const Form& form, const OperatorInfo& info, std::vector<c10::IValue>& stack) {
+  const auto first = stack.size() - info.arguments.size();
+  const auto arguments = std::span<const c10::IValue>(stack).subspan(first);
+  for (const auto& tensor : bind_call(info, arguments).tensors) prepare(tensor, info);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto results = form.run(arguments);
+  stack.resize(first);
+  std::ranges::move(results, std::back_inserter(stack));
+}
+
+}  // namespace tessera::detail

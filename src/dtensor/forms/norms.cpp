@@ -1,0 +1,140 @@
+// Vector norms where a reduced dimension is split: the powers add up over the ranks, the root is
+// taken of their sum.
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/_foreach_powsum.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/linalg__powsum.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "form.h"
+#include "parts.h"
+
+namespace tessera::detail {
+namespace {
+
+using Arguments = std::span<const c10::IValue>;
+using Results = std::vector<c10::IValue>;
+
+/// Where an operator has its arguments; -1: nowhere.
+struct Norm {
+  int dims = -1;
+  int keepdim = -1;
+  int dtype = -1;
+};
+constexpr Norm kVectorNorm{2, 3, 4}, kScalarNorm{}, kCastNorm{-1, -1, 2}, kDimNorm{2, 3, -1};
+
+double order_of(const c10::IValue& order) {
+  return order.isNone() ? 2.0 : order.toScalar().toDouble();
+}
+
+template <const Norm& kNorm>
+std::optional<double> bytes_of_norm(const BoundCall& bound) {
+  const auto* self = settled_argument(bound, 0);
+  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) return std::nullopt;
+  const auto& spec = *self->spec();
+  const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
+  const auto dims = kNorm.dims < 0
+                        ? all_dims(ndim)
+                        : named_dims(bound.call, static_cast<std::size_t>(kNorm.dims), ndim);
+  if (count_along(spec, dims) == 0) return std::nullopt;
+  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+  if (std::isinf(order)) return 0;
+  return all_reduce_bytes(spec, dims, static_cast<double>(local_results(spec, dims)));
+}
+
+template <const Norm& kNorm>
+Results run_norm(Arguments arguments) {
+  auto self = arguments[0].toTensor();
+  const auto order = order_of(arguments[1]);
+  const auto dims = kNorm.dims >= 0 && !arguments[kNorm.dims].isNone()
+                        ? arguments[kNorm.dims].toIntVector()
+                        : Dims{};
+  const bool keepdim = kNorm.keepdim >= 0 && arguments[kNorm.keepdim].toBool();
+  if (kNorm.dtype >= 0 && !arguments[kNorm.dtype].isNone()) {
+    self = self.to(arguments[kNorm.dtype].toScalarType());
+  }
+  if (std::isinf(order)) {
+    const auto sizes = self.abs();
+    return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
+  }
+  // Half precision is for the result, not for a sum of squares.
+  const auto sum =
+      at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
+  return {settled(sum).pow(1 / order).to(self.scalar_type())};
+}
+
+std::optional<double> bytes_of_norms(const BoundCall& bound) {
+  double bytes = 0;
+  for (const auto& tensor : bound.tensors) {
+    const auto* impl = as_distributed(tensor);
+    if (impl == nullptr || impl->spec()->sharding.layout->is_partial()) return std::nullopt;
+    const auto& spec = *impl->spec();
+    if (!c10::isFloatingType(spec.dtype)) return std::nullopt;
+    bytes += all_reduce_bytes(spec, all_dims(tensor.dim()), 1);
+  }
+  const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
+  if (std::isinf(order)) return std::nullopt;
+  return bytes;
+}
+
+/// The numbers of tensors of one layout and type, which can be stacked. In the order of the list,
+/// so that all ranks have the same.
+std::vector<std::vector<std::size_t>> alike(const std::vector<at::Tensor>& tensors) {
+  const auto is_like = [&](std::size_t a, std::size_t b) {
+    return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
+           tensors[a].scalar_type() == tensors[b].scalar_type();
+  };
+  std::vector<std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto group =
+        std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
+    group == groups.end() ? groups.push_back({i}) : group->push_back(i);
+  }
+  return groups;
+}
+
+/// _foreach_norm(tensors, order, dtype): the sums of all tensors that lie alike travel together.
+Results run_norms(Arguments arguments) {
+  const auto tensors = arguments[0].toTensorVector();
+  const auto order = order_of(arguments[1]);
+  std::vector<at::Tensor> sums;
+  for (const auto& tensor : tensors) {
+    const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
+    sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
+  }
+  for (const auto& numbers : alike(sums)) {
+    std::vector<at::Tensor> group;
+    for (const auto i : numbers) group.push_back(sums[i]);
+    const auto whole = settled_together(group);
+    for (std::size_t k = 0; k < numbers.size(); ++k) sums[numbers[k]] = whole[k];
+  }
+  c10::List<at::Tensor> norms;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto dtype =
+        arguments[2].isNone() ? tensors[i].scalar_type() : arguments[2].toScalarType();
+    norms.push_back(sums[i].pow(1 / order).to(dtype));
+  }
+  return {norms};
+}
+
+constexpr std::array kForms{
+    Form{"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    Form{"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
+    Form{"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
+    Form{"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
+    Form{"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    Form{"_foreach_norm.Scalar", bytes_of_norms, run_norms},
+};
+
+}  // namespace
+
+std::span<const Form> norm_forms() {
+  return kForms;
+}
+
+}  // namespace tessera::detail

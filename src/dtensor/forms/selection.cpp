@@ -1,0 +1,142 @@
+// Operators whose result is known only from the data, where the data are at hand on every rank.
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index.h>
+
+#include <array>
+
+#include "../below_autograd.h"
+#include "../redistribute.h"
+#include "form.h"
+#include "parts.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::detail {
+namespace {
+
+using Arguments = std::span<const c10::IValue>;
+using Results = std::vector<c10::IValue>;
+
+bool is_replicated(const at::Tensor& tensor) {
+  const auto* impl = as_distributed(tensor);
+  return impl == nullptr || impl->spec()->sharding.layout->is_replicated();
+}
+
+// self[masks and indices], each the same on all ranks, of dimensions that nothing splits.
+
+/// The dimensions of self that the indices take: a mask takes as many as it has.
+Dims indexed_dims(std::span<const std::optional<at::Tensor>> indices) {
+  Dims dims;
+  std::int64_t dim = 0;
+  for (const auto& index : indices) {
+    const bool given = index && index->defined();
+    const bool mask =
+        given && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+    const std::int64_t taken = mask ? index->dim() : 1;
+    for (std::int64_t i = 0; given && i < taken; ++i) dims.push_back(dim + i);
+    dim += taken;
+  }
+  return dims;
+}
+
+std::vector<std::optional<at::Tensor>> indices_of(const BoundCall& bound) {
+  std::vector<std::optional<at::Tensor>> indices;
+  for (const auto ref : bound.call.tensor_list(1)) {
+    indices.push_back(ref.index < 0
+                          ? std::nullopt
+                          : std::optional(bound.tensors[static_cast<std::size_t>(ref.index)]));
+  }
+  return indices;
+}
+
+std::optional<double> bytes_of_index(const BoundCall& bound) {
+  const auto* self = settled_argument(bound, 0);
+  if (self == nullptr || self->local().is_meta()) return std::nullopt;
+  const auto indices = indices_of(bound);
+  for (const auto& index : indices) {
+    if (index && !is_replicated(*index)) return std::nullopt;
+  }
+  const auto dims = indexed_dims(indices);
+  if (dims.empty() || dims.back() >= self->dim()) return std::nullopt;
+  if (!splitting(self->spec()->sharding.layout, dims).empty()) return std::nullopt;
+  return 0;
+}
+
+/// Where the result has the dimensions that the indices give it: in place of the indexed ones where
+/// those are neighbours, else in front.
+std::size_t place_of(const Dims& indexed) {
+  const bool neighbours =
+      indexed.back() - indexed.front() + 1 == static_cast<std::int64_t>(indexed.size());
+  return neighbours ? static_cast<std::size_t>(indexed.front()) : 0;
+}
+
+/// index.Tensor(self, indices)
+Results run_index(Arguments arguments) {
+  const auto& impl = impl_of(arguments[0].toTensor());
+  c10::List<std::optional<at::Tensor>> locals;
+  std::vector<std::optional<at::Tensor>> indices;
+  for (const auto& element : arguments[1].toListRef()) {
+    indices.push_back(element.toOptional<at::Tensor>());
+    locals.push_back(indices.back() ? std::optional(local_tensor(*indices.back())) : std::nullopt);
+  }
+  const auto dims = indexed_dims(indices);
+  const auto& spec = *impl.spec();
+  auto result = reduced(spec, dims, false);
+  at::Tensor local;
+  {
+    BelowAutograd guard;
+    local = at::index(impl.local(), locals);
+  }
+  auto digits = result.layout->dims();
+  const auto place = static_cast<std::ptrdiff_t>(place_of(dims));
+  const auto added = static_cast<std::size_t>(local.dim()) - digits.size();
+  digits.insert(digits.begin() + place, added, {});
+  for (std::size_t i = 0; i < added; ++i) {
+    const auto at = place + static_cast<std::ptrdiff_t>(i);
+    result.sizes.insert(result.sizes.begin() + at, local.size(at));
+  }
+  const auto* layout = Layout::intern(result.layout->mesh_sizes(), std::move(digits));
+  return {make_distributed(local, {spec.sharding.mesh, layout}, result.sizes)};
+}
+
+// equal(self, other): each rank compares its part.
+
+std::optional<double> bytes_of_equal(const BoundCall& bound) {
+  const auto* self = settled_argument(bound, 0);
+  const auto* other = settled_argument(bound, 1);
+  if (self == nullptr || other == nullptr || self->local().is_meta()) return std::nullopt;
+  const bool alike = self->spec()->sharding == other->spec()->sharding &&
+                     self->spec()->sizes == other->spec()->sizes;
+  if (!alike) return std::nullopt;
+  return all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1);
+}
+
+Results run_equal(Arguments arguments) {
+  const auto& self = impl_of(arguments[0].toTensor());
+  const auto& other = impl_of(arguments[1].toTensor());
+  const auto& spec = *self.spec();
+  const auto result = reduced(spec, all_dims(self.dim()), false, ReduceOp::kMin);
+  at::Tensor local;
+  {
+    BelowAutograd guard;
+    local = at::full({}, at::equal(self.local(), other.local()),
+                     at::TensorOptions(at::kByte).device(self.local().device()));
+  }
+  const auto verdict =
+      settled(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
+  return {local_tensor(verdict).item<bool>()};
+}
+
+constexpr std::array kForms{
+    Form{"index.Tensor", bytes_of_index, run_index},
+    Form{"equal", bytes_of_equal, run_equal},
+};
+
+}  // namespace
+
+std::span<const Form> selection_forms() {
+  return kForms;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,107 @@
+// Variances, and sums of exponentials, where a reduced dimension is split: two sums of the size of
+// the result.
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/logsumexp.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "form.h"
+#include "parts.h"
+
+namespace tessera::detail {
+namespace {
+
+using Arguments = std::span<const c10::IValue>;
+using Results = std::vector<c10::IValue>;
+
+Dims dims_of(const c10::IValue& dims, const at::Tensor& self) {
+  if (dims.isNone() || dims.toIntVector().empty()) return all_dims(self.dim());
+  return dims.toIntVector();
+}
+
+/// Two all-reduces of the results.
+std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
+  const auto* self = settled_argument(bound, 0);
+  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) return std::nullopt;
+  const auto& spec = *self->spec();
+  const auto dims = named_dims(bound.call, 1, static_cast<std::int64_t>(spec.sizes.size()));
+  if (count_along(spec, dims) == 0) return std::nullopt;
+  const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
+  return 2 * all_reduce_bytes(spec, dims, static_cast<double>(math * local_results(spec, dims)));
+}
+
+/// logsumexp(self, dims, keepdim)
+Results run_logsumexp(Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto dims = dims_of(arguments[1], self);
+  const bool keepdim = arguments[2].toBool();
+  const auto values = self.to(at::toOpMathType(self.scalar_type()));
+  auto largest = settled(values.amax(dims, true));
+  // Nothing but infinities: they would give a NaN as differences.
+  largest = largest.masked_fill(largest.isinf(), 0.0);
+  const auto sum = settled((values - largest).exp().sum(dims, true));
+  auto result = sum.log() + largest;
+  if (!keepdim) result = result.squeeze(dims);
+  return {result.to(self.scalar_type())};
+}
+
+struct Moments {
+  at::Tensor mean, variance;  ///< with the reduced dimensions kept, in the type of arithmetic
+};
+
+/// (self, dims?, correction?, keepdim), around the mean, so that nothing cancels.
+Moments moments_of(Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto dims = dims_of(arguments[1], self);
+  const auto values = self.to(at::toOpMathType(self.scalar_type()));
+  Dims wrapped = dims;
+  for (auto& dim : wrapped) dim += dim < 0 ? self.dim() : 0;
+  const auto count = static_cast<double>(count_along(*impl_of(self).spec(), wrapped));
+  const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
+  const auto mean = settled(values.sum(dims, true)) / count;
+  const auto centred = values - mean;
+  const auto squares = settled((centred * centred).sum(dims, true));
+  return {mean, squares / std::max(count - correction, 0.0)};
+}
+
+at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto result = kept.to(self.scalar_type());
+  return arguments[3].toBool() ? result : result.squeeze(dims_of(arguments[1], self));
+}
+
+Results run_variance(Arguments arguments) {
+  return {finished(moments_of(arguments).variance, arguments)};
+}
+Results run_deviation(Arguments arguments) {
+  return {finished(moments_of(arguments).variance.sqrt(), arguments)};
+}
+Results run_variance_and_mean(Arguments arguments) {
+  const auto moments = moments_of(arguments);
+  return {finished(moments.variance, arguments), finished(moments.mean, arguments)};
+}
+Results run_deviation_and_mean(Arguments arguments) {
+  const auto moments = moments_of(arguments);
+  return {finished(moments.variance.sqrt(), arguments), finished(moments.mean, arguments)};
+}
+
+constexpr std::array kForms{
+    Form{"logsumexp", bytes_of_two_sums, run_logsumexp},
+    Form{"var.correction", bytes_of_two_sums, run_variance},
+    Form{"std.correction", bytes_of_two_sums, run_deviation},
+    Form{"var_mean.correction", bytes_of_two_sums, run_variance_and_mean},
+    Form{"std_mean.correction", bytes_of_two_sums, run_deviation_and_mean},
+};
+
+}  // namespace
+
+std::span<const Form> statistics_forms() {
+  return kForms;
+}
+
+}  // namespace tessera::detail
