@@ -1,0 +1,66 @@
+"""fp16 with dynamic loss scaling: the numbers are fp32's, and a step that overflows is left out."""
+import pathlib
+import tempfile
+import unittest
+
+import programs
+
+INITIAL_SCALE = 65536.0
+
+
+class HalfPrecision(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name)
+        self.config = programs.write_config(self.folder, programs.SMALL)
+        self.tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 256))
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def rows(self, flags, dp=1, tp=1, replicas=1):
+        metrics = self.folder / "m.jsonl"
+        done = programs.train(["--config", self.config, "--tokens", self.tokens, "--metrics", metrics,
+                               *flags], dp, tp, replicas)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return programs.read_metrics(metrics)
+
+    def test_losses_and_norms_are_those_of_fp32(self):
+        flags = ["--steps", 4, "--batch", 4, "--seq", 32, "--param-dtype"]
+        want = self.rows([*flags, "fp32"])
+        self.assertNotIn("loss_scale", want[0])
+        for mesh in ((1, 1), (2, 2)):
+            for ours, theirs in zip(self.rows([*flags, "fp16"], *mesh), want):
+                self.assertEqual((ours["loss_scale"], ours["skipped"]), (INITIAL_SCALE, False))
+                self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
+                self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
+
+    # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
+    # too large for it.
+    OVERFLOWING = ["--seq", 1, "--batch", 2, "--param-dtype", "fp16"]
+
+    def test_the_scale_falls_until_steps_count(self):
+        for mesh in ((2, 1), (1, 2, 2)):
+            with self.subTest(mesh):
+                rows = self.rows([*self.OVERFLOWING, "--steps", 6], *mesh)
+                self.assertTrue(rows[0]["skipped"])
+                self.assertFalse(rows[-1]["skipped"])
+                scale = INITIAL_SCALE
+                for row in rows:
+                    self.assertEqual(row["loss_scale"], scale)
+                    self.assertEqual(row["grad_norm"] is None, row["skipped"])
+                    scale *= 0.5 if row["skipped"] else 1
+
+    def test_a_step_left_out_changes_no_weight(self):
+        files = []
+        for steps in (0, 1):
+            out = self.folder / f"after-{steps}"
+            done = programs.train(["--config", self.config, "--tokens", self.tokens, "--save-hf", out,
+                                   *self.OVERFLOWING, "--steps", steps], 2)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            files.append((out / "model.safetensors").read_bytes())
+        self.assertEqual(*files)
+
+
+if __name__ == "__main__":
+    unittest.main()
