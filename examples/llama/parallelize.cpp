@@ -50,11 +50,23 @@ DeviceMesh data_mesh(const DeviceMesh& mesh) {
   return replicated ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
 }
 
+namespace {
+
+void checkpoint_blocks(Llama& model, ActivationMemory activations) {
+  if (activations == ActivationMemory::kAll) return;
+  nn::CheckpointOptions options;
+  if (activations == ActivationMemory::kMatmuls) options.policy = nn::save_matmuls_and_attention();
+  nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>(), .options = options});
+}
+
+}  // namespace
+
 void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options) {
   if (mesh.size("tp") > 1) {
     check_tensor_parallel(model.config(), mesh.size("tp"));
     parallelize_module(model, mesh["tp"], tensor_parallel_plan(options));
   }
+  checkpoint_blocks(model, options.activations);
   const bool reshard = options.fsdp.reshard_after_forward.value_or(true);
   const std::vector<nn::ModuleBase*> units = model.fsdp_units();
   for (std::size_t i = 0; i < units.size(); ++i) {

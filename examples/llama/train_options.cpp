@@ -62,6 +62,10 @@ void declare_parallelism(CLI::App& app, TrainOptions& o) {
                "Sequence parallelism between the blocks' halves (with tp > 1)");
   app.add_flag("--loss-parallel,!--no-loss-parallel", o.loss_parallel,
                "Keep the logits split over the vocabulary (with tp > 1)");
+  app.add_option("--ac", o.ac,
+                 "Activation checkpointing of the blocks: none; full: backward computes all again; "
+                 "selective: all but matrix multiplications and attention (none)")
+      ->check(CLI::IsMember({"none", "full", "selective"}));
   app.add_flag("--offload", o.offload,
                "Keep shards, gradients and the optimizer's state in the host's memory");
   app.add_option("--param-dtype", o.param_dtype,

@@ -23,6 +23,7 @@ struct TrainOptions {
   bool sp = true, loss_parallel = true;
   int zero = 3;
   bool offload = false;
+  std::string ac = "none";
   std::string param_dtype, reduce_dtype = "fp32";
   std::string device = "cpu", backend;
 

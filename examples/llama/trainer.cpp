@@ -47,6 +47,11 @@ fsdp::Options fsdp_options(const TrainOptions& o) {
           .reshard_after_forward = o.zero == 3};
 }
 
+ActivationMemory activation_memory(const std::string& ac) {
+  if (ac == "full") return ActivationMemory::kInputs;
+  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+}
+
 /// The mesh of the run: without a dimension for replicas where there is one.
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.dp_replicate * o.dp * o.tp;
@@ -106,7 +111,8 @@ void Trainer::build_model() {
   }
   const ParallelOptions parallel{.sequence_parallel = options_.sp,
                                  .loss_parallel = options_.loss_parallel,
-                                 .fsdp = fsdp_options(options_)};
+                                 .fsdp = fsdp_options(options_),
+                                 .activations = activation_memory(options_.ac)};
   parallelize(*model_, mesh_, parallel);
   nn::to_empty(*model_, c10::Device(options_.device));
   if (options_.model.empty()) {

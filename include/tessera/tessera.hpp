@@ -21,6 +21,8 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/fsdp/policy.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/dropout.h"
