@@ -2,7 +2,9 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "flat_runs.h"
@@ -14,6 +16,12 @@ namespace {
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
+}
+
+/// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own.
+void mark_changed(std::span<const ShardUpdate> run) {
+  if (run.size() == 1) return;
+  for (const ShardUpdate& shard : run) shard.parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 /// Whether the kernel can update the shard where it is.
@@ -99,7 +107,8 @@ void SlotOptimizer::for_each_batch(const std::vector<ShardUpdate>& shards, std::
     }
   }
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, Batch> batches;
-  for (const Run run : runs_of(kept)) {
+  const std::vector<Run> runs = runs_of(kept);
+  for (const Run run : runs) {
     const at::Tensor& first = run.front().parameter;
     if (in_place(run.front())) {
       add(batches[{first.device().type(), first.scalar_type()}], run);
@@ -111,6 +120,7 @@ void SlotOptimizer::for_each_batch(const std::vector<ShardUpdate>& shards, std::
     if (factor != 1.0) at::_foreach_mul_(batch.gradients, factor);
     kernel(batch);
   }
+  std::ranges::for_each(runs, mark_changed);
 }
 
 }  // namespace tessera::optim

@@ -75,7 +75,7 @@ void SlotOptimizer::update(double gradient_factor) {
     const at::Tensor& parameter = parameters_[i]->persistent();
     if (!grad.defined() && !updates_without_gradient(parameter)) continue;
     check_parameter(i);
-    shards.push_back({i, group_of_[i], local_tensor(parameter).detach(),
+    shards.push_back({i, group_of_[i], local_tensor(parameter),
                       grad.defined() ? local_tensor(grad) : at::Tensor()});
     indices.push_back(i);
   }

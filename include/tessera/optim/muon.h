@@ -1,0 +1,74 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/optim/slot_optimizer.h"
+
+namespace tessera::optim {
+
+/// What the rate of a matrix of A x B is multiplied with.
+enum class MuonRate : std::uint8_t {
+  kOriginal,       ///< sqrt(max(1, A / B)): Keller Jordan's
+  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)): Moonshot's; AdamW's rates and decay fit
+};
+
+struct MuonOptions {
+  double lr = 1e-3;
+  double weight_decay = 0.1;
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
+  int ns_steps = 5;
+  double eps = 1e-7;
+  MuonRate rate = MuonRate::kOriginal;
+  /// Of the Newton-Schulz iteration and of what is sent for it.
+  c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
+};
+
+/// Muon (Jordan et al. 2024): momentum whose matrix is replaced by the nearest orthogonal one, as
+/// five Newton-Schulz steps approximate it. For the matrices of hidden layers; embeddings, the
+/// head, norms and biases belong to an AdamW beside it (see split_for_muon and OptimizerList).
+/// torch.optim.Muon, over any shards of any mesh: the result is that of one process.
+///
+/// The matrices are dealt to the ranks of their mesh, replicas included, so that each is
+/// orthogonalised once and the work is even: one all-to-all brings each matrix whole to its rank,
+/// in compute_dtype, and a second one takes every rank its part. State "momentum_buffer".
+///
+/// step(): collective over the meshes of distributed matrices that require a gradient; one that has
+/// none on this rank counts as zeros, so that what is sent never depends on the rank. A plain
+/// matrix without a gradient is skipped.
+class Muon : public GroupedOptimizer<MuonOptions> {
+ public:
+  /// Throws Error for options that make no sense and for parameters that are not 2-D.
+  explicit Muon(std::vector<Group<MuonOptions>> groups);
+  Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options);
+  ~Muon() override;
+
+ private:
+  class Exchange;
+  void update_shards(const std::vector<ShardUpdate>& shards, double factor) override;
+  bool updates_without_gradient(const at::Tensor& parameter) const override;
+  at::Tensor direction(const ShardUpdate& shard, double factor);
+  at::Tensor orthogonal(const at::Tensor& matrix, std::size_t group) const;
+  void apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const;
+
+  Exchange& exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype);
+
+  std::vector<Exchange> exchanges_;
+};
+
+/// The parameters of a model that Muon is for, and the rest.
+struct MuonSplit {
+  std::vector<nn::SlotPtr> matrices, rest;
+};
+/// Matrices are the 2-D parameters, but those of an nn::Embedding (or tied to one) and those whose
+/// FQN matches one of the patterns `rest` (see nn::matches_fqn), as "lm_head.weight".
+MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
+
+}  // namespace tessera::optim

@@ -1,0 +1,154 @@
+#include "tessera/optim/muon.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "matrix_exchange.h"
+#include "newton_schulz.h"
+#include "shard_states.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::optim {
+namespace {
+
+bool needs_exchange(const at::Tensor& parameter) {
+  return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
+}
+
+void check(const MuonOptions& options) {
+  TESSERA_CHECK(options.lr >= 0.0 && options.weight_decay >= 0.0 && options.momentum >= 0.0 &&
+                    options.momentum < 1.0 && options.eps > 0.0 && options.ns_steps >= 0 &&
+                    options.ns_steps < 100,
+                "Muon with lr ", options.lr, ", weight decay ", options.weight_decay, ", momentum ",
+                options.momentum, ", eps ", options.eps, " and ", options.ns_steps,
+                " Newton-Schulz steps was asked for; the momentum must be in [0, 1), eps above 0, ",
+                "there may be 99 steps, and nothing is negative");
+}
+
+void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
+  for (const nn::SlotPtr& slot : parameters) {
+    TESSERA_CHECK(slot->persistent().dim() == 2, "Muon was asked to update a parameter of sizes ",
+                  slot->persistent().sizes(), ", which is no matrix; give it to AdamW (see ",
+                  "split_for_muon)");
+  }
+}
+
+double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
+  const auto rows = static_cast<double>(matrix.size(0));
+  const auto columns = static_cast<double>(matrix.size(1));
+  return options.rate == MuonRate::kOriginal ? std::sqrt(std::max(1.0, rows / columns))
+                                             : 0.2 * std::sqrt(std::max(rows, columns));
+}
+
+}  // namespace
+
+/// The matrices of a step that are exchanged together: on one mesh, in one type.
+class Muon::Exchange {
+ public:
+  Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
+
+  bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
+    return mesh_ == mesh && dtype_ == dtype;
+  }
+  void add(const ShardUpdate& shard, const at::Tensor& parameter, at::Tensor local) {
+    shards_.push_back(shard);
+    matrices_.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
+    locals_.push_back(std::move(local));
+  }
+  void run(const Muon& muon) {
+    // The plan stays while the matrices do.
+    if (plan_ == nullptr || plan_->matrices() != matrices_) {
+      plan_ = std::make_unique<MatrixExchange>(mesh_, matrices_);
+    }
+    const auto results = plan_->run(locals_, [&](std::size_t i, const at::Tensor& whole) {
+      return muon.orthogonal(whole, shards_[i].group);
+    });
+    for (std::size_t i = 0; i < results.size(); ++i) muon.apply(shards_[i], results[i]);
+    clear();
+  }
+  void clear() {
+    shards_.clear();
+    matrices_.clear();
+    locals_.clear();
+  }
+  bool empty() const { return locals_.empty(); }
+
+ private:
+  DeviceMesh mesh_;
+  c10::ScalarType dtype_;
+  std::vector<ShardUpdate> shards_;
+  std::vector<SpreadMatrix> matrices_;
+  std::vector<at::Tensor> locals_;
+  std::unique_ptr<MatrixExchange> plan_;
+};
+
+Muon::Muon(std::vector<Group<MuonOptions>> groups)
+    : GroupedOptimizer(std::move(groups), {"momentum_buffer"}, /*counts_steps=*/false) {
+  for (std::size_t i = 0; i < this->groups(); ++i) check(options(i));
+  check_matrices(parameters());
+}
+
+Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
+    : Muon(std::vector<Group<MuonOptions>>{{std::move(parameters), options}}) {}
+
+Muon::~Muon() = default;
+
+bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
+  return parameter.requires_grad() && needs_exchange(parameter);
+}
+
+/// Adds the gradient to the momentum; what is to be orthogonalised, in compute_dtype.
+at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
+  const MuonOptions& o = options(shard.group);
+  const at::Tensor& momentum = state_of(shard.index, 0);
+  at::Tensor gradient = shard.gradient.defined() ? shard.gradient.to(momentum.scalar_type())
+                                                 : at::zeros(momentum.sizes(), momentum.options());
+  if (factor != 1.0) gradient = gradient * factor;
+  momentum.lerp_(gradient, 1.0 - o.momentum);
+  return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
+}
+
+at::Tensor Muon::orthogonal(const at::Tensor& matrix, std::size_t group) const {
+  const MuonOptions& o = options(group);
+  return newton_schulz(matrix, o.ns_coefficients, o.ns_steps, o.eps);
+}
+
+void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
+  const MuonOptions& o = options(shard.group);
+  const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
+  const at::Tensor& parameter = shard.parameter;
+  const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
+  wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal, -rate);
+  if (!wide.is_same(parameter)) parameter.copy_(wide);
+}
+
+Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
+  const auto found = std::ranges::find_if(
+      exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
+  return found != exchanges_.end() ? *found : exchanges_.emplace_back(mesh, dtype);
+}
+
+void Muon::update_shards(const std::vector<ShardUpdate>& shards, double factor) {
+  for (Exchange& exchange : exchanges_) exchange.clear();  // what a step that threw has left
+  for (const ShardUpdate& shard : shards) {
+    const at::Tensor& parameter = parameters()[shard.index]->persistent();
+    if (parameter.numel() == 0) continue;
+    const at::Tensor local = direction(shard, factor);
+    if (needs_exchange(parameter)) {
+      exchange_of(sharding_spec(parameter).mesh, local.scalar_type()).add(shard, parameter, local);
+    } else {
+      apply(shard, orthogonal(local, shard.group));
+    }
+  }
+  for (Exchange& exchange : exchanges_) {
+    if (!exchange.empty()) exchange.run(*this);
+  }
+}
+
+}  // namespace tessera::optim

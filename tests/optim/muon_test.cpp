@@ -1,0 +1,205 @@
+#include "tessera/optim/muon.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "optim/parameters.h"
+#include "tessera/core/error.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+using testing::numbers;
+using testing::set_grad;
+using testing::slot_of;
+using testing::whole;
+
+at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat)
+      .add(first)
+      .mul(frequency)
+      .view(sizes);
+}
+
+/// Three steps from gradients that every rank makes alike.
+void run(Muon& optimizer) {
+  for (int step = 0; step < 3; ++step) {
+    int i = 0;
+    for (const nn::SlotPtr& slot : optimizer.parameters()) {
+      set_grad(slot, numbers(slot->persistent().sizes(), 100 * (step + 1) + i++));
+    }
+    optimizer.step();
+  }
+}
+
+// What torch.optim.Muon of torch 2.11 made of the same parameters and gradients. It iterates in
+// bf16, whose sums differ with the processor: a part in a hundred of the updates' size.
+TEST(Muon, AgreesWithPyTorch) {
+  struct Case {
+    std::vector<std::int64_t> sizes;
+    MuonRate rate;
+    std::vector<float> expected;
+  };
+  const std::vector<Case> cases{
+      {{3, 5},
+       MuonRate::kOriginal,
+       {-0.11285F, 0.47732F, 1.01572F, 0.95869F, 0.38124F, -0.41667F, -0.81561F, -0.92222F,
+        -0.53777F, -0.1066F, 0.60701F, 1.07574F, 0.93754F, 0.19476F, -0.45672F}},
+      {{3, 5},
+       MuonRate::kMatchRmsAdamW,
+       {-0.05047F, 0.54864F, 0.96695F, 0.87785F, 0.34478F, -0.36885F, -0.81821F, -0.92358F,
+        -0.56893F, -0.03892F, 0.61328F, 0.99521F, 0.86391F, 0.25312F, -0.39492F}},
+      {{6, 2},
+       MuonRate::kOriginal,
+       {-0.27649F, 0.56501F, 1.19164F, 0.98939F, 0.14081F, -0.5913F, -0.78487F, -0.65393F,
+        -0.48036F, -0.18824F, 0.38816F, 1.00761F}},
+      {{6, 2},
+       MuonRate::kMatchRmsAdamW,
+       {-0.0782F, 0.59464F, 1.00221F, 0.86249F, 0.26594F, -0.40402F, -0.81029F, -0.8481F, -0.56196F,
+        -0.04189F, 0.55324F, 0.95199F}}};
+  for (const Case& c : cases) {
+    const nn::SlotPtr slot = slot_of(wave(c.sizes, 0, 0.7).sin());
+    Muon optimizer(
+        {slot},
+        {.lr = 0.1, .weight_decay = 0.2, .momentum = 0.9, .nesterov = true, .rate = c.rate});
+    for (int step = 0; step < 3; ++step) {
+      set_grad(slot, wave(c.sizes, 5 * step, 1.3).cos());
+      optimizer.step();
+    }
+    const at::Tensor expected = at::tensor(c.expected).view(c.sizes);
+    EXPECT_TRUE(slot->get().detach().allclose(expected, 0.0, 0.01))
+        << (slot->get().detach() - expected).abs().max();
+  }
+}
+
+// The published bounds: singular values of about 0.7 to 1.2 whatever those of the gradient.
+TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
+  for (const auto& sizes : {std::vector<std::int64_t>{6, 9}, {9, 6}, {5, 5}}) {
+    const nn::SlotPtr slot = slot_of(at::zeros(sizes));
+    Muon optimizer({slot}, {.lr = 1.0,
+                            .weight_decay = 0.0,
+                            .rate = MuonRate::kMatchRmsAdamW,
+                            .compute_dtype = at::kFloat});
+    set_grad(slot, numbers(sizes, 3));
+    optimizer.step();
+    const double rate = 0.2 * std::sqrt(static_cast<double>(std::max(sizes[0], sizes[1])));
+    const at::Tensor values =
+        std::get<1>(at::linalg_svd(slot->get().detach() / rate, /*full_matrices=*/false));
+    EXPECT_GT(values.min().item<double>(), 0.3);
+    EXPECT_LT(values.max().item<double>(), 1.3);
+  }
+}
+
+/// The same matrices, spread as `place` says, must become what one process makes of them.
+using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
+const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
+
+void expect_as_one_process(const Place& place, const MuonOptions& options) {
+  std::vector<nn::SlotPtr> slots, reference;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor values = numbers(kSizes[i], static_cast<std::int64_t>(i));
+    slots.push_back(place(values, i));
+    reference.push_back(slot_of(values));
+  }
+  Muon optimizer(slots, options);
+  Muon expected(reference, options);
+  run(optimizer);
+  run(expected);
+  const double tolerance = options.compute_dtype == at::kFloat ? 1e-5 : 0.02 * options.lr;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor result = whole(slots[i]->persistent());
+    EXPECT_TRUE(result.allclose(reference[i]->get().detach(), 0.0, tolerance)) << i;
+  }
+}
+
+constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
+
+// 7 and 5 rows over 4 ranks, 1 row (three empty shards), columns, a replicated one, a plain one.
+TEST(Muon, AgreesOnOneMeshDimension) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    expect_as_one_process(
+        [&](const at::Tensor& tensor, std::size_t i) {
+          if (i == 3) return slot_of(tensor, mesh, {Shard{1}});
+          if (i == 4) return slot_of(tensor, mesh, {Replicate{}});
+          return i == 5 ? slot_of(tensor) : slot_of(tensor, mesh, {Shard{0}});
+        },
+        kExact);
+  });
+}
+
+TEST(Muon, AgreesOnTwoMeshDimensionsAndASubmesh) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const std::vector<Placements> placements{{Shard{0}, Shard{0}},
+                                             {Shard{0}, Shard{1}},
+                                             {Shard{1}, Shard{0}},
+                                             {Shard{0}, Replicate{}},
+                                             {Replicate{}, Shard{1}}};
+    expect_as_one_process(
+        [&](const at::Tensor& tensor, std::size_t i) {
+          return i == 5 ? slot_of(tensor, mesh["tp"], {Shard{0}})
+                        : slot_of(tensor, mesh, placements[i]);
+        },
+        kExact);
+  });
+}
+
+TEST(Muon, AgreesOnReplicasOfShards) {
+  RunRanks(6, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 3}, {"replicate", "shard"});
+    expect_as_one_process(
+        [&](const at::Tensor& tensor, std::size_t) {
+          return slot_of(tensor, mesh, {Replicate{}, Shard{0}});
+        },
+        kExact);
+  });
+}
+
+TEST(Muon, AgreesInBf16) {
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    expect_as_one_process(
+        [&](const at::Tensor& tensor, std::size_t) { return slot_of(tensor, mesh, {Shard{0}}); },
+        {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
+  });
+}
+
+// Rows 0 1 | 4 5 and 2 3 | 6 7, as a fused weight of two parts lies under tensor parallelism.
+TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
+    const at::Tensor values = numbers({8, 3}, 0);
+    const at::Tensor spread =
+        distribute_tensor(values.clone(), mesh, {Replicate{}}).redistribute(layout).tensor();
+    const auto slot =
+        std::make_shared<nn::ParameterSlot>(spread.detach().requires_grad_(), /*initialized=*/true);
+    const nn::SlotPtr reference = slot_of(values);
+    const at::Tensor gradient = numbers({8, 3}, 1);
+    slot->get().mutable_grad() =
+        distribute_tensor(gradient, mesh, {Replicate{}}).redistribute(layout).tensor().detach();
+    set_grad(reference, gradient);
+    Muon({slot}, kExact).step();
+    Muon({reference}, kExact).step();
+    EXPECT_TRUE(whole(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
+  });
+}
+
+TEST(Muon, RefusesWhatIsNoMatrix) {
+  EXPECT_THROW(Muon({slot_of(at::ones({3}))}, MuonOptions{}), Error);
+  EXPECT_THROW(Muon({slot_of(at::ones({3, 2, 2}))}, MuonOptions{}), Error);
+}
+
+TEST(Muon, RefusesOptionsThatMakeNoSense) {
+  const std::vector<nn::SlotPtr> none;
+  EXPECT_THROW(Muon(none, {.lr = -1.0}), Error);
+  EXPECT_THROW(Muon(none, {.momentum = 1.0}), Error);
+  EXPECT_THROW(Muon(none, {.ns_steps = 100}), Error);
+}
+
+}  // namespace
+}  // namespace tessera::optim

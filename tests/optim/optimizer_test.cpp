@@ -1,0 +1,213 @@
+// What all optimizers share: groups, rates, state, narrow parameters, several as one.
+#include "tessera/optim/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "optim/parameters.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/lr_schedule.h"
+#include "tessera/optim/muon.h"
+#include "tessera/optim/optimizer_list.h"
+#include "tessera/optim/sgd.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+using testing::numbers;
+using testing::set_grad;
+using testing::slot_of;
+using testing::whole;
+
+nn::SlotPtr with_grad(double value, double grad, c10::ScalarType dtype = at::kFloat) {
+  const nn::SlotPtr slot = slot_of(at::full({2}, value, dtype));
+  set_grad(slot, at::full({2}, grad, dtype));
+  return slot;
+}
+
+float value(const nn::SlotPtr& slot) {
+  return slot->get().detach()[0].item<float>();
+}
+
+TEST(Optimizer, GivesEachGroupItsOptions) {
+  const nn::SlotPtr a = with_grad(1.0, 1.0);
+  const nn::SlotPtr b = with_grad(1.0, 1.0);
+  Sgd optimizer({{{a}, {.lr = 0.1}}, {{b}, {.lr = 0.2, .weight_decay = 1.0}}});
+  optimizer.step();
+  EXPECT_FLOAT_EQ(value(a), 0.9F);
+  EXPECT_FLOAT_EQ(value(b), 0.6F);
+}
+
+TEST(Optimizer, RefusesAParameterInTwoGroups) {
+  const nn::SlotPtr slot = with_grad(1.0, 1.0);
+  EXPECT_THROW(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), Error);
+}
+
+TEST(Optimizer, FollowsASchedule) {
+  const LrSchedule schedule(Schedule::kLinear, 2, 4);
+  const nn::SlotPtr a = with_grad(0.0, -1.0);
+  const nn::SlotPtr b = with_grad(0.0, -1.0);
+  Sgd optimizer({{{a}, {.lr = 1.0}}, {{b}, {.lr = 10.0}}});
+  for (int step = 0; step < 4; ++step) {
+    optimizer.scale_lr(schedule.factor(step));
+    for (const nn::SlotPtr& slot : {a, b}) set_grad(slot, at::full({2}, -1.0));
+    optimizer.step();
+  }
+  EXPECT_FLOAT_EQ(value(a), 0.5F + 1.0F + 1.0F + 0.5F);
+  EXPECT_FLOAT_EQ(value(b), 10 * value(a));
+}
+
+TEST(Optimizer, TakesOptionsChangedBetweenSteps) {
+  const nn::SlotPtr slot = with_grad(1.0, 0.0);
+  Sgd optimizer({slot}, {.lr = 0.5});
+  optimizer.options().weight_decay = 1.0;
+  optimizer.step();
+  EXPECT_FLOAT_EQ(value(slot), 0.5F);
+}
+
+TEST(Optimizer, MultipliesGradientsByTheFactor) {
+  const nn::SlotPtr wide = with_grad(1.0, 8.0);
+  const nn::SlotPtr narrow = with_grad(1.0, 8.0, at::kHalf);
+  Sgd({wide, narrow}, {.lr = 0.25}).step(0.125);
+  EXPECT_FLOAT_EQ(value(wide), 0.75F);
+  EXPECT_FLOAT_EQ(value(narrow), 0.75F);
+}
+
+/// A model whose optimizer runs `steps` steps from gradients that depend on the step alone.
+struct Net : nn::Module<Net> {
+  explicit Net(const DeviceMesh& mesh) {
+    weight = register_slot("weight", spread(numbers({5, 3}, 0), mesh));
+    bias = register_slot("bias", spread(numbers({3}, 1), mesh));
+  }
+  static at::Tensor spread(const at::Tensor& tensor, const DeviceMesh& mesh) {
+    return distribute_tensor(tensor, mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  }
+  void run(Optimizer& optimizer, int first, int last) {
+    for (int step = first; step < last; ++step) {
+      for (const auto& [name, slot] : named_slots()) {
+        set_grad(slot, numbers(slot->persistent().sizes(), 10 + step));
+      }
+      optimizer.step();
+    }
+  }
+  nn::Parameter weight, bias;
+};
+
+TEST(Optimizer, ContinuesFromItsNamedState) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    Net straight(mesh), first(mesh), second(mesh);
+    AdamW straight_adamw(straight, {.lr = 0.1});
+    straight.run(straight_adamw, 0, 5);
+    AdamW before(first, {.lr = 0.1});
+    first.run(before, 0, 3);
+    AdamW after(second, {.lr = 0.1});
+    // As a checkpoint does it: whole tensors out, and into another optimizer's fresh state.
+    std::map<std::string, at::Tensor> saved;
+    for (const auto& [name, tensor] : named_state(before, first))
+      saved[name] = whole(tensor).clone();
+    for (const auto& [name, tensor] : named_state(after, second)) {
+      const at::Tensor values =
+          tessera::is_distributed(tensor)
+              ? local_tensor(distribute_tensor(saved.at(name), mesh, {Shard{0}}))
+              : saved.at(name);
+      local_tensor(tensor).copy_(values);
+    }
+    const auto from = first.named_slots();
+    const auto to = second.named_slots();
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      local_tensor(to[i].second->persistent())
+          .detach()
+          .copy_(local_tensor(from[i].second->persistent()).detach());
+    }
+    second.run(after, 3, 5);
+    EXPECT_TRUE(whole(second.weight).equal(whole(straight.weight)));
+    EXPECT_TRUE(whole(second.bias).equal(whole(straight.bias)));
+  });
+}
+
+TEST(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter) {
+  RunRanks(2, [](Rank& rank) {
+    Net net(rank.mesh({2}, {"dp"}));
+    AdamW optimizer(net, {});
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : named_state(optimizer, net)) names.push_back(name);
+    EXPECT_EQ(names, (std::vector<std::string>{"weight.exp_avg", "weight.exp_avg_sq", "weight.step",
+                                               "bias.exp_avg", "bias.exp_avg_sq", "bias.step"}));
+    const at::Tensor state = named_state(optimizer, net)[0].second;
+    EXPECT_TRUE(sharding_spec(state) == sharding_spec(net.weight));
+    EXPECT_EQ(state.sizes(), net.weight->sizes());
+  });
+}
+
+TEST(Optimizer, RefusesToNameStateOfAnotherModule) {
+  Sgd optimizer({slot_of(at::ones({2}))}, {.momentum = 0.9});
+  const nn::Linear other(2, 2);
+  EXPECT_THROW(named_state(optimizer, other), Error);
+}
+
+TEST(Optimizer, CountsStepsOfEachParameter) {
+  const nn::SlotPtr a = with_grad(1.0, 1.0);
+  const nn::SlotPtr b = with_grad(1.0, 1.0);
+  const AdamWOptions options{.lr = 0.1, .weight_decay = 0.0};
+  AdamW both({a, b}, options);
+  both.step();
+  a->get().mutable_grad().reset();
+  set_grad(b, at::full({2}, 2.0));
+  both.step();
+  const nn::SlotPtr alone = with_grad(1.0, 1.0);
+  AdamW reference({alone}, options);
+  reference.step();
+  EXPECT_EQ(value(a), value(alone));
+  set_grad(alone, at::full({2}, 2.0));
+  reference.step();
+  EXPECT_EQ(value(b), value(alone));
+}
+
+TEST(OptimizerList, StepsAndSchedulesAllOfThem) {
+  const nn::SlotPtr a = with_grad(1.0, 1.0);
+  const nn::SlotPtr b = with_grad(1.0, 1.0);
+  OptimizerList list({std::make_shared<Sgd>(std::vector{a}, SgdOptions{.lr = 0.5}),
+                      std::make_shared<Sgd>(std::vector{b}, SgdOptions{.lr = 0.25})});
+  list.scale_lr(0.5);
+  list.step();
+  EXPECT_FLOAT_EQ(value(a), 0.75F);
+  EXPECT_FLOAT_EQ(value(b), 0.875F);
+  list.zero_grad();
+  EXPECT_FALSE(a->get().grad().defined());
+  EXPECT_EQ(list.parameters().size(), 2U);
+}
+
+TEST(OptimizerList, RefusesAParameterOfTwo) {
+  const nn::SlotPtr slot = with_grad(1.0, 1.0);
+  const auto one = std::make_shared<Sgd>(std::vector{slot}, SgdOptions{});
+  const auto two = std::make_shared<AdamW>(std::vector{slot}, AdamWOptions{});
+  EXPECT_THROW(OptimizerList({one, two}), Error);
+}
+
+TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
+  struct Model : nn::Module<Model> {
+    Model() {
+      embed = register_module("embed", std::make_shared<nn::Embedding>(7, 4));
+      up = register_module("up", std::make_shared<nn::Linear>(4, 6));
+      tied = register_module("tied", std::make_shared<nn::Linear>(4, 7));
+      head = register_module("head", std::make_shared<nn::Linear>(4, 3));
+      tied->tie_slot("weight", embed->slot("weight"));
+    }
+    std::shared_ptr<nn::Embedding> embed;
+    std::shared_ptr<nn::Linear> up, tied, head;
+  } model;
+  const MuonSplit split = split_for_muon(model, {"head.weight"});
+  ASSERT_EQ(split.matrices.size(), 1U);
+  EXPECT_EQ(split.matrices[0], model.up->slot("weight"));
+  EXPECT_EQ(split.rest.size(), model.named_slots().size() - 1);
+}
+
+}  // namespace
+}  // namespace tessera::optim
