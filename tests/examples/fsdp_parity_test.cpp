@@ -29,6 +29,8 @@ struct Extra {
   const char* name;
   std::int64_t tp = 1;
   std::int64_t accumulate = 1;
+  ActivationMemory activations = ActivationMemory::kAll;
+  bool offload = false;
 };
 
 using Case = std::tuple<Sharding, Extra>;
@@ -42,9 +44,12 @@ DeviceMesh mesh_of(Rank& rank, const Sharding& sharding, const Extra& extra) {
   return rank.mesh({sharding.replicas, sharding.dp, extra.tp}, {"dp_replicate", "dp", "tp"});
 }
 
-ParallelOptions options_of(const Sharding& sharding, const Extra&) {
-  return {.fsdp = {.reshard_after_forward = sharding.reshard_after_forward,
-                   .neighbours = sharding.neighbours}};
+ParallelOptions options_of(const Sharding& sharding, const Extra& extra) {
+  ParallelOptions options{.fsdp = {.reshard_after_forward = sharding.reshard_after_forward,
+                                   .neighbours = sharding.neighbours},
+                          .activations = extra.activations};
+  if (extra.offload) options.fsdp.offload_policy.emplace();
+  return options;
 }
 
 class FsdpParity : public testing::TestWithParam<Case> {};
@@ -75,11 +80,23 @@ constexpr Sharding kZero3{"Zero3", 1, 4};
 constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};
 constexpr Sharding kHybrid{"Hsdp", 2, 3};
 
+constexpr Extra kExtras[] = {
+    {.name = "plain"},
+    {.name = "tp", .tp = 2},
+    {.name = "ac", .activations = ActivationMemory::kInputs},
+    {.name = "offload", .offload = true},
+    {.name = "accumulation", .accumulate = 2},
+    {.name = "tp_ac", .tp = 2, .activations = ActivationMemory::kInputs},
+    {.name = "all",
+     .tp = 2,
+     .accumulate = 2,
+     .activations = ActivationMemory::kMatmuls,
+     .offload = true},
+};
+
 INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
                          testing::Combine(testing::Values(kZero2, kZero3, kNeighbours, kHybrid),
-                                          testing::Values(Extra{"plain"}, Extra{"tp", 2},
-                                                          Extra{"accumulation", 1, 2},
-                                                          Extra{"tp_accumulation", 2, 2})),
+                                          testing::ValuesIn(kExtras)),
                          name_of);
 
 }  // namespace
