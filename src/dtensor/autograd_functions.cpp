@@ -74,10 +74,12 @@ TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
   return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
 }
 
-/// The spec of a redistributed tensor whose local strides are, or will be, `strides`.
-TensorSpecPtr with_sharding(const TensorSpec& spec, const ShardingSpec& target,
-                            c10::IntArrayRef strides) {
-  return intern_spec({target, spec.sizes, strides_in_order_of(spec.sizes, strides), spec.dtype});
+/// Strides of the whole of which `local` is a part: in the order of its own. Where some rank's part
+/// is too thin to tell it, contiguous on all ranks, and `local` is made so.
+std::vector<std::int64_t> strides_of_whole(at::Tensor& local, c10::IntArrayRef sizes, bool told) {
+  if (told) return strides_in_order_of(sizes, local.strides());
+  local = local.contiguous();
+  return detail::contiguous_strides(sizes);
 }
 
 /// The value below autograd, waited for later. Undefined, and nothing is done, where no collective
@@ -87,8 +89,9 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
   if (spec->sharding.mesh != target.mesh) return {};
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
   if (transfer == nullptr) return {};
-  const auto strides = contiguous_strides(local_sizes(target, spec->sizes));
-  return wrap_pending(std::move(transfer), impl.local(), with_sharding(*spec, target, strides));
+  return wrap_pending(
+      std::move(transfer), impl.local(),
+      intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
 /// The value below autograd. A tensor of its own: a write to it must not reach the source.
@@ -99,8 +102,11 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
                    : move_to_mesh(impl.local(), spec, target);
   const bool shares = local.is_same(impl.local()) || local.is_alias_of(impl.local());
   if (shares && !local.is_meta()) local = local.detach().clone();
-  auto made = with_sharding(*spec, target, local.strides());
-  return wrap(std::move(local), std::move(made));
+  const bool told = parts_tell_order(*spec->sharding.layout, spec->sizes) &&
+                    parts_tell_order(*target.layout, spec->sizes);
+  auto strides = strides_of_whole(local, spec->sizes, told);
+  return wrap(std::move(local),
+              intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
 }  // namespace
@@ -113,12 +119,14 @@ LayoutPtr gradient_layout(LayoutPtr layout) {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   // An expanded gradient, a slice: the wrapper's strides must be those of its parts.
-  if (!local.is_non_overlapping_and_dense()) {
+  const bool told = parts_tell_order(*sharding.layout, sizes);
+  if (!local.is_non_overlapping_and_dense() || (!told && !local.is_contiguous())) {
     return from_local_with_gradient(local.contiguous(), sharding, sizes, gradient);
   }
-  auto spec = intern_spec(
-      {sharding, sizes.vec(), strides_in_order_of(sizes, local.strides()), local.scalar_type()});
-  return record<FromLocalBackward>(wrap(plain_alias(local), std::move(spec)), local,
+  auto alias = plain_alias(local);
+  auto strides = strides_of_whole(alias, sizes, told);
+  auto spec = intern_spec({sharding, sizes.vec(), std::move(strides), local.scalar_type()});
+  return record<FromLocalBackward>(wrap(std::move(alias), std::move(spec)), local,
                                    ShardingSpec{sharding.mesh, gradient});
 }
 

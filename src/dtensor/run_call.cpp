@@ -173,12 +173,14 @@ class Run {
     for (auto& [original, local, number] : written_) {
       const auto& input = plan_.inputs[number];
       const auto& spec = input.spec;
+      const auto* impl = as_distributed(original);
+      const auto& own = impl != nullptr ? impl->local() : original;
+      const bool there = local.is_same(own) && input.written == spec->sharding.layout;
+      if (there && impl == nullptr) continue;  // one of libtorch's own, which it may resize
       TESSERA_CHECK(plan_.has_rule || local.sizes() == spec->sizes, info_.name,
                     " would resize a distributed tensor of sizes ", c10::IntArrayRef(spec->sizes),
                     " to ", local.sizes(), ": pass one of the result's sizes");
-      const auto* impl = as_distributed(original);
-      const auto& own = impl != nullptr ? impl->local() : original;
-      if (local.is_same(own) && input.written == spec->sharding.layout) continue;
+      if (there) continue;
       const auto left = intern_spec(
           {{plan_.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
       own.copy_(redistribute_local(local, left, spec->sharding.layout));

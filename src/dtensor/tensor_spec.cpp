@@ -79,7 +79,9 @@ std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std:
   for (const int mesh_dim : digit.mesh_dims) {
     const auto count = layout.mesh_sizes()[static_cast<std::size_t>(mesh_dim)];
     for (const auto whole : std::exchange(parts, {})) {
-      for (std::int64_t i = 0; i < count; ++i) parts.insert(chunk_size(whole, count, i));
+      const auto full = chunk_size(whole, count, 0);
+      parts.insert({full, chunk_size(whole, count, count - 1)});
+      if (full > 0 && whole / full < count) parts.insert(chunk_size(whole, count, whole / full));
     }
   }
   return parts;

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
 
@@ -52,6 +54,28 @@ TEST(ThinShards, KeepTheOrderOfDimensionsWhereAllPartsTellIt) {
   });
 }
 
+TEST(ThinShards, ComeFromLocalTensorsOfOtherStrides) {
+  const auto rows = values({5, 3});
+  RunRanks(4, [&](Rank& rank) {
+    // torch.chunk: 2, 2, 1 and no rows, as columns.
+    const auto first = std::min<std::int64_t>(2 * rank.rank(), 5);
+    const auto local = rows.slice(0, first, std::min<std::int64_t>(first + 2, 5)).t();
+    const auto x = DistributedTensor::from_local(local, rank.mesh({4}, {"x"}), {Shard{1}},
+                                                 std::vector<std::int64_t>{3, 5});
+    EXPECT_EQ(x.tensor().strides(), at::IntArrayRef({5, 1}));
+    EXPECT_TRUE(at::equal(whole(x.tensor().view({15})), rows.t().reshape({15})));
+  });
+}
+
+TEST(ThinShards, AreRedistributedToTheSameStridesOnAllRanks) {
+  RunRanks(4, [](Rank& rank) {
+    const DistributedTensor x(place(values({5, 3}), rank, Shard{0}).t());
+    for (const Placement& target : {Placement{Shard{0}}, Placement{Replicate{}}}) {
+      EXPECT_EQ(x.redistribute({target}).tensor().strides(), at::IntArrayRef({5, 1}));
+    }
+  });
+}
+
 TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
   const auto matrix = values({5, 6}), vector = values({6});
   for (const auto& term : {values({1}), values({}), values({5})}) {
@@ -84,16 +108,6 @@ TEST(ThinShards, AddAPartialTermToASumOfNoProducts) {
     const auto t = place(term, rank, Partial{});
     const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
     EXPECT_TRUE(at::allclose(whole(y), at::addbmm(term, a, b, 0.5, 2)));
-  });
-}
-
-TEST(Default, GathersAnExpandedTensor) {
-  const auto x = values({5}), mask = values({3, 5}).gt(0);
-  RunRanks(4, [&](Rank& rank) {
-    // masked_select has no rule; an expanded tensor's memory cannot be written.
-    const auto expanded = place(x, rank, Shard{0}).expand({3, 5});
-    const auto found = at::masked_select(expanded, place(mask, rank, Shard{1}));
-    EXPECT_TRUE(at::equal(whole(found), at::masked_select(x.expand({3, 5}), mask)));
   });
 }
 

@@ -94,8 +94,9 @@ class Rank:
         self.ops.manual_seed(0)
         results, gradients, stage = [], [], "forward"
         try:
-            result = op.op(*args, **kwargs)
-            results = tree_leaves(result)
+            result = samples.variant_of(op, self.options.variant)(*args, **kwargs)
+            written = {"inplace": args[0], "out": kwargs.get("out")}.get(self.options.variant, [])
+            results = tree_leaves((result, written))
             stage = "backward"
             inputs = [x for x in samples.tensors((args, kwargs)) if x.requires_grad]
             process = sample.output_process_fn_grad or (lambda x: x)
@@ -174,7 +175,9 @@ class Rank:
         try:
             if self.options.even and op.name in samples.OUT_OF_BOUNDS:
                 raise NotComparable("its samples read past the end of even sizes")
-            made = samples.samples(op, self.options.samples)
+            if samples.variant_of(op, self.options.variant) is None:
+                raise NotComparable("has no such variant")
+            made = samples.samples(op, self.options.samples, self.options.variant)
         except Exception as error:
             made = []
             channel.send(("not comparable", "no samples: " + describe(error), ""))
@@ -182,9 +185,10 @@ class Rank:
         for s, sample in enumerate(made):
             seed = f"{samples.full_name(op)}/{s}"
             for assignment in samples.placements(sample, self.options.mesh, self.options.even,
-                                                 self.options.placements, seed):
+                                                 self.options.partial, self.options.placements, seed):
                 try:
-                    status, message = self.check(op, sample, assignment)
+                    with torch.inference_mode(self.options.variant == "inference"):
+                        status, message = self.check(op, sample, assignment)
                 except Exception as error:
                     status, message = "error", "comparison: " + describe(error)
                 channel.send((status, message, f"sample {s}, {assignment}"))

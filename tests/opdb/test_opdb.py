@@ -18,20 +18,20 @@ HERE = pathlib.Path(__file__).resolve().parent
 # indexing, sorting, loss, convolution, attention, random, foreach-like, linear algebra, Fourier.
 MUST_BE_RIGHT = """
 add clamp mul where masked_fill pow
-mm addmm bmm matmul nn.functional.linear einsum
+mm addmm addmv bmm matmul nn.functional.linear einsum
 sum mean amax var std prod argmax all norm linalg.vector_norm
 softmax log_softmax logsumexp nn.functional.layer_norm nn.functional.rms_norm
 nn.functional.group_norm nn.functional.batch_norm
 view reshape flatten permute squeeze expand unfold split chunk unbind select
 cat stack gather scatter index_select index_put index_add nn.functional.embedding
-sort topk cumsum tril roll flip
+sort topk cumsum tril roll flip combinations
 nn.functional.cross_entropy nn.functional.mse_loss nn.functional.nll_loss
 nn.functional.conv2d nn.functional.max_pool2d nn.functional.scaled_dot_product_attention
 linalg.inv linalg.cholesky fft.fft
 """.split()
 
 
-@pytest.mark.parametrize("configuration", ["A", "B"])
+@pytest.mark.parametrize("configuration", ["A", "B", "C"])
 def test_operators_are_right(configuration, tmp_path):
     report = tmp_path / "report.json"
     done = subprocess.run(
