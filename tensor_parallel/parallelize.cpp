@@ -3,11 +3,13 @@
 #include <c10/core/GradMode.h>
 
 #include <unordered_map>
+#include <utility>
 
 #include "pending_gradients.h"
 #include "plan_matching.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/retired_parameter.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -92,7 +94,9 @@ class PlacementTable {
       local = local.clone(at::MemoryFormat::Contiguous);
     }
     at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
-    slot.set(parameter.requires_grad_(slot.get().requires_grad()));
+    parameter.requires_grad_(slot.get().requires_grad());
+    nn::retire_parameter(slot.get(), "parallelize_module");
+    slot.set(std::move(parameter));
   }
 
   const DeviceMesh& mesh_;

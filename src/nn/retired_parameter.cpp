@@ -20,6 +20,16 @@ class RetiredGradient : public c10::TensorImpl {
     set_sizes_contiguous(parameter.sizes());
   }
 
+  // What Tensor::data() does, with which some optimizers begin.
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
+                                                         bool) const override {
+    refuse();
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,
+                                                         bool) const override {
+    refuse();
+  }
+
   [[noreturn]] void refuse() const {
     fail("an optimizer, or a backward, was to use a parameter of sizes ", sizes_default(), " that ",
          by_, " has replaced since; make torch::optim optimizers after ", by_,
