@@ -22,8 +22,8 @@ class OperatorMode {
 
   virtual ~OperatorMode() = default;
   /// Called for each such operator, on plain and distributed tensors, and for
-  /// "tessera::redistribute". `run` runs it; other results of the same kinds may be returned
-  /// instead. What the operator itself runs on local tensors is not seen.
+  /// "tessera::redistribute" (not asynchronous ones). `run` runs it; other results of the same
+  /// kinds may be returned instead. What the operator itself runs on local tensors is not seen.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
