@@ -4,21 +4,19 @@
 
 namespace tessera::detail {
 
-CallCache& CallCache::of_thread() {
+void CallCache::make_here() {
   thread_local CallCache cache;
-  return cache;
+  here_ = &cache;
 }
 
-CallPlan* CallCache::find(const CallKey& key, std::uint64_t hash) {
-  for (std::size_t i = 0; i < kNeighbourhood; ++i) {
-    auto& candidate = slot(hash, i);
-    if (!candidate.entry) return nullptr;
-    if (candidate.hash == hash && std::ranges::equal(candidate.entry->words, key.words())) {
-      candidate.last_use = ++uses_;
-      return &candidate.entry->plan;
-    }
-  }
-  return nullptr;
+DispatchCacheStatistics CallCache::statistics() const {
+  const auto plans =
+      std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
+  return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
+}
+
+void CallCache::clear() {
+  slots_ = std::vector<Slot>(kSlots);
 }
 
 CallPlan& CallCache::insert(const CallKey& key, std::uint64_t hash, CallPlan plan) {
@@ -31,6 +29,7 @@ CallPlan& CallCache::insert(const CallKey& key, std::uint64_t hash, CallPlan pla
     }
     if (candidate.last_use < place->last_use) place = &candidate;
   }
+  ++misses_;
   const auto words = key.words();
   *place = {hash, ++uses_,
             std::make_unique<Entry>(Entry{{words.begin(), words.end()}, std::move(plan)})};
@@ -38,3 +37,15 @@ CallPlan& CallCache::insert(const CallKey& key, std::uint64_t hash, CallPlan pla
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+
+DispatchCacheStatistics dispatch_cache_statistics() {
+  return detail::CallCache::of_thread().statistics();
+}
+
+void clear_dispatch_cache() {
+  detail::CallCache::of_thread().clear();
+}
+
+}  // namespace tessera

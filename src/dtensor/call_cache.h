@@ -1,12 +1,13 @@
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "call_key.h"
 #include "call_plan.h"
+#include "tessera/dtensor/dispatch_cache.h"
 
 namespace tessera::detail {
 
@@ -15,10 +16,35 @@ namespace tessera::detail {
 class CallCache {
  public:
   /// The cache of this thread.
-  static CallCache& of_thread();
+  static CallCache& of_thread() {
+    if (here_ == nullptr) [[unlikely]]
+      make_here();
+    return *here_;
+  }
 
-  CallPlan* find(const CallKey& key, std::uint64_t hash);
+  CallCache() = default;
+  CallCache(const CallCache&) = delete;
+  CallCache& operator=(const CallCache&) = delete;
+  ~CallCache() { here_ = nullptr; }
+
+  /// For unboxed kernels to build a call's key in; as long as nothing else is dispatched.
+  CallKey& key() { return key_; }
+
+  CallPlan* find(const CallKey& key, std::uint64_t hash) {
+    for (std::size_t i = 0; i < kNeighbourhood; ++i) {
+      auto& candidate = slot(hash, i);
+      if (!candidate.entry) return nullptr;
+      if (candidate.hash == hash && std::ranges::equal(candidate.entry->words, key.words())) {
+        candidate.last_use = ++uses_;
+        return &candidate.entry->plan;
+      }
+    }
+    return nullptr;
+  }
   CallPlan& insert(const CallKey& key, std::uint64_t hash, CallPlan plan);
+
+  DispatchCacheStatistics statistics() const;
+  void clear();
 
  private:
   static constexpr std::size_t kSlots = 8192;
@@ -37,8 +63,14 @@ class CallCache {
 
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
+  static void make_here();
+  // A plain pointer, so that finding it costs one address and no guard.
+  static inline constinit thread_local CallCache* here_ = nullptr;
+
+  CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
-  std::uint64_t uses_ = 0;
+  std::uint64_t uses_ = 0;  ///< hits and misses
+  std::uint64_t misses_ = 0;
 };
 
 }  // namespace tessera::detail

@@ -1,22 +1,10 @@
 #include "call_key.h"
 
-#include <bit>
+#include <algorithm>
 #include <cstring>
-
-#include "distributed_impl.h"
 
 namespace tessera::detail {
 namespace {
-
-// Words that are not a pointer: pointers to specs are aligned, so the low bits tell them apart.
-constexpr std::uint64_t kNone = 1;
-constexpr std::uint64_t kPlainTensor = 3;
-constexpr std::uint64_t kList = 5;
-constexpr std::uint64_t kValue = 7;
-
-std::uint64_t tagged(std::uint64_t value, std::uint64_t tag) {
-  return value << 3 | tag;
-}
 
 CallKey::Number number_in(const c10::IValue& value) {
   using Number = CallKey::Number;
@@ -28,11 +16,6 @@ CallKey::Number number_in(const c10::IValue& value) {
 }
 
 }  // namespace
-
-void CallKey::begin(const OperatorInfo& info) {
-  words_.clear();
-  add(reinterpret_cast<std::uintptr_t>(&info));
-}
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
@@ -64,38 +47,6 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-void CallKey::add_none() {
-  add(kNone);
-}
-
-void CallKey::add_list(std::size_t size) {
-  add(tagged(size, kList));
-}
-
-void CallKey::add_type_of(Number number) {
-  add(tagged(static_cast<std::uint64_t>(number), kValue));
-}
-
-void CallKey::add_integer(std::int64_t value) {
-  add_type_of(Number::kInteger);
-  add(static_cast<std::uint64_t>(value));
-}
-
-void CallKey::add_bool(bool value) {
-  add_type_of(Number::kBool);
-  add(static_cast<std::uint64_t>(value));
-}
-
-void CallKey::add_double(double value) {
-  add_type_of(Number::kDouble);
-  add(std::bit_cast<std::uint64_t>(value));
-}
-
-void CallKey::add_integers(c10::IntArrayRef values) {
-  add(tagged(values.size(), kList));
-  for (auto value : values) add(static_cast<std::uint64_t>(value));
-}
-
 void CallKey::add_element(const c10::IValue& value) {
   if (value.isTensor()) {
     add_tensor(value.toTensor());
@@ -104,18 +55,13 @@ void CallKey::add_element(const c10::IValue& value) {
   }
 }
 
-void CallKey::add_tensor(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    add(kNone);
-  } else if (const auto* impl = as_distributed(tensor)) {
-    add(reinterpret_cast<std::uintptr_t>(impl->spec().get()));
-  } else {
-    const auto wrapped =
-        static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
-    const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
-    add(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | wrapped, kPlainTensor));
-    for (auto size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
-  }
+void CallKey::add_plain(const at::Tensor& tensor) {
+  if (!tensor.defined()) return add_none();
+  const auto wrapped =
+      static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
+  add(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | wrapped, kPlainTensor));
+  for (const auto size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
 }
 
 void CallKey::add_static(const c10::IValue& value) {
@@ -153,15 +99,6 @@ void CallKey::add_text(const std::string& text) {
     std::memcpy(&word, text.data() + i, std::min(sizeof word, text.size() - i));
     add(word);
   }
-}
-
-std::uint64_t CallKey::hash() const {
-  std::uint64_t hash = words_.size();
-  for (auto word : words_) {
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-    hash ^= hash >> 32;
-  }
-  return hash;
 }
 
 }  // namespace tessera::detail

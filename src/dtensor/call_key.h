@@ -1,13 +1,15 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
 
+#include <bit>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string>
 
+#include "distributed_impl.h"
 #include "operator_info.h"
-#include "tensor_spec.h"
 
 namespace tessera::detail {
 
@@ -20,29 +22,68 @@ class CallKey {
   void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
   // The same, argument by argument, for kernels that have them unboxed.
-  void begin(const OperatorInfo& info);
-  void add_tensor(const at::Tensor& tensor);
-  void add_none();
+  void begin(const OperatorInfo& info) {
+    words_.clear();
+    add(reinterpret_cast<std::uintptr_t>(&info));
+  }
+  void add_tensor(const at::Tensor& tensor) {
+    const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
+    if (impl != nullptr) [[likely]] {
+      add(reinterpret_cast<std::uintptr_t>(impl->spec().get()));
+    } else {
+      add_plain(tensor);
+    }
+  }
+  void add_none() { add(kNone); }
   /// A list of so many tensors, which follow.
-  void add_list(std::size_t size);
-  void add_integer(std::int64_t value);
-  void add_bool(bool value);
-  void add_double(double value);
-  void add_integers(c10::IntArrayRef values);
+  void add_list(std::size_t size) { add(tagged(size, kList)); }
+  void add_integer(std::int64_t value) {
+    add_type_of(Number::kInteger);
+    add(static_cast<std::uint64_t>(value));
+  }
+  void add_bool(bool value) {
+    add_type_of(Number::kBool);
+    add(static_cast<std::uint64_t>(value));
+  }
+  void add_double(double value) {
+    add_type_of(Number::kDouble);
+    add(std::bit_cast<std::uint64_t>(value));
+  }
+  void add_integers(c10::IntArrayRef values) {
+    add(tagged(values.size(), kList));
+    for (const auto value : values) add(static_cast<std::uint64_t>(value));
+  }
   /// A number of which only the type counts.
   enum class Number : std::uint8_t { kInteger = 1, kDouble, kBool, kNone, kOther };
-  void add_type_of(Number number);
+  void add_type_of(Number number) { add(tagged(static_cast<std::uint64_t>(number), kValue)); }
 
-  std::span<const std::uint64_t> words() const { return words_; }
-  std::uint64_t hash() const;
+  std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
+  std::uint64_t hash() const {
+    std::uint64_t hash = words_.size();
+    for (const auto word : words_) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
 
  private:
+  // Words that are not a pointer: pointers to specs are aligned, so the low bits tell them apart.
+  static constexpr std::uint64_t kNone = 1;
+  static constexpr std::uint64_t kPlainTensor = 3;
+  static constexpr std::uint64_t kList = 5;
+  static constexpr std::uint64_t kValue = 7;
+  static constexpr std::uint64_t tagged(std::uint64_t value, std::uint64_t tag) {
+    return value << 3 | tag;
+  }
+
   void add(std::uint64_t word) { words_.push_back(word); }
+  void add_plain(const at::Tensor& tensor);
   void add_element(const c10::IValue& value);
   void add_static(const c10::IValue& value);
   void add_text(const std::string& text);
 
-  std::vector<std::uint64_t> words_;
+  c10::SmallVector<std::uint64_t, 32> words_;
 };
 
 }  // namespace tessera::detail

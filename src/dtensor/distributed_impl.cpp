@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
 
 #include "below_autograd.h"
 #include "tessera/core/error.h"
@@ -24,6 +27,24 @@ DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spe
     : TensorImpl(keys_of(local), c10::scalarTypeToTypeMeta(spec->dtype), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
+  set_up();
+}
+
+// This constructor of TensorImpl takes the keys as they are. Given none of autograd it makes no
+// version counter, and the tensor can take the local one's.
+DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec,
+                                             const c10::Storage& storage)
+    : TensorImpl(VIEW, c10::Storage(storage),
+                 local.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
+                 c10::scalarTypeToTypeMeta(spec->dtype)),
+      local_(std::move(local)),
+      spec_(std::move(spec)) {
+  storage_ = c10::Storage();
+  key_set_ = local_.key_set() | c10::DispatchKeySet(c10::DispatchKey::Fake);
+  set_up();
+}
+
+void DistributedTensorImpl::set_up() {
   set_storage_access_should_throw();
   // A write through a view is differentiated by replaying the view, which the fallback understands,
   // rather than by as_strided, which speaks of a storage that is not there.
@@ -48,17 +69,30 @@ void DistributedTensorImpl::settle() const {
 }
 
 void DistributedTensorImpl::adopt_metadata() {
-  set_sizes_and_strides(spec_->sizes, spec_->strides);
+  adopt_sizes();
   if (!is_inference() && !local_.is_inference()) {
     set_version_counter(local_.unsafeGetTensorImpl()->version_counter());
   }
+}
+
+void DistributedTensorImpl::adopt_sizes() {
+  const auto& geometry = spec_->geometry;
+  sizes_and_strides_.set_sizes(spec_->sizes);
+  std::copy(spec_->strides.begin(), spec_->strides.end(), sizes_and_strides_.strides_begin());
+  numel_ = geometry.numel;
+  is_contiguous_ = geometry.contiguous;
+  is_channels_last_ = geometry.channels_last;
+  is_channels_last_contiguous_ = geometry.channels_last_contiguous;
+  is_channels_last_3d_ = geometry.channels_last_3d;
+  is_channels_last_3d_contiguous_ = geometry.channels_last_3d_contiguous;
+  is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
 }
 
 void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
   local_ = std::move(local);
   transfer_.reset();
   spec_ = std::move(spec);
-  set_sizes_and_strides(spec_->sizes, spec_->strides);
+  adopt_sizes();
 }
 
 c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow_change) const {
@@ -103,6 +137,12 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
+  auto* impl = local.unsafeGetTensorImpl();
+  const bool common = !impl->is_inference() && !c10::InferenceMode::is_enabled();
+  if (const auto& storage = impl->unsafe_storage(); storage && common) [[likely]] {
+    return at::Tensor(
+        c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec), storage));
+  }
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 

@@ -21,6 +21,8 @@ namespace tessera::detail {
 class DistributedTensorImpl final : public c10::TensorImpl {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
+  /// The same, cheaper, outside of inference mode, for a local tensor with this storage.
+  DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Its local tensor is on its way; until then an empty one of its kind stands for it.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
@@ -53,7 +55,9 @@ class DistributedTensorImpl final : public c10::TensorImpl {
   const char* tensorimpl_type_name() const override;
 
  private:
+  void set_up();
   void adopt_metadata();
+  void adopt_sizes();
   void settle() const;
   c10::intrusive_ptr<DistributedTensorImpl> copy(bool allow_change) const;
 

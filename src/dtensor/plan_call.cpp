@@ -184,7 +184,10 @@ void plan_form(CallPlan& plan, const BoundCall& bound) {
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.random || plan.mixes_plain || plan.local_call || info.changes_shape) return false;
   const bool one_result = info.returns.size() == 1 && plan.outputs.size() == 1;
-  if (!one_result && !info.returns.empty()) return false;
+  const bool new_results = std::all_of(info.returns.begin(), info.returns.end(), [](auto& result) {
+    return result.is_tensor && result.written < 0;
+  });
+  if (!one_result && !new_results) return false;
   const bool lists = std::all_of(plan.rewritten.begin(), plan.rewritten.end(),
                                  [](auto& rewritten) { return rewritten.sizes.has_value(); });
   return lists && std::none_of(plan.inputs.begin(), plan.inputs.end(),

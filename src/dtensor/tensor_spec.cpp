@@ -1,5 +1,6 @@
 #include "tensor_spec.h"
 
+#include <c10/core/TensorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -27,6 +28,25 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
+/// A tensor that lends its way of finding a geometry.
+class ShapeOnly final : public c10::TensorImpl {
+ public:
+  explicit ShapeOnly(const TensorSpec& spec)
+      : TensorImpl(c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(spec.dtype),
+                   c10::Device(c10::kMeta)) {
+    set_sizes_and_strides(spec.sizes, spec.strides);
+  }
+  Geometry geometry() const {
+    return {.numel = numel_,
+            .contiguous = is_contiguous_,
+            .channels_last = is_channels_last_,
+            .channels_last_contiguous = is_channels_last_contiguous_,
+            .channels_last_3d = is_channels_last_3d_,
+            .channels_last_3d_contiguous = is_channels_last_3d_contiguous_,
+            .non_overlapping_and_dense = is_non_overlapping_and_dense_};
+  }
+};
+
 /// Weak references only: a spec goes with the last tensor or cached call that holds it.
 class SpecTable {
  public:
@@ -47,6 +67,7 @@ class SpecTable {
       if (known && *known == spec) return known;
       others.push_back(std::move(known));
     }
+    spec.geometry = ShapeOnly(spec).geometry();
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
     specs_.emplace(hash, Entry{raw, made});

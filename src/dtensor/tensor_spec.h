@@ -11,6 +11,20 @@
 
 namespace tessera::detail {
 
+/// What sizes and strides imply, as c10::TensorImpl keeps it. Found once for a spec, since a tensor
+/// made of it needs all of that.
+struct Geometry {
+  std::int64_t numel = 0;
+  bool contiguous = false;
+  bool channels_last = false;
+  bool channels_last_contiguous = false;
+  bool channels_last_3d = false;
+  bool channels_last_3d_contiguous = false;
+  bool non_overlapping_and_dense = false;
+  /// Follows from the rest of a spec.
+  friend bool operator==(const Geometry&, const Geometry&) { return true; }
+};
+
 /// Everything about a distributed tensor but its values: what an operator's result depends on.
 /// Immutable and interned: equal specs are one object for as long as someone holds it, so a call is
 /// looked up by pointers.
@@ -19,6 +33,7 @@ struct TensorSpec {
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   c10::ScalarType dtype;
+  Geometry geometry = {};  ///< set by intern_spec
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
@@ -33,9 +48,9 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
 /// strides (a stride of 0 stays 0).
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether every rank finds the same order of dimensions in the strides of its part. Not where ranks
-/// hold different numbers of positions along a dimension, some of them at most one: the stride of
-/// such a dimension means nothing, and kernels choose it as they like.
+/// Whether every rank finds the same order of dimensions in the strides of its part. Not where
+/// ranks hold different numbers of positions along a dimension, some of them at most one: the
+/// stride of such a dimension means nothing, and kernels choose it as they like.
 bool parts_tell_order(const Layout& layout, c10::IntArrayRef sizes);
 
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,6 +14,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "below_autograd.h"
 #include "call_cache.h"
@@ -25,8 +27,8 @@ namespace tessera::detail {
 
 /// The kernel of one operator with its arguments unboxed: on a hit in the call cache it goes from
 /// the wrappers to the local tensors and back without a stack. Everything else is left to
-/// dispatch(), with which it shares keys and plans. `Op` is a struct of at::_ops whose result is
-/// one tensor.
+/// dispatch(), with which it shares keys and plans. `Op` is a struct of at::_ops whose results, if
+/// any, are tensors.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -42,7 +44,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
  private:
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
   static constexpr bool kNothing = std::is_void_v<Result>;
-  static_assert(kInPlace || kNothing || std::is_same_v<Result, at::Tensor>);
 
   static const c10::OperatorHandle& handle() {
     static const auto op =
@@ -61,16 +62,20 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   }
 
   static CallPlan* find_plan(const OperatorInfo& info, const Arguments&... arguments) {
-    thread_local CallKey key;
+    auto& cache = CallCache::of_thread();
+    auto& key = cache.key();
     key.begin(info);
     std::size_t i = 0;
     (add(key, info.arguments[i++], arguments), ...);
-    return CallCache::of_thread().find(key, key.hash());
+    return cache.find(key, key.hash());
   }
 
   /// Nothing to do but the wrapping, and known how.
   static bool is_ready(const CallPlan& plan) {
-    return plan.direct && (kInPlace || kNothing || plan.outputs.front().spec != nullptr);
+    if (!plan.direct) return false;
+    if constexpr (kInPlace || kNothing) return true;
+    return std::all_of(plan.outputs.begin(), plan.outputs.end(),
+                       [](const auto& output) { return output.spec != nullptr; });
   }
 
   /// A distributed tensor to which nothing special happens, or any other argument.
@@ -83,7 +88,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
       return impl->detached_view() == nullptr;
     } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
       return !argument || is_unremarkable(*argument);
-    } else if constexpr (std::is_same_v<T, at::TensorList>) {
+    } else if constexpr (kIsList<T>) {
       return std::all_of(argument.begin(), argument.end(), is_unremarkable<at::Tensor>);
     } else {
       return true;
@@ -106,13 +111,31 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         BelowAutograd guard;
         return std::apply([](auto&&... values) { return Op::call(values...); }, locals);
       }();
-      return wrap_output(info, plan, std::move(result), arguments...);
+      std::size_t output = 0;
+      wrap_outputs(result, [&](at::Tensor& tensor) {
+        tensor = wrap_output(info, plan.outputs[output++], std::move(tensor), arguments...);
+      });
+      return result;
     }
   }
 
-  static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan& plan, at::Tensor result,
-                                const Arguments&... arguments) {
-    const auto& spec = plan.outputs.front().spec;
+  template <class Wrap>
+  static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
+    wrap(result);
+  }
+  template <class Wrap>
+  static void wrap_outputs(std::vector<at::Tensor>& results, const Wrap& wrap) {
+    for (auto& result : results) wrap(result);
+  }
+  template <class Wrap, class... Tensors>
+  static void wrap_outputs(std::tuple<Tensors...>& results, const Wrap& wrap) {
+    std::apply([&](auto&... each) { (wrap(each), ...); }, results);
+  }
+
+  static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
+                                at::Tensor result, const Arguments&... arguments) {
+    const auto& spec = output.spec;
+    if (!result.defined()) return result;
     if (info.viewed >= 0) share_version(result, std::get<0>(std::tie(arguments...)));
     if (result.scalar_type() == spec->dtype) [[likely]]
       return wrap(std::move(result), spec);
@@ -133,31 +156,57 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   static Result call_boxed(Arguments... arguments) {
     torch::jit::Stack stack;
-    (torch::jit::push_one(stack, arguments), ...);
+    (push(stack, arguments), ...);
     dispatch(handle(), stack);
     if constexpr (kInPlace) {
       return std::get<0>(std::tie(arguments...));
     } else if constexpr (!kNothing) {
-      return std::move(stack.front()).toTensor();
+      return c10::impl::PopResult<Result>::call(stack);
     }
+  }
+
+  template <class T>
+  static void push(torch::jit::Stack& stack, const T& argument) {
+    torch::jit::push_one(stack, argument);
+  }
+  static void push(torch::jit::Stack& stack, const at::ITensorListRef& list) {
+    stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
   // What the operator gets on the local tensors.
 
-  /// The local tensors of a list.
+  /// The local tensors of a list, borrowed from the arguments: counting references to hundreds of
+  /// tensors would cost more than all the rest.
   struct LocalList {
+    using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
+
+    LocalList() = default;
+    LocalList(LocalList&& other) noexcept : tensors(std::exchange(other.tensors, {})) {}
+    LocalList& operator=(LocalList&&) = delete;
+    ~LocalList() {
+      for (auto& tensor : tensors) Borrow::destroyBorrow(tensor);
+    }
+
     c10::SmallVector<at::Tensor, 8> tensors;
     operator at::TensorList() const { return tensors; }
+    operator at::ITensorListRef() const { return at::TensorList(tensors); }
   };
-  static LocalList local(const CallPlan&, std::size_t, const at::TensorList& argument) {
+  template <class T>
+  static constexpr bool kIsList =
+      std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
+  template <class List>
+  requires kIsList<List>
+  static LocalList local(const CallPlan&, std::size_t, const List& argument) {
     LocalList list;
     list.tensors.reserve(argument.size());
-    for (const auto& tensor : argument) list.tensors.push_back(local_or_self(tensor));
+    for (const auto& tensor : argument) {
+      list.tensors.push_back(LocalList::Borrow::createBorrow(local_or_self(tensor)));
+    }
     return list;
   }
 
   template <class T>
-  static const T& local(const CallPlan&, std::size_t, const T& argument) {
+  requires(!kIsList<T>) static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
@@ -190,7 +239,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   using Number = CallKey::Number;
 
   static void add(CallKey& key, Kind, const at::Tensor& tensor) { key.add_tensor(tensor); }
-  static void add(CallKey& key, Kind, at::TensorList tensors) {
+  template <class List>
+  requires kIsList<List>
+  static void add(CallKey& key, Kind, const List& tensors) {
     key.add_list(tensors.size());
     for (const auto& tensor : tensors) key.add_tensor(tensor);
   }

@@ -9,12 +9,16 @@
 #include <ATen/ops/_foreach_lerp_ops.h>
 #include <ATen/ops/_foreach_mul_ops.h>
 #include <ATen/ops/_foreach_sqrt_ops.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
@@ -30,7 +34,9 @@
 #include <ATen/ops/silu_backward_ops.h>
 #include <ATen/ops/silu_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
 #include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/stack_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/t_ops.h>
@@ -51,10 +57,11 @@ TORCH_LIBRARY_IMPL(aten, Fake, library) {
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
             mul__Tensor, div_Tensor, div__Tensor, neg, silu, silu_backward, rsqrt,
             pow_Tensor_Scalar>(library);
-  implement<mm, bmm, addmm, embedding>(library);
-  implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax>(library);
+  implement<mm, bmm, addmm, embedding, _scaled_dot_product_flash_attention_for_cpu,
+            _scaled_dot_product_flash_attention_for_cpu_backward>(library);
+  implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax, _log_softmax_backward_data>(library);
   implement<view, _unsafe_view, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
-            select_int, slice_Tensor, at::_ops::clone>(library);
+            select_int, slice_Tensor, split_Tensor, cat, at::_ops::stack, at::_ops::clone>(library);
   implement<_foreach_add__List, _foreach_add__Scalar, _foreach_mul__List, _foreach_mul__Scalar,
             _foreach_mul__Tensor, _foreach_div__List, _foreach_sqrt_, _foreach_lerp__Scalar,
             _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar>(library);

@@ -188,6 +188,7 @@ TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(values({4}), mesh, {Shard{0}});
+    x.full_tensor();  // the group is there
     if (rank.rank() == 1) fail("this rank ends early");
     const auto y = x.redistribute({Replicate{}}, kAsync);
     EXPECT_THROW(y.to_local(), comm::PeerError);
