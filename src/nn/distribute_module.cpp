@@ -3,9 +3,11 @@
 #include <c10/core/GradMode.h>
 
 #include <memory>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/retired_parameter.h"
 
 namespace tessera::nn {
 namespace {
@@ -44,7 +46,11 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh,
   at::Tensor local = local_tensor(split);
   if (local.numel() < whole.numel()) local = local.clone(at::MemoryFormat::Contiguous);
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
-  slot.set(parameter.requires_grad_(slot.get().requires_grad()));
+  if (slot.get().requires_grad()) {
+    parameter.requires_grad_();
+    retire_parameter(slot.get(), "distribute_parameter");
+  }
+  slot.set(std::move(parameter));
 }
 
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
@@ -55,9 +61,8 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
   const NamedSlots parameters = module.named_slots();
   if (partition) {
-    visit_modules("", module, [&](const std::string& name, ModuleBase& each) {
-      partition(name, each, mesh);
-    });
+    visit_modules("", module,
+                  [&](const std::string& name, ModuleBase& each) { partition(name, each, mesh); });
   }
   replicate_leftovers(parameters, mesh);
   replicate_leftovers(module.named_buffer_slots(), mesh);
