@@ -49,9 +49,10 @@ struct Registry {
     for (const auto& table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
           rules::view_table, rules::view_gradient_table, rules::creation_table,
-          rules::joining_table, rules::indexing_table, rules::normalisation_table,
-          rules::loss_table, rules::convolution_table, rules::batched_table, rules::attention_table,
-          rules::foreach_table, rules::optimizer_table, rules::random_table}) {
+          rules::joining_table, rules::indexing_table, rules::embedding_table,
+          rules::normalisation_table, rules::loss_table, rules::convolution_table,
+          rules::batched_table, rules::attention_table, rules::foreach_table,
+          rules::optimizer_table, rules::random_table}) {
       add(table());
     }
   }
@@ -98,25 +99,30 @@ std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const 
   return rule;
 }
 
-/// An out= overload: the last argument takes the result, and nothing of it is read.
+/// An out= overload: the last arguments take the results, and nothing of them is read.
 std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
-  if (call.args.empty() || !call.has_tensor(call.args.size() - 1)) return std::nullopt;
-  const int out = call.tensor_index(call.args.size() - 1);
+  const std::size_t count = rules::out_count(call.op);
+  if (call.args.size() < count) return std::nullopt;
+  const std::size_t first = call.args.size() - count;
   OpCall functional = call;
-  functional.args.pop_back();
+  functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);
-  if (!rule || rule->outputs.size() != 1 || rule->local_call) return std::nullopt;
-  if (!same_sizes(*rule, rule->outputs[0], rules::meta_of(call, out).sizes)) return std::nullopt;
-  rules::input_of(*rule, out) = rule->outputs[0];
-  rule->unread.push_back(out);
-  rule->inplace.push_back({out, 0});
+  if (!rule || rule->outputs.size() != count || rule->local_call) return std::nullopt;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!call.has_tensor(first + i)) return std::nullopt;
+    const int out = call.tensor_index(first + i);
+    if (!same_sizes(*rule, rule->outputs[i], rules::meta_of(call, out).sizes)) return std::nullopt;
+    rules::input_of(*rule, out) = rule->outputs[i];
+    rule->unread.push_back(out);
+    rule->inplace.push_back({out, static_cast<int>(i)});
+  }
   return rule;
 }
 
 }  // namespace
 
 std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
-  if (rules::is_out(call.op)) return apply_out(entry_->body, call);
+  if (rules::out_count(call.op) > 0) return apply_out(entry_->body, call);
   if (rules::is_inplace(call.op)) return apply_inplace(entry_->body, call);
   return entry_->body(call);
 }

@@ -8,6 +8,7 @@ namespace tessera::testing {
 
 std::vector<RuleCase> indexing_cases() {
   const at::Tensor none;
+  const auto some = mask({7, 5});
   return {
       row("index.Tensor", reals({7, 5}), index_list({indices({4}, 7)})),
       row("index.Tensor", reals({7, 5}), index_list({none, indices({2, 3}, 5)})),
@@ -20,6 +21,9 @@ std::vector<RuleCase> indexing_cases() {
       row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
       row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({}), false),
       row("_index_put_impl_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
+      row("index_put", reals({7, 5}), index_list({none, mask({5})}), reals({7, 1}), true),
+      row("_index_put_impl_", reals({7, 5}), index_list({some}), reals({}), true),
+      row("index_put", reals({7, 5, 4}), index_list({some}), reals({4}), false),
       row("index_select", reals({7, 5}), 0, indices({6}, 7)),
       row("index_select", reals({7, 5}), -1, indices({3}, 5)),
       row("index_add", reals({7, 5}), 0, indices({6}, 7), reals({6, 5})),
@@ -29,6 +33,8 @@ std::vector<RuleCase> indexing_cases() {
       row("gather", reals({7, 5}), 0, indices({4, 5}, 7)),
       row("gather", reals({7, 5}), -1, indices({7, 8}, 5)),
       row("gather", reals({7, 5}), 1, indices({3, 8}, 5)),
+      row("gather", reals({7, 5}), 0, indices({1, 5}, 7)),
+      row("gather", reals({7, 5}), 1, indices({6, 2}, 5)),
       row("scatter.src", reals({7, 5}), -1, indices({7, 1}, 5), reals({7, 1})),
       row("scatter.src", reals({7, 5}), 1, indices({4, 1}, 5), reals({7, 5})),
       row("scatter.value", reals({7, 5}), 0, indices({1, 5}, 7), 2.5),
@@ -56,6 +62,8 @@ std::vector<RuleCase> indexing_cases() {
       row("embedding_dense_backward", reals({2, 3, 5}), indices({2, 3}, 7), 7, -1, false),
       row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, false),
       row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, true),
+      row("_embedding_bag", reals({7, 5}), indices({6}, 7), indices({1}, 1), false, 0),
+      row("_embedding_bag", reals({7, 5}), indices({6}, 7), indices({1}, 1), false, 1),
   };
 }
 

@@ -53,6 +53,7 @@ std::vector<RuleCase> reduction_cases() {
       row("std.correction", reals({7, 5}), Ints{1}, 1, true),
       row("var.correction", reals({7, 5}), Ints{0}, 0, false),
       row("var_mean.correction", reals({7, 5}), c10::IValue(), 1, false),
+      row("histc", reals({7, 5}), 4, -1, 1),
       row("kthvalue", reals({7, 5}), 2, -1, true),
       row("aminmax", reals({7, 5}), 0, true),
       row("linalg__powsum", reals({7, 5}), 2.0, Ints{0}, false),

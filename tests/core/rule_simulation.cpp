@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/gather.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/rand_like.h>
@@ -42,9 +43,23 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
   return result.view(sizes);
 }
 
+/// And what a gather becomes, by a mask of all positions.
+at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
+                       std::int64_t first, std::int64_t) {
+  auto result = at::zeros(index.sizes(), self.options());
+  for (std::int64_t i = 0; i < self.size(dim); ++i) {
+    const auto picked = index.eq(first + i);
+    const auto values = self.gather(dim, at::full_like(index, i));
+    result = at::where(picked, values, result);
+  }
+  return result;
+}
+
 TORCH_LIBRARY(tessera_local, library) {
   library.def("embedding_rows(Tensor weight, Tensor indices, int first, int rows) -> Tensor",
               &embedding_rows);
+  library.def("gather_part(Tensor self, int dim, Tensor index, int first, int size) -> Tensor",
+              &gather_part);
 }
 
 c10::OperatorHandle find_operator(const std::string& op) {

@@ -41,8 +41,8 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:
-      return local - local_numel(*step.to, problem.sizes, last_coordinate(problem, step.mesh_dims));
+    case StepKind::kReduceScatter:  // of equal parts: short ones are padded
+      return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
       return 2 * (local - local / parts);
     case StepKind::kAllToAll:

@@ -62,12 +62,16 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// Likewise, unless flag `arg` is off: then results that were not asked for have no dimensions
-/// left.
-RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched) {
+/// Likewise; where flag `arg` is off only result `always` is computed, and the others are empty.
+RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    if (!call.boolean_or(arg, true)) return std::nullopt;
-    return batched_rule(call, batched);
+    std::optional<ShardingRule> rule = batched_rule(call, batched);
+    if (!rule || call.boolean_or(arg, true)) return rule;
+    for (std::size_t i = 0; i < rule->outputs.size(); ++i) {
+      if (i != always) rule->outputs[i].clear();
+    }
+    rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
+    return rule;
   };
 }
 
@@ -87,7 +91,7 @@ std::optional<ShardingRule> solve_rule(const OpCall& call) {
   const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
   const std::size_t own = vectors ? 1 : 2;
   if (call.boolean_or(3, false)) return std::nullopt;  // would throw on some ranks alone
-  return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}, .linear = {1}});
+  return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}});
 }
 
 /// diag_embed(self, offset, dim1, dim2): the last dimension becomes two.
@@ -198,8 +202,8 @@ Table batched_table() {
           {"linalg_eigvals _linalg_eigvals", matrix({1})},
           {"linalg_matrix_exp cholesky_inverse", matrix({2})},
           {"linalg_qr", qr_rule},
-          {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}})},
-          {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}})},
+          {"_linalg_eigh", on_last_if(2, {{2}, {1, 2}}, 0)},
+          {"_linalg_svd", on_last_if(2, {{2}, {2, 1, 2}}, 1)},
           {"linalg_solve_triangular", on_last({.inputs = {2, 2}, .results = {2}, .linear = {1}})},
           {"cholesky_solve", on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}})},
           {"triangular_solve", on_last({{2, 2}, {2, 2}})},

@@ -199,12 +199,12 @@ Table reduction_table() {
               {"logsumexp{,.out}", reduction(kWhole, {1, 2})},
               {"{std,var}.correction", reduction(kWhole, {1, 3})},
               {"{std_mean,var_mean}.correction", reduction(kWhole, {1, 3}, 2)},
-              {"{max,min}.dim", reduction(kWhole, {1, 2}, 2)},
+              {"max{.dim,.dim_max} min{.dim,.dim_min}", reduction(kWhole, {1, 2}, 2)},
               {"{argmax,argmin}{,.out}", reduction(kWhole, {1, 2})},
               {"aminmax", reduction(kWhole, {1, 2}, 2)},
               {"median nanmedian", reduction(kWhole, all)},
-              {"{median,nanmedian}.dim mode", reduction(kWhole, {1, 2}, 2)},
-              {"kthvalue", reduction(kWhole, {2, 3}, 2)},
+              {"{median,nanmedian}{.dim,.dim_values} mode{,.values}", reduction(kWhole, {1, 2}, 2)},
+              {"kthvalue{,.values}", reduction(kWhole, {2, 3}, 2)},
           }};
 }
 

@@ -130,8 +130,16 @@ bool is_inplace(std::string_view op) {
   return base.ends_with('_') && !base.ends_with("__");
 }
 
-bool is_out(std::string_view op) {
-  return op.find('.') != std::string_view::npos && op.ends_with("out");
+std::size_t out_count(std::string_view op) {
+  const std::size_t dot = op.find('.');
+  if (dot == std::string_view::npos) return 0;
+  const std::string_view overload = op.substr(dot + 1);
+  if (overload.ends_with("out")) return 1;
+  for (const std::string_view pair :
+       {"values", "values_stable", "dim_values", "dim_max", "dim_min"}) {
+    if (overload == pair) return 2;
+  }
+  return 0;
 }
 
 }  // namespace tessera::rules

@@ -55,9 +55,11 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
-/// "aten::add_.Tensor" is "add_"; whether it ends in an underscore; whether it is an out= overload.
+/// "aten::add_.Tensor" is "add_"; whether it ends in an underscore.
 std::string_view base_name(std::string_view op);
 bool is_inplace(std::string_view op);
-bool is_out(std::string_view op);
+/// How many of an overload's last arguments take its results: one of "aten::add.out", two of
+/// "aten::sort.values".
+std::size_t out_count(std::string_view op);
 
 }  // namespace tessera::rules

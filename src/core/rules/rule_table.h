@@ -28,6 +28,7 @@ Table attention_table();
 Table batched_table();
 Table convolution_table();
 Table creation_table();
+Table embedding_table();
 Table foreach_table();
 Table indexing_table();
 Table joining_table();

@@ -1,0 +1,202 @@
+"""What a redistribution moves: Tessera's planner beside PyTorch's DTensor, in one run.
+
+  bench_redistribute.py [--program build/bin/bench_redistribute] [--doc docs/redistribution.md]
+
+Every pair of placements on a mesh of 4 and on 2 x 2, sizes that divide and sizes that don't. For
+PyTorch the tensors that its collectives are called with are measured, on 4 Gloo processes; a change
+of the sharded dimension counts as the all-to-all that it is on CUDA (on a CPU mesh PyTorch gathers).
+Both are what one rank sends at most: (p-1) L in an all-gather of L bytes each, L less the part that
+stays in a reduce-scatter or all-to-all, twice that in an all-reduce. Fails if Tessera moves more
+anywhere.
+"""
+
+import argparse
+import collections
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, placement_types
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RANKS = 4
+
+
+class Sent(TorchDispatchMode):
+    """Calls, bytes that this rank sends, and bytes that it puts into each kind of collective."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes, self.paused = 0, 0, False
+        self.inputs = collections.Counter()
+
+    def count(self, kind, tensor, parts):
+        if self.paused:
+            return
+        others = tensor.numel() - tensor.numel() // parts
+        elements = {"all_gather": tensor.numel() * (parts - 1), "all_reduce": 2 * others}
+        self.calls += 1
+        self.bytes += elements.get(kind, others) * tensor.element_size()
+        self.inputs[kind] += tensor.numel() * tensor.element_size()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it does on its local tensors comes here
+        name = op.name()
+        if name.startswith("_c10d_functional::all_gather_into_tensor"):
+            self.count("all_gather", args[0], args[1])
+        elif name.startswith("_c10d_functional::reduce_scatter_tensor"):
+            self.count("reduce_scatter", args[0], args[2])
+        elif name.startswith("_c10d_functional::all_reduce"):
+            group = torch.distributed.distributed_c10d._resolve_process_group(args[2])
+            self.count("all_reduce", args[0], group.size())
+        elif name.startswith("_c10d_functional::") and "_tensor" not in name:
+            raise RuntimeError(f"a collective that nobody counts: {name}")
+        return op(*args, **(kwargs or {}))
+
+
+def count_exchanges(sent):
+    """A change of the sharded dimension is one all-to-all of what it is called with."""
+    exchange = placement_types.shard_dim_alltoall
+
+    def counted(tensor, gather_dim, shard_dim, mesh, mesh_dim):
+        sent.count("all_to_all", tensor, mesh.size(mesh_dim))
+        sent.paused = True
+        try:
+            return exchange(tensor, gather_dim, shard_dim, mesh, mesh_dim)
+        finally:
+            sent.paused = False
+
+    placement_types.shard_dim_alltoall = counted
+    return exchange
+
+
+def placements(text):
+    names = {"Shard": Shard, "Replicate": Replicate, "Partial": lambda: Partial("sum"),
+             "_StridedShard": lambda dim, sf: _StridedShard(dim, split_factor=sf)}
+    return eval(text.replace("Partial(sum)", "Partial()"), names)
+
+
+def one(mesh, sizes, source, target):
+    """(calls, bytes) of one transition, or None where PyTorch refuses."""
+    whole = torch.zeros(sizes)
+    try:
+        tensor = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        pending = [isinstance(p, Partial) for p in source]
+        tensor = tensor.redistribute(mesh, [Replicate() if p else q
+                                            for p, q in zip(pending, source)])
+        tensor = DTensor.from_local(tensor.to_local(), mesh, source, run_check=False,
+                                    shape=whole.shape, stride=whole.stride())
+        sent = Sent()
+        exchange = count_exchanges(sent)
+        try:
+            with sent:
+                tensor.redistribute(mesh, target).to_local()
+        finally:
+            placement_types.shard_dim_alltoall = exchange
+        return sent.calls, sent.bytes
+    except (RuntimeError, NotImplementedError, AssertionError, ValueError):
+        return None
+
+
+def work(rank, port, cases, path):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    meshes, found = {}, []
+    for mesh_sizes, sizes, source, target in cases:
+        if mesh_sizes not in meshes:
+            names = tuple(f"d{i}" for i in range(len(mesh_sizes)))
+            meshes[mesh_sizes] = init_device_mesh("cpu", mesh_sizes, mesh_dim_names=names)
+            if len(mesh_sizes) > 1:
+                meshes[mesh_sizes]._flatten("all")  # so that PyTorch may merge its collectives
+        found.append(one(meshes[mesh_sizes], sizes, placements(source), placements(target)))
+    everyone = [None] * RANKS
+    dist.all_gather_object(everyone, found)
+    if rank == 0:
+        most = [None if None in each else [max(n) for n in zip(*each)] for each in zip(*everyone)]
+        with open(path, "w") as file:
+            json.dump(most, file)
+    dist.destroy_process_group()
+
+
+def measure(cases):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.NamedTemporaryFile("r") as file:
+        processes.spawn(work, (port, cases, file.name), nprocs=RANKS)
+        return json.load(file)
+
+
+def read(program):
+    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    for line in lines.splitlines():
+        mesh, sizes, source, target, calls, size = line.split("\t")
+        case = (tuple(map(int, mesh.split())), tuple(map(int, sizes.split())), source, target)
+        yield case, (int(calls), int(size))
+
+
+INTRODUCTION = """# What a redistribution moves
+
+Bytes that one rank sends, and in how many collectives, for every pair of placements of a tensor of
+4-byte elements: Tessera's planner beside PyTorch 2.11's DTensor. Written by
+`benchmarks/bench_redistribute.py --doc docs/redistribution.md`, which measures the tensors that
+PyTorch's collectives are called with (a change of the sharded dimension as the all-to-all that it is
+on CUDA; with the flattened mesh at hand, so that it may merge collectives); `core_test` checks
+Tessera's columns, and that none is above PyTorch's. Bold: fewer than PyTorch's.
+"""
+
+
+def text_of(number):
+    return "refused" if number is None else f"{number[1]} in {number[0]}"
+
+
+def document(cases, ours, theirs):
+    """A line for each transition, the sizes side by side."""
+    rows = {}
+    for (mesh, sizes, source, target), own, other in zip(cases, ours, theirs):
+        text = text_of(own)
+        if other is not None and own[1] < other[1]:
+            text = f"**{text}**"
+        rows.setdefault((mesh, source, target), {})[sizes] = [text, text_of(other)]
+    columns = list(dict.fromkeys(sizes for _, sizes, _, _ in cases))
+    names = [f"{' × '.join(map(str, sizes))}, {who}" for sizes in columns
+             for who in ("Tessera", "PyTorch")]
+    lines = [INTRODUCTION, "| " + " | ".join(["mesh", "from", "to"] + names) + " |",
+             "|---" * (3 + len(names)) + "|"]
+    for (mesh, source, target), row in rows.items():
+        cells = [" × ".join(map(str, mesh)), f"`{source}`", f"`{target}`"]
+        lines.append("| " + " | ".join(cells + sum((row[c] for c in columns), [])) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", default="build/bin/bench_redistribute")
+    parser.add_argument("--doc", help="where to write the table")
+    options = parser.parse_args()
+    cases, ours = zip(*read(options.program))
+    theirs = measure(cases)
+    both = [(own[1], other[1]) for own, other in zip(ours, theirs) if other is not None]
+    more = sum(own > other for own, other in both)
+    print(f"{len(cases)} transitions: fewer bytes than PyTorch in {sum(a < b for a, b in both)}, "
+          f"as many in {sum(a == b for a, b in both)}, more in {more}; "
+          f"PyTorch refuses {theirs.count(None)}")
+    print(f"all of them together: {sum(a for a, _ in both)} bytes, PyTorch {sum(b for _, b in both)}")
+    if options.doc:
+        with open(options.doc, "w") as file:
+            file.write(document(cases, ours, theirs))
+    sys.exit(more > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+// Reductions, norms, and what works along a dimension.
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "family_table.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Family reductions() {
+  return {"reductions",
+          {
+              {"sum",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].sum()}; },
+               {{"S0", "P", "-", "R", "-"},
+                {"S1", "P", "-", "R", "-"},
+                {"P", "P", "-", "R", "-"},
+                {"S0,S1", "P,P", "-", "R,R", "-"}}},
+              {"sum(0)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].sum(0)}; },
+               {{"S0", "P", "-", "R", "-"},
+                {"S1", "S0", "-", "S1", "-"},
+                {"S0,S1", "P,S0", "-", "R,S1", "-"}}},
+              {"mean",
+               {{{7, 6}}},
+               [](auto& t) { return Tensors{t[0].mean()}; },
+               {{"S0", "P", "-", "R", "-"},
+                {"S1", "P", "-", "R", "-"},
+                {"P", "P", "-", "R", "-"},
+                {"S0,S0", "P,P", "-", "R,R", "-"}}},
+              {"mean(-1)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].mean(-1)}; },
+               {{"S0", "S0", "-", "S0", "-"}, {"S1", "P", "-", "R", "-"}}},
+              {"prod",
+               {{{8, 3}}},
+               [](auto& t) { return Tensors{t[0].prod(0)}; },
+               {{"S1", "S0", "-", "S1", "all_reduce 8"}}},
+              {"amax(0)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].amax(0)}; },
+               {{"S0", "Pmax", "-", "S0", "2 all_reduce 96"},
+                {"S1", "S0", "-", "S1", "-"},
+                {"S0,S1", "Pmax,S0", "-", "S0,S1", "2 all_reduce 48"}}},
+              {"amax(0), empty shards",
+               {{{6, 5}}},
+               [](auto& t) { return Tensors{t[0].amax(0)}; },
+               {{"S0", "Pmax", "-", "S0", "2 all_reduce 80"}}},
+              {"max",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].max()}; },
+               {{"S0", "Pmax", "-", "R", "all_gather 12, 3 all_reduce 24"},
+                {"S0,S1", "Pmax,Pmax", "-", "R,R", "2 all_gather 36, 3 all_reduce 24"}}},
+              {"any(0)",
+               {{{8, 6}, Operand::kMask}},
+               [](auto& t) { return Tensors{t[0].any(0)}; },
+               {{"S0", "Pmax", "-"}, {"S1", "S0", "-"}},
+               false},
+              {"max.dim(0)",
+               {{{8, 6}}},
+               [](auto& t) {
+                 const auto [values, indices] = t[0].max(0);
+                 return Tensors{values, indices};
+               },
+               {{"S1", "S0 S0", "-", "S1", "-"},
+                {"S0", "R R", "all_gather 96", "R", "-"},
+                {"S0,S1", "R,S0 R,S0", "all_gather 48", "R,S1", "-"},
+                {"S0,S0", "R,R R,R", "all_gather 96", "R,R", "-"}}},
+              {"min.dim(-1)",
+               {{{8, 12}}},
+               [](auto& t) {
+                 const auto [values, indices] = t[0].min(-1, true);
+                 return Tensors{values, indices};
+               },
+               {{"S0", "S0 S0", "-", "S0", "-"},
+                {"S1", "R R", "all_gather 128", "R", "-"},
+                {"S0,S1", "S0,R S0,R", "all_gather 64", "S0,R", "-"}}},
+              {"argmax(0)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].argmax(0)}; },
+               {{"S1", "S0", "-"}, {"S0", "R", "all_gather 96"}, {"S0,S0", "R,R", "all_gather 96"}},
+               false},
+              {"argmax",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].argmax()}; },
+               {{"S0", "R", "all_gather 16"},
+                {"S1", "R", "all_gather 16"},
+                {"S0,S1", "R,R", "all_gather 16"}},
+               false},
+              {"argmin(0), empty shards",
+               {{{6, 5}}},
+               [](auto& t) { return Tensors{t[0].argmin(0)}; },
+               {{"S0", "R", "all_gather 80"}},
+               false},
+              {"aminmax(0)",
+               {{{8, 6}}},
+               [](auto& t) {
+                 const auto [least, most] = at::aminmax(t[0], 0);
+                 return Tensors{least, most};
+               },
+               {{"S0", "Pmin Pmax", "-"}, {"S1", "S0 S0", "-"}},
+               false},
+              {"var(0)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].var(0)}; },
+               {{"S1", "S0", "-", "S1", "-"},
+                {"S0", "R", "2 all_reduce 96", "S0", "all_reduce 48"},
+                {"S0,S1", "R,S0", "2 all_reduce 48", "S0,S1", "all_reduce 24"}}},
+              {"std",
+               {{{7, 6}}},
+               [](auto& t) { return Tensors{t[0].std()}; },
+               {{"S0", "R", "2 all_reduce 16", "S0", "all_reduce 8"},
+                {"S0,S1", "R,R", "2 all_reduce 16", "S0,S1", "all_reduce 8"}}},
+              {"var_mean(0)",
+               {{{8, 6}}},
+               [](auto& t) {
+                 const auto [variance, mean] = at::var_mean(t[0], 0);
+                 return Tensors{variance, mean};
+               },
+               {{"S1", "S0 S0", "-", "S1", "-"},
+                {"S0", "R R", "2 all_reduce 96", "S0", "all_reduce 48"}}},
+              {"logsumexp(0)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].logsumexp(0)}; },
+               {{"S1", "S0", "-", "S1", "-"},
+                {"S0", "R", "2 all_reduce 96", "S0", "-"},
+                {"S0,S1", "R,S0", "2 all_reduce 48", "S0,S1", "-"}}},
+              {"count_nonzero",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].count_nonzero()}; },
+               {{"S0", "P", "-"}},
+               false},
+          }};
+}
+
+Family norms() {
+  return {
+      "norms",
+      {
+          {"norm",
+           {{{8, 6}}},
+           [](auto& t) { return Tensors{t[0].norm()}; },
+           {{"S0", "R", "all_reduce 8", "S0", "-"},
+            {"S0,S1", "R,R", "all_reduce 8", "S0,S1", "-"}}},
+          {"vector_norm(2, -1)",
+           {{{8, 6}}},
+           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 2, at::IntArrayRef{-1})}; },
+           {{"S0", "S0", "-", "S0", "-"}, {"S1", "R", "all_reduce 64", "S1", "-"}}},
+          {"vector_norm(1)",
+           {{{8, 6}}},
+           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 1)}; },
+           {{"S0", "P", "-", "S0", "-"}}},
+          {"vector_norm(inf), empty shards",
+           {{{6, 5}}},
+           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], kInfinity)}; },
+           {{"S0", "Pmax", "-", "S0", "2 all_reduce 16"}}},
+          {"vector_norm(3, 0)",
+           {{{8, 6}}},
+           [](auto& t) { return Tensors{at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0})}; },
+           {{"S1", "S0", "-", "S1", "-"}, {"S0", "R", "all_reduce 48", "S0", "-"}}},
+          {"_foreach_norm",
+           {{{8, 6}}, {{4}}, {{6, 4}}},
+           [](auto& t) { return at::_foreach_norm(t, 2); },
+           {{"S0 S0 S1", "R R R", "all_reduce 24"},
+            {"S0,S1 S0,R S0,S1", "R,R R,R R,R", "2 all_reduce 24"}},
+           false},
+      }};
+}
+
+Family along() {
+  return {"sort, topk, cumulative",
+          {
+              {"sort(-1)",
+               {{{8, 6}}},
+               [](auto& t) {
+                 const auto [values, indices] = t[0].sort(-1);
+                 return Tensors{values, indices};
+               },
+               {{"S0", "S0 S0", "-", "S0", "-"},
+                {"S1", "R R", "all_gather 128", "R", "-"},
+                {"S0,S0", "S0,S0 S0,S0", "-", "S0,S0", "-"}}},
+              {"sort(-1), out=",
+               {{{8, 6}}},
+               [](auto& t) {
+                 auto values = at::zeros_like(t[0]);
+                 auto indices = at::zeros_like(t[0], at::kLong);
+                 at::sort_out(values, indices, t[0].detach(), -1);
+                 return Tensors{values, indices};
+               },
+               {{"S0", "S0 S0", "-"}},
+               false},
+              {"topk(2, -1)",
+               {{{8, 6}}},
+               [](auto& t) {
+                 const auto [values, indices] = t[0].topk(2, -1);
+                 return Tensors{values, indices};
+               },
+               {{"S0", "S0 S0", "-", "S0", "-"}, {"S1", "R R", "all_gather 128", "R", "-"}}},
+              {"cumsum(-1)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].cumsum(-1)}; },
+               {{"S0", "S0", "-", "S0", "-"},
+                {"P", "P", "-", "R", "-"},
+                {"S1", "R", "all_gather 128", "R", "-"}}},
+              {"cumprod(-1)",
+               {{{8, 6}, Operand::kPositive}},
+               [](auto& t) { return Tensors{t[0].cumprod(-1)}; },
+               {{"S0", "S0", "-", "S0", "all_reduce 1"}}},
+              {"flip(-1)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].flip(-1)}; },
+               {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
+              {"roll(1, -1)",
+               {{{8, 6}}},
+               [](auto& t) { return Tensors{t[0].roll(1, -1)}; },
+               {{"S0", "S0", "-", "S0", "-"}, {"P", "P", "-", "R", "-"}}},
+          }};
+}
+
+}  // namespace
+
+std::vector<Family> reduction_families() {
+  return {reductions(), norms(), along()};
+}
+
+}  // namespace tessera::testing
