@@ -114,7 +114,8 @@ void Trainer::build_model() {
                                  .fsdp = fsdp_options(options_),
                                  .activations = activation_memory(options_.ac)};
   parallelize(*model_, mesh_, parallel);
-  nn::to_empty(*model_, c10::Device(options_.device));
+  const c10::Device device(options_.device);
+  nn::to_empty(*model_, options_.offload ? c10::Device(c10::kCPU) : device);
   if (options_.model.empty()) {
     nn::init_weights(*model_, options_.seed);
   } else {
@@ -122,6 +123,8 @@ void Trainer::build_model() {
     checkpoint::load_hugging_face(*model_, options_.model);
   }
   nn::check_initialized(*model_);
+  // Offloaded or not, the rotary tables are where the model computes.
+  for (const auto& [name, slot] : model_->named_buffer_slots()) slot->set(slot->get().to(device));
   for (const auto& [name, slot] : model_->named_slots()) parameters_.push_back(slot);
   optimizer_ = std::make_unique<optim::AdamW>(
       parameters_, optim::AdamWOptions{.lr = options_.lr, .weight_decay = options_.weight_decay});
