@@ -173,18 +173,36 @@ class Run {
     for (auto& [original, local, number] : written_) {
       const auto& input = plan_.inputs[number];
       const auto& spec = input.spec;
-      const auto* impl = as_distributed(original);
+      auto* impl = as_distributed(original);
       const auto& own = impl != nullptr ? impl->local() : original;
       const bool there = local.is_same(own) && input.written == spec->sharding.layout;
       if (there && impl == nullptr) continue;  // one of libtorch's own, which it may resize
-      TESSERA_CHECK(plan_.has_rule || local.sizes() == spec->sizes, info_.name,
-                    " would resize a distributed tensor of sizes ", c10::IntArrayRef(spec->sizes),
-                    " to ", local.sizes(), ": pass one of the result's sizes");
+      if (!plan_.has_rule && local.sizes() != spec->sizes) {
+        resize(*impl, local);
+        continue;
+      }
       if (there) continue;
       const auto left = intern_spec(
           {{plan_.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
       own.copy_(redistribute_local(local, left, spec->sharding.layout));
     }
+  }
+
+  /// The operator gave an out= tensor other sizes, which an empty one takes.
+  void resize(DistributedTensorImpl& original, const at::Tensor& local) {
+    const auto spec = original.spec();
+    const auto found = local.sizes().vec();
+    const bool empty = original.numel() == 0;
+    if (!empty && local.is_same(original.local())) {
+      local.unsafeGetTensorImpl()->set_sizes_and_strides(spec->sizes, spec->strides);
+    }
+    TESSERA_CHECK(empty, info_.name, " would resize a distributed tensor of sizes ",
+                  c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
+                  ": pass one of the result's sizes");
+    if (original.version_counter().enabled() && !local.is_inference()) {
+      local.unsafeGetTensorImpl()->set_version_counter(original.version_counter());
+    }
+    original.replace(local, default_spec(local));
   }
 
   void wrap_results() {

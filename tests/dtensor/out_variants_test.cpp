@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
 
@@ -71,6 +72,12 @@ INSTANTIATE_TEST_SUITE_P(
                               {{5, 3}},
                               [](auto& out, const Tensors& t) { at::log_sigmoid_out(out, t[0]); },
                               {5, 3}},
+                      OutCase{"solve",
+                              {{5, 2, 2}, {5, 2, 3}},
+                              [](auto& out, const Tensors& t) {
+                                at::linalg_solve_out(out, t[0], t[1]);
+                              },
+                              {5, 2, 3}},
                       OutCase{"msort",
                               {{5, 3}},
                               [](auto& out, const Tensors& t) { at::msort_out(out, t[0]); },
@@ -97,6 +104,30 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
               std::string::npos)
         << error;
   }
+}
+
+TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
+      EXPECT_THROW(at::add_out(out, x, x), Error);
+      EXPECT_EQ(DistributedTensor(out).full_tensor().sizes(), at::IntArrayRef({2, 1}));
+    }
+  });
+}
+
+TEST(OutVariantOfAnotherSize, ResizesAnEmptyTensor) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
+    for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
+      at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});
+      at::add_out(out, x, x);
+      EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), values({5, 3}).mul(2)));
+    }
+  });
 }
 
 }  // namespace

@@ -31,6 +31,14 @@ def copy(tensor):
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
+def transposed(tensor):
+    """The same values, with the first dimension innermost in memory and the last outermost."""
+    if tensor.dim() < 2 or tensor.layout != torch.strided:
+        return tensor
+    value = tensor.detach().transpose(0, -1).contiguous().transpose(0, -1)
+    return value.requires_grad_(tensor.requires_grad)
+
+
 def map_tensors(function, tree):
     return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, tree)
 
@@ -67,7 +75,15 @@ class Rank:
         self.ops.set_replication(True)
 
     def distribute(self, tensor, placements):
-        result = self.ops.distribute_tensor(tensor.detach().clone(), self.mesh, placements).detach()
+        value = tensor.detach().clone()
+        if self.options.transposed and value.dim() > 1:
+            last = value.dim() - 1
+            swap = {"Shard(0)": f"Shard({last})", f"Shard({last})": "Shard(0)"}
+            turned = value.transpose(0, last).contiguous()
+            turned = self.ops.distribute_tensor(turned, self.mesh, [swap.get(p, p) for p in placements])
+            result = turned.transpose(0, last).detach()
+        else:
+            result = self.ops.distribute_tensor(value, self.mesh, placements).detach()
         return result.requires_grad_(tensor.requires_grad)
 
     def whole(self, value):
@@ -101,8 +117,12 @@ class Rank:
             inputs = [x for x in samples.tensors((args, kwargs)) if x.requires_grad]
             process = sample.output_process_fn_grad or (lambda x: x)
             outputs = [x for x in samples.tensors(process(result)) if x.requires_grad] if inputs else []
+            twice = self.options.variant == "double" and op.supports_gradgrad
             if outputs:
-                gradients = torch.autograd.grad(self.loss(outputs), inputs, allow_unused=True)
+                gradients = torch.autograd.grad(self.loss(outputs), inputs, allow_unused=True, create_graph=twice)
+            again = [x for x in gradients if twice and x is not None and x.requires_grad]
+            if again:
+                gradients += torch.autograd.grad(self.loss(again), inputs, allow_unused=True)
         except Exception as error:
             return results, gradients, stage, error
         return results, gradients, stage, None
@@ -148,6 +168,8 @@ class Rank:
         """(class, message) of one sample in one assignment of placements."""
         arguments = ((sample.input, *sample.args), dict(sample.kwargs))
         try:
+            if self.options.transposed:
+                arguments = map_tensors(transposed, arguments)
             expected, expected_gradients, reference_error = self.reference(op, sample, arguments)
             given = iter(assignment)
             args, kwargs = map_tensors(lambda x: self.distribute(x, next(given)), arguments)

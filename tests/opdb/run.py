@@ -1,7 +1,7 @@
 """PyTorch's operator database through torch.ops.tessera, forward and backward, on several ranks.
 
     run.py [--configuration A|B|C] [--ops NAME,...] [--sample N] [--samples N] [--placements N]
-           [--partial] [--variant VARIANT] [--json FILE] [--library FILE]
+           [--partial] [--transposed] [--variant VARIANT] [--json FILE] [--library FILE]
 
 Every sample input of every operator is distributed in several placements of each tensor argument;
 results and gradients are compared with the plain operator's on a single device. Configuration A is
@@ -40,9 +40,11 @@ def arguments(argv):
     parser.add_argument("--samples", type=int, default=6, help="inputs an operator, at most")
     parser.add_argument("--placements", type=int, default=4, help="assignments an input, at most")
     parser.add_argument("--partial", action="store_true", help="arguments may be partial sums as well")
-    parser.add_argument("--variant", choices=("function", "inplace", "out", "inference"),
-                        default="function", help="that writes to its first argument, or to out=, or the "
-                        "function in inference mode; forward only")
+    parser.add_argument("--transposed", action="store_true",
+                        help="arguments are transposed in memory, first and last dimension swapped")
+    parser.add_argument("--variant", choices=("function", "double", "inplace", "out", "inference"),
+                        default="function", help="the function differentiated twice; or, forward only, what "
+                        "writes to its first argument or to out=, or the function in inference mode")
     parser.add_argument("--json", help="write the records here")
     parser.add_argument("--library", default=str(LIBRARY))
     options = parser.parse_args(argv)

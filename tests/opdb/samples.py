@@ -67,7 +67,7 @@ def samples(op, limit, variant):
     dtype = sample_type(op)
     if dtype is None:
         return []
-    differentiable = op.supports_autograd and dtype.is_floating_point and variant == "function"
+    differentiable = op.supports_autograd and dtype.is_floating_point and variant in ("function", "double")
     torch.manual_seed(0)
     random.seed(0)
     made = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
