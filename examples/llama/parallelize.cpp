@@ -52,10 +52,18 @@ DeviceMesh data_mesh(const DeviceMesh& mesh) {
 
 namespace {
 
+/// Keeps what attention and every other matrix multiplication return: of a block, the queries, the
+/// values and the gate. torchtitan's choice.
+nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
+  static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
+  const bool other = call.name == "aten::mm" && call.index % 2 == 1;
+  return other ? nn::SavePolicy::kPreferRecompute : costly(call);
+}
+
 void checkpoint_blocks(Llama& model, ActivationMemory activations) {
   if (activations == ActivationMemory::kAll) return;
   nn::CheckpointOptions options;
-  if (activations == ActivationMemory::kMatmuls) options.policy = nn::save_matmuls_and_attention();
+  if (activations == ActivationMemory::kMatmuls) options.policy = keep_every_other_matmul;
   nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>(), .options = options});
 }
 

@@ -7,7 +7,8 @@ namespace llama {
 /// What backward finds of a block's forward.
 enum class ActivationMemory {
   kAll,      ///< all that it needs
-  kMatmuls,  ///< results of matrix multiplications and attention; the rest is computed again
+  kMatmuls,  ///< results of attention and half of the matrix multiplications; the rest is computed
+             ///< again
   kInputs,   ///< the block's input; everything is computed again
 };
 

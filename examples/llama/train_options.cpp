@@ -64,7 +64,7 @@ void declare_parallelism(CLI::App& app, TrainOptions& o) {
                "Keep the logits split over the vocabulary (with tp > 1)");
   app.add_option("--ac", o.ac,
                  "Activation checkpointing of the blocks: none; full: backward computes all again; "
-                 "selective: all but matrix multiplications and attention (none)")
+                 "selective: all but attention and half of the matrix multiplications (none)")
       ->check(CLI::IsMember({"none", "full", "selective"}));
   app.add_flag("--offload", o.offload,
                "Keep shards, gradients and the optimizer's state in the host's memory");
