@@ -56,10 +56,11 @@ class Muon::Exchange {
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
-  void add(const ShardUpdate& shard, const at::Tensor& parameter, at::Tensor local) {
+  void add(const ShardUpdate& shard, const at::Tensor& parameter, const at::Tensor& local) {
     shards_.push_back(shard);
     matrices_.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
-    locals_.push_back(std::move(local));
+    // Offloaded shards travel, and are worked on, where the mesh communicates.
+    locals_.push_back(local.to(c10::Device(mesh_.device_type())));
   }
   void run(const Muon& muon) {
     // The plan stays while the matrices do.
@@ -124,7 +125,7 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
   const at::Tensor& parameter = shard.parameter;
   const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
-  wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal, -rate);
+  wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal.to(wide.device()), -rate);
   if (!wide.is_same(parameter)) parameter.copy_(wide);
 }
 

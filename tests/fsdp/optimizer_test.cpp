@@ -8,6 +8,7 @@
 #include <string>
 
 #include "fsdp/small_model.h"
+#include "optim/flat_runs.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
@@ -116,6 +117,27 @@ TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
         shard(model, mesh["dp"]);
       });
     }
+  });
+}
+
+// Three units of even shards: parameters, gradients and state are three runs of memory each.
+TEST(FullyShard, LaysOutWhatAnOptimizerUpdatesAsOnePerUnit) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(8, 12, 4, 2);
+    testing::fill(model);
+    optim::Sgd optimizer(model, {.momentum = 0.9});
+    shard(model, rank.mesh({2}, {"dp"}));
+    testing::loss_of(model, testing::wave({kRows, 8}, 1), 0, kRows).backward();
+    std::vector<at::Tensor> parameters, gradients, states;
+    for (const optim::StateTensor& state : optimizer.state()) {
+      parameters.push_back(local_tensor(state.slot->persistent()));
+      gradients.push_back(local_tensor(state.slot->persistent().grad()));
+      states.push_back(local_tensor(state.tensor));
+    }
+    EXPECT_GT(parameters.size(), 3U);
+    EXPECT_EQ(optim::merge_adjoining(parameters).size(), 3U);
+    EXPECT_EQ(optim::merge_adjoining(gradients).size(), 3U);
+    EXPECT_EQ(optim::merge_adjoining(states).size(), 1U);
   });
 }
 

@@ -17,7 +17,7 @@ namespace tessera::optim {
 template <class Options>
 struct Group {
   std::vector<nn::SlotPtr> parameters;
-  Options options;
+  Options options = {};
 };
 
 /// The local shard of a parameter in a step.
