@@ -45,8 +45,8 @@ class Communication(unittest.TestCase):
             self.assertEqual(first["comm"], second["comm"])
             return second["comm"]
 
-    def check(self, config, dp, tp, replicas=1, zero=3, accumulate=1):
-        flags = ["--zero", zero, "--accumulate", accumulate]
+    def check(self, config, dp, tp, replicas=1, zero=3, accumulate=1, ac="none"):
+        flags = ["--zero", zero, "--accumulate", accumulate, "--ac", ac]
         comm = self.step_traffic(config, dp, tp, replicas, flags)
         layers = config["num_hidden_layers"]
         block, root = (shard(shapes, dp) for shapes in unit_shapes(config, tp))
@@ -65,13 +65,15 @@ class Communication(unittest.TestCase):
             self.assertEqual(comm["dp_replicate"], {"all_reduce": {
                 "calls": rounds * calls, "bytes": rounds * FP32 * elements}})
         if tp > 1:
-            self.check_tensor_parallel(comm["tp"], layers, accumulate)
+            self.check_tensor_parallel(comm["tp"], layers, accumulate, ac == "full")
 
-    def check_tensor_parallel(self, comm, layers, accumulate):
+    def check_tensor_parallel(self, comm, layers, accumulate, recomputed):
         # Each half of a block gathers and scatters once forward and once backward; so do the
-        # embedding and the head between them.
-        self.assertEqual(comm["all_gather"]["calls"], accumulate * (4 * layers + 2))
-        self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (4 * layers + 2))
+        # embedding and the head between them. A block that is computed again stops before its last
+        # reduce-scatter.
+        gathers, scatters = (6, 5) if recomputed else (4, 4)
+        self.assertEqual(comm["all_gather"]["calls"], accumulate * (gathers * layers + 2))
+        self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (scatters * layers + 2))
 
     def test_zero_3(self):
         self.check(programs.SMALL, 4, 1)
@@ -85,6 +87,10 @@ class Communication(unittest.TestCase):
         self.check(programs.ODD, 2, 1, replicas=2)
         self.check(programs.SMALL, 1, 1, replicas=4, zero=2)
         self.check(programs.SMALL, 2, 2, replicas=2, zero=2)
+
+    def test_recomputed_blocks_are_not_gathered_again(self):
+        self.check(programs.SMALL, 2, 2, ac="full")
+        self.check(programs.SMALL, 2, 1, ac="selective", zero=2)
 
     def test_micro_batches(self):
         self.check(programs.SMALL, 4, 1, accumulate=3)
