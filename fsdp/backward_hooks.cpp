@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
@@ -67,6 +68,10 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 
 void call_at_end_of_backward(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+bool backward_runs() {
+  return torch::autograd::get_current_graph_task_id() >= 0;
 }
 
 }  // namespace tessera::fsdp

@@ -18,4 +18,7 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 /// Within backward: calls `callback` when the whole backward is done.
 void call_at_end_of_backward(std::function<void()> callback);
 
+/// Whether this thread is inside of a backward pass.
+bool backward_runs();
+
 }  // namespace tessera::fsdp

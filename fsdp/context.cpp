@@ -21,12 +21,22 @@ std::vector<std::shared_ptr<Unit>> Context::units() const {
   return alive;
 }
 
+Communication& Context::communication() const {
+  return units().front()->communication();
+}
+
+bool Context::is_last_backward() const {
+  return std::ranges::all_of(units(),
+                             [](const auto& unit) { return unit->settings().last_backward; });
+}
+
 void Context::begin_forward() {
-  // A backward that failed leaves these behind.
-  in_backward_ = false;
-  reducing_.clear();
-  sums_.clear();
+  if (std::exchange(in_backward_, false)) {  // which failed
+    communication().abandon();
+  }
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
+  // Shards may have been written since: the optimizer's update comes before what is gathered.
+  communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
   const bool stale = std::exchange(iteration_open_, true);
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->begin_iteration(stale);
@@ -37,6 +47,7 @@ void Context::end_iteration() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->reshard();
   }
+  communication().pool().clear();
   iteration_open_ = false;
 }
 
@@ -62,26 +73,13 @@ std::shared_ptr<Unit> Context::ran_before(const Unit& unit) {
   return known ? forward_order_.back().unit->shared_from_this() : nullptr;
 }
 
-void Context::reduce(std::vector<ParameterGroup>& groups) {
-  finish_reductions();
-  for (ParameterGroup& group : groups) {
-    group.start_reduce();
-    reducing_.push_back(&group);
-  }
-}
-
-void Context::finish_reductions() {
-  for (ParameterGroup* group : std::exchange(reducing_, {})) {
-    group->finish_reduce(sums_);
-  }
-}
-
 void Context::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
   // Last first, as backward itself goes.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
-  finish_reductions();
-  sums_.run();
+  if (is_last_backward()) {
+    communication().settle();
+  }
   forward_order_.clear();
   in_backward_ = false;
   iteration_open_ = false;

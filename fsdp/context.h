@@ -3,11 +3,10 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/dtensor/deferred_sums.h"
+#include "communication.h"
 
 namespace tessera::fsdp {
 
-class ParameterGroup;
 class Unit;
 
 /// What the units of one model share: the order in which they ran forward, from which backward
@@ -29,9 +28,6 @@ class Context : public std::enable_shared_from_this<Context> {
   void enter_backward();
   /// The unit whose forward ran before that of `unit`, or nullptr; forgets what ran from then on.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
-  /// Starts the reduction of these groups; those started before are finished first, so that at most
-  /// one unit's gradients are on their way.
-  void reduce(std::vector<ParameterGroup>& groups);
 
  private:
   struct Ran {
@@ -40,13 +36,12 @@ class Context : public std::enable_shared_from_this<Context> {
   };
 
   void end_backward();
-  void finish_reductions();
+  bool is_last_backward() const;
+  Communication& communication() const;
   std::vector<std::shared_ptr<Unit>> units() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Ran> forward_order_;
-  std::vector<ParameterGroup*> reducing_;
-  DeferredSums sums_;
   bool in_backward_ = false;
   /// A forward has begun for which no backward has ended.
   bool iteration_open_ = false;

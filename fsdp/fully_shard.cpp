@@ -1,8 +1,11 @@
 #include "tessera/fsdp/fully_shard.h"
 
+#include <utility>
+
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "unit.h"
+#include "unit_lookup.h"
 #include "unit_parameters.h"
 
 namespace tessera::fsdp {
@@ -16,21 +19,6 @@ void check_module(const nn::ModuleBase* module) {
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
       "in it");
-}
-
-std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
-  std::shared_ptr<Unit> unit = module.attached<Unit>();
-  TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
-                " is not a unit; apply fully_shard to it first");
-  return unit;
-}
-
-std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
-                                            const char* asked) {
-  std::vector<std::shared_ptr<Unit>> units = fsdp::units_of(module, recurse);
-  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
-                " no unit; apply fully_shard first");
-  return units;
 }
 
 std::vector<std::weak_ptr<Unit>> units_of(const std::vector<nn::ModuleBase*>& modules,
@@ -72,8 +60,30 @@ void reshard(nn::ModuleBase& module) {
   unit_of(module, "reshard")->reshard();
 }
 
-void start_unshard(nn::ModuleBase& module) {
-  unit_of(module, "start_unshard")->start_unshard();
+UnshardHandle start_unshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
+  unit->start_unshard();
+  return UnshardHandle(unit);
+}
+
+void UnshardHandle::wait() {
+  if (const std::shared_ptr<Unit> unit = std::exchange(unit_, {}).lock()) {
+    unit->unshard();
+  }
+}
+
+UnshardScope::UnshardScope(nn::ModuleBase& module) : unit_(unit_of(module, "UnshardScope")) {
+  if (unit_->unsharded()) {
+    unit_.reset();
+  } else {
+    unit_->unshard();
+  }
+}
+
+UnshardScope::~UnshardScope() {
+  if (unit_ != nullptr) {
+    unit_->reshard();
+  }
 }
 
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
@@ -91,6 +101,24 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse) {
   for (const auto& unit : units_of(module, recurse, "set_requires_gradient_sync")) {
     unit->settings().gradient_sync = sync;
+  }
+}
+
+void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_requires_all_reduce")) {
+    unit->set_all_reduce(all_reduce);
+  }
+}
+
+void set_is_last_backward(nn::ModuleBase& module, bool last) {
+  for (const auto& unit : units_of(module, true, "set_is_last_backward")) {
+    unit->settings().last_backward = last;
+  }
+}
+
+void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_unshard_in_backward")) {
+    unit->settings().unshard_in_backward = unshard;
   }
 }
 

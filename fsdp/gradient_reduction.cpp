@@ -4,86 +4,198 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera::fsdp {
+namespace {
+
+using comm::Lane;
+
+/// About the square root of the ranks, a power of two: with gradients divided by it before a sum in
+/// fp16 and by the rest after, neither overflows nor underflows much. FSDP2's rule.
+double half_pre_divisor(std::int64_t ranks) {
+  std::int64_t factor = 1;
+  while (ranks % factor == 0 && ranks / factor > factor) {
+    factor *= 2;
+  }
+  return static_cast<double>(factor);
+}
+
+}  // namespace
 
 GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
                                      std::vector<WholeGradient> gradients, const DataMesh& mesh,
-                                     c10::ScalarType dtype, double divisor)
+                                     ReductionOptions options, Communication& communication)
     : parameters_(std::move(parameters)),
       gradients_(std::move(gradients)),
-      rank_(mesh.shard.local_rank()),
-      divisor_(divisor) {
-  const c10::AutoGradMode no_grad(false);
-  if (mesh.ranks() > 1) {
-    start(mesh, dtype);
+      mesh_(mesh),
+      options_(std::move(options)) {
+  if (options_.dtype == at::kHalf) {
+    pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
+  }
+  if (mesh_.ranks() > 1) {
+    start(communication);
   }
 }
 
-void GradientReduction::start(const DataMesh& mesh, c10::ScalarType dtype) {
+c10::TensorOptions GradientReduction::tensor_options() const {
+  return at::dtype(options_.dtype).device(mesh_.device());
+}
+
+at::Tensor GradientReduction::shard(std::size_t index) const {
+  return shard_of(output_, segments_[index], mesh_.shard.local_rank());
+}
+
+/// Rows that divide lie in the whole gradient as the ranks' shards do, one after another.
+bool GradientReduction::in_place() const {
+  const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
+    const ShardShape& shape = segment.shape;
+    return shape.dim == std::int64_t{0} && shape.rows(shape.ranks - 1) == shape.chunk();
+  });
+  return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 && !options_.hooks->reduce_scatter &&
+         mesh_.shard.group().moves_groups_in_place();
+}
+
+void GradientReduction::start(Communication& communication) {
+  const c10::AutoGradMode no_grad(false);
   segments_ = segments_of(parameters_);
+  communication.streams().note("reduce_scatter " + options_.label);
+  in_place() ? reduce_in_place(communication) : reduce_packed(communication);
+}
+
+void GradientReduction::reduce_in_place(Communication& communication) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor gradient = std::exchange(gradients_[i].local, {});
+    held_.push_back(gradient.defined() ? gradient.to(options_.dtype).contiguous()
+                                       : at::zeros(segments_[i].shape.sizes, tensor_options()));
+  }
+  communication.streams().order(Lane::kCompute, Lane::kReduceScatter);
+  const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
+  output_ = at::empty({flat_numel(segments_)}, tensor_options());
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (held_[i].numel() > 0) {
+      inputs.push_back(held_[i]);
+      outputs.push_back(shard(i));
+    }
+  }
+  if (!inputs.empty()) {
+    const comm::PurposeScope purpose(mesh_.shard.group(), options_.label);
+    work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, ReduceOp::kSum);
+  }
+}
+
+void GradientReduction::reduce_packed(Communication& communication) {
   std::vector<at::Tensor> whole;
   for (WholeGradient& gradient : gradients_) {
     whole.push_back(std::exchange(gradient.local, {}));
   }
-  const auto options = at::dtype(dtype).device(mesh.device());
-  input_ = at::empty({mesh.shard.size(), flat_numel(segments_)}, options);
-  pack(whole, segments_, input_);
-  if (mesh.replicas() > 1) {
-    replicas_ = &mesh.replicate.group();
+  const std::int64_t ranks = mesh_.shard.size();
+  const std::int64_t numel = flat_numel(segments_);
+  buffer_ = communication.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
+  const at::Tensor input = buffer_->tensor.view({ranks, numel});
+  pack(whole, segments_, input);
+  if (pre_divisor_ != 1) {
+    input.div_(pre_divisor_);
   }
-  if (mesh.shard.size() == 1) {
-    output_ = input_.view({-1});
+  communication.streams().order(Lane::kCompute, Lane::kReduceScatter);
+  const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
+  if (ranks == 1) {
+    output_ = input.view({numel}).clone();
     return;
   }
-  output_ = at::empty({flat_numel(segments_)}, options);
-  work_ = mesh.shard.group().reduce_scatter(output_, input_, ReduceOp::kSum);
+  output_ = at::empty({numel}, tensor_options());
+  comm::Communicator& group = mesh_.shard.group();
+  const comm::PurposeScope purpose(group, options_.label);
+  work_ = options_.hooks->reduce_scatter ? options_.hooks->reduce_scatter(group, output_, input)
+                                         : group.reduce_scatter(output_, input, ReduceOp::kSum);
 }
 
-void GradientReduction::wait() {
+void GradientReduction::wait(Communication& communication) {
   if (work_ != nullptr) {
     std::exchange(work_, nullptr)->wait();
   }
-  input_.reset();
-  if (replicas_ != nullptr) {
-    replicas_->all_reduce(output_, ReduceOp::kSum)->wait();
+  const comm::StreamEventPtr event = communication.streams().record(Lane::kReduceScatter);
+  if (buffer_) {
+    communication.pool().release(*std::exchange(buffer_, std::nullopt), event);
   }
-  if (divisor_ != 1) {
-    output_.div_(divisor_);
-  }
+  communication.retire(std::exchange(held_, {}), event);
 }
 
-std::vector<at::Tensor> GradientReduction::shards() {
-  std::vector<at::Tensor> shards;
-  if (!output_.defined()) {
-    for (const WholeGradient& gradient : gradients_) {
-      const bool divide = divisor_ != 1 && gradient.local.defined();
-      shards.push_back(divide ? gradient.local.div(divisor_) : gradient.local);
+bool GradientReduction::reduce_replicas() {
+  if (mesh_.replicas() == 1) {
+    return true;
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    WholeGradient& earlier = parameters_[i]->unreduced();
+    WholeGradient sum{shard(i), gradients_[i].pending};
+    if (!options_.all_reduce) {
+      if (sum.pending == nullptr) {
+        sum.pending = earlier.pending;  // this micro-batch did not use the parameter
+      }
+      add_gradient(earlier, sum, options_.dtype);
+    } else if (earlier.local.defined()) {
+      sum.local.add_(std::exchange(earlier.local, {}));
+      gradients_[i].pending = sum.pending != nullptr ? sum.pending : earlier.pending;
+      earlier.pending = nullptr;
     }
-    return shards;
   }
-  wait();
-  for (const Segment& segment : segments_) {
-    shards.push_back(shard_of(output_, segment, rank_));
+  if (options_.all_reduce) {
+    const comm::PurposeScope purpose(mesh_.replicate.group(), options_.label);
+    mesh_.replicate.group().all_reduce(output_, ReduceOp::kSum)->wait();
   }
-  return shards;
+  return options_.all_reduce;
 }
 
-void GradientReduction::finish(DeferredSums& sums) {
+void GradientReduction::finish(Communication& communication) {
   const c10::AutoGradMode no_grad(false);
-  const std::vector<at::Tensor> reduced = shards();
-  for (std::size_t i = 0; i < reduced.size(); ++i) {
-    ShardedParameter& parameter = *parameters_[i];
-    const at::Tensor value =
-        reduced[i].defined() ? reduced[i]
-                             : at::zeros(parameter.shard().sizes(), parameter.shard().options());
-    if (gradients_[i].pending != nullptr) {
-      sums.add(*gradients_[i].pending, value,
-               [&parameter](const at::Tensor& sum) { parameter.accumulate(sum); });
-    } else {
-      parameter.accumulate(value);
+  if (mesh_.ranks() == 1) {
+    hand_out_alone(communication);
+    return;
+  }
+  wait(communication);
+  if (!reduce_replicas()) {
+    return;
+  }
+  if (options_.hooks->all_reduce) {
+    options_.hooks->all_reduce(output_);
+  }
+  if (options_.divisor != pre_divisor_) {
+    output_.div_(options_.divisor / pre_divisor_);
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    hand_out(i, shard(i), communication);
+  }
+}
+
+void GradientReduction::hand_out_alone(Communication& communication) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor gradient = gradients_[i].local;
+    if (!gradient.defined()) {
+      gradient = at::zeros(parameters_[i]->shape().sizes, tensor_options());
+    } else if (options_.divisor != 1) {
+      gradient = gradient.div(options_.divisor);
     }
+    if (options_.hooks->all_reduce) {
+      options_.hooks->all_reduce(gradient);
+    }
+    hand_out(i, gradient, communication);
+  }
+}
+
+void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
+                                 Communication& communication) {
+  ShardedParameter& parameter = *parameters_[index];
+  if (parameter.home().device != mesh_.device()) {
+    communication.expect_host_reads();
+  }
+  if (gradients_[index].pending != nullptr) {
+    communication.sums().add(*gradients_[index].pending, gradient,
+                             [&parameter](const at::Tensor& sum) { parameter.accumulate(sum); });
+  } else {
+    parameter.accumulate(gradient);
   }
 }
 

@@ -2,45 +2,69 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "collective_hooks.h"
+#include "communication.h"
 #include "data_mesh.h"
 #include "packing.h"
 #include "sharded_parameter.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/deferred_sums.h"
 #include "whole_gradient.h"
 
 namespace tessera::fsdp {
 
-/// The reduction of a group's gradients under way: packed, one reduce-scatter over the dimension
-/// that shards, one all-reduce of the shards over the one that replicates, divided. On a mesh of
-/// one rank nothing is packed or sent.
+/// How a group's gradients are reduced.
+struct ReductionOptions {
+  c10::ScalarType dtype;
+  double divisor = 1;  ///< of the sum over all ranks
+  bool all_reduce =
+      true;  ///< false: over replicas in a later reduction, with what comes until then
+  std::shared_ptr<const CollectiveHooks> hooks;
+  std::string label;  ///< of the unit, for messages
+};
+
+/// The reduction of a group's gradients under way: one reduce-scatter over the dimension that
+/// shards, one all-reduce of the shards over the one that replicates, divided. Gradients go from
+/// where autograd put them where the communicator can and the rows divide, else packed. On a mesh
+/// of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts. `gradients`: of the whole `parameters`, zeros for one that has none, so that what is
-  /// sent never depends on the rank. Collective over `mesh`, in `dtype`. The parameters must
-  /// outlive this.
+  /// sent never depends on the rank. Collective over `mesh`. The parameters must outlive this.
   GradientReduction(std::vector<ShardedParameter*> parameters, std::vector<WholeGradient> gradients,
-                    const DataMesh& mesh, c10::ScalarType dtype, double divisor);
+                    const DataMesh& mesh, ReductionOptions options, Communication& communication);
 
   /// Waits, and adds the result to the sharded parameters' gradients in their type; what another
-  /// group still has to sum goes through `sums` first.
-  void finish(DeferredSums& sums);
+  /// group still has to sum goes through communication.sums() first. To be called in the
+  /// reduce-scatter lane.
+  void finish(Communication& communication);
 
  private:
-  void start(const DataMesh& mesh, c10::ScalarType dtype);
-  void wait();
-  std::vector<at::Tensor> shards();
+  bool in_place() const;
+  void start(Communication& communication);
+  void reduce_in_place(Communication& communication);
+  void reduce_packed(Communication& communication);
+  c10::TensorOptions tensor_options() const;
+  at::Tensor shard(std::size_t index) const;
+  void wait(Communication& communication);
+  /// Returns false if that is left to a later reduction.
+  bool reduce_replicas();
+  void hand_out_alone(Communication& communication);
+  void hand_out(std::size_t index, const at::Tensor& gradient, Communication& communication);
 
   std::vector<ShardedParameter*> parameters_;
   std::vector<WholeGradient> gradients_;
+  DataMesh mesh_;
+  ReductionOptions options_;
   std::vector<Segment> segments_;
-  std::int64_t rank_;
-  double divisor_;
-  comm::Communicator* replicas_ = nullptr;
-  at::Tensor input_;   ///< (ranks, flat numel), kept until the collective has read it
-  at::Tensor output_;  ///< (flat numel)
+  double pre_divisor_ = 1;                    ///< divided by before the sum
+  std::vector<at::Tensor> held_;              ///< gradients that the collective reads
+  std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
+  at::Tensor output_;                         ///< (flat numel)
   comm::WorkPtr work_;
 };
 

@@ -4,15 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/error.h"
-
 namespace tessera::fsdp {
 
 NeighbourShard::NeighbourShard(const DeviceMesh& mesh, std::int64_t count)
-    : mesh_(mesh), count_(count) {
-  TESSERA_CHECK(count >= 1 && mesh.size() % count == 0, "fully_shard: neighbours = ", count,
-                " does not divide the ", mesh.size(), " ranks that shard; pass a divisor");
-}
+    : mesh_(mesh), count_(count) {}
 
 comm::Communicator& NeighbourShard::group() {
   if (group_ == nullptr) {

@@ -1,24 +1,18 @@
 #include "parameter_group.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <string>
 
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
 namespace {
 
-/// Whole tensors begin at multiples of this many bytes, as kernels like it.
-constexpr std::int64_t kAlignment = 64;
-
-std::int64_t align(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
+using comm::Lane;
+using comm::LaneScope;
 
 c10::ScalarType compute_type(c10::ScalarType dtype, const MixedPrecisionPolicy& policy) {
   return c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype;
@@ -32,16 +26,28 @@ void reseat(const at::Tensor& tensor, const at::Tensor& memory) {
   impl.set_storage_offset(memory.storage_offset());
 }
 
+/// Waits; where ranks disagreed, says what that means here.
+void wait_for(comm::Work& work) {
+  try {
+    work.wait();
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    fail(error.what(), "; a unit that only some ranks run needs Options::may_be_unused");
+  }
+}
+
 }  // namespace
 
 ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMesh mesh,
-                               const Options& options)
+                               const Options& options, std::shared_ptr<const CollectiveHooks> hooks)
     : parameters_(std::move(parameters)),
       mesh_(std::move(mesh)),
       device_(mesh_.device()),
       dtype_(parameters_.front().dtype()),
       compute_dtype_(compute_type(dtype_, options.mp_policy)),
       reduce_dtype_(options.mp_policy.reduce_dtype.value_or(compute_dtype_)),
+      hooks_(std::move(hooks)),
       neighbours_(mesh_.shard, options.neighbours),
       gradient_divisor_(static_cast<double>(mesh_.ranks())) {
   std::vector<ShardedParameter*> all;
@@ -51,7 +57,7 @@ ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMes
   segments_ = segments_of(all);
 }
 
-void ParameterGroup::prepare() {
+void ParameterGroup::prepare(Communication& communication) {
   bool changed = false;
   for (ShardedParameter& parameter : parameters_) {
     changed |= parameter.adopt();
@@ -59,7 +65,7 @@ void ParameterGroup::prepare() {
   if (!changed && laid_out()) {
     return;
   }
-  reshard();
+  reshard(communication);
   check_devices();
   const c10::AutoGradMode no_grad(false);
   lay_out_shards();
@@ -68,15 +74,14 @@ void ParameterGroup::prepare() {
 
 /// Whether the shards still lie where they were put: one that was converted or replaced does not.
 bool ParameterGroup::laid_out() const {
-  if (whole_locals_.empty()) {
-    return false;
-  }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].whole().defined()) {
+      return false;
+    }
     const at::Tensor& shard = parameters_[i].shard();
-    const at::Tensor place = shares_memory() ? whole_locals_[i]
-                             : !has_flat()
-                                 ? shard
-                                 : shard_of(flat_, segments_[i], mesh_.shard.local_rank());
+    const at::Tensor place = shares_memory() ? local_tensor(parameters_[i].whole())
+                             : has_flat() ? shard_of(flat_, segments_[i], mesh_.shard.local_rank())
+                                          : shard;
     if (shard.numel() > 0 && shard.const_data_ptr() != place.const_data_ptr()) {
       return false;
     }
@@ -115,84 +120,125 @@ void ParameterGroup::lay_out_shards() {
   }
 }
 
+bool ParameterGroup::gathers_in_place() const {
+  const bool rows = std::ranges::all_of(
+      segments_, [](const Segment& segment) { return segment.shape.dim == std::int64_t{0}; });
+  return rows && mesh_.shard.size() > 1 && !hooks_->all_gather &&
+         mesh_.shard.group().moves_groups_in_place();
+}
+
 void ParameterGroup::make_whole_tensors() {
-  whole_locals_.clear();
-  std::vector<std::int64_t> offsets{0};
-  const auto itemsize = static_cast<std::int64_t>(c10::elementSize(compute_dtype_));
-  for (const Segment& segment : segments_) {
-    offsets.push_back(
-        align(offsets.back() + itemsize * c10::multiply_integers(segment.shape.sizes)));
+  if (!shares_memory()) {
+    whole_ =
+        WholeTensors(segments_, compute_dtype_, device_, gathers_in_place(), neighbours_.count());
   }
-  // A whole number of aligned pieces for the neighbours.
-  const std::int64_t unit = kAlignment * neighbours_.count();
-  const std::int64_t bytes = (offsets.back() + unit - 1) / unit * unit;
-  whole_storage_ = ReusableStorage(bytes, device_);
-  whole_flat_ = whole_storage_.tensor({bytes / itemsize}, compute_dtype_, 0);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    whole_locals_.push_back(shares_memory() ? parameters_[i].shard().detach()
-                                            : whole_storage_.tensor(segments_[i].shape.sizes,
-                                                                    compute_dtype_, offsets[i]));
-    parameters_[i].set_whole(whole_locals_[i]);
+    parameters_[i].set_whole(shares_memory() ? parameters_[i].shard().detach()
+                                             : whole_.tensors()[i]);
   }
 }
 
-void ParameterGroup::start_unshard() {
-  if (unsharded_ || gather_ != nullptr || mesh_.shard.size() == 1) {
+void ParameterGroup::start_unshard(Communication& communication) {
+  const bool started = gather_ != nullptr || gathered_ || whole_.allocated();
+  if (unsharded_ || started || mesh_.shard.size() == 1) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
+  communication.streams().note("all_gather " + label_);
+  const LaneScope lane(communication.streams(), Lane::kAllGather);
+  const comm::PurposeScope purpose(mesh_.shard.group(), label_);
   if (neighbours_.kept()) {
-    whole_storage_.allocate();
-    gather_ = neighbours_.start_gather(whole_flat_);
+    whole_.allocate();
+    gather_ = neighbours_.start_gather(whole_.flat());
     return;
   }
   send_ = flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
-  gathered_ = at::empty({mesh_.shard.size(), flat_.numel()}, send_.options());
-  gather_ = mesh_.shard.group().all_gather(gathered_, send_);
+  if (!whole_.padded().empty() && !hooks_->all_gather) {
+    start_gather_in_place();
+  } else {
+    start_gather_packed(communication);
+  }
 }
 
-void ParameterGroup::unshard() {
+void ParameterGroup::start_gather_in_place() {
+  whole_.allocate();
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> inputs;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    const std::int64_t numel = segments_[i].shape.padded_numel();
+    if (numel > 0) {
+      inputs.push_back(send_.narrow(0, segments_[i].offset, numel));
+      outputs.push_back(whole_.padded()[i]);
+    }
+  }
+  if (!inputs.empty()) {
+    gather_ = mesh_.shard.group().all_gather_group(outputs, inputs);
+  }
+}
+
+void ParameterGroup::start_gather_packed(Communication& communication) {
+  comm::Communicator& group = mesh_.shard.group();
+  gathered_ =
+      communication.pool().acquire(group.size() * send_.numel(), compute_dtype_, Lane::kAllGather);
+  const at::Tensor output = gathered_->tensor.view({group.size(), send_.numel()});
+  gather_ = hooks_->all_gather ? hooks_->all_gather(group, output, send_)
+                               : group.all_gather(output, send_);
+}
+
+void ParameterGroup::unshard(Communication& communication) {
   if (unsharded_) {
     return;
   }
-  start_unshard();
-  fill_whole_tensors();
+  start_unshard(communication);
+  communication.streams().note("unshard " + label_);
+  fill_whole_tensors(communication);
   for (ShardedParameter& parameter : parameters_) {
     parameter.show_whole();
   }
   unsharded_ = true;
 }
 
-void ParameterGroup::wait_for_gather() {
-  if (gather_ != nullptr) {
-    std::exchange(gather_, nullptr)->wait();
+/// The all-gather lane waits as well as the compute lane: what the collective has read is its own.
+void ParameterGroup::wait_for_gather(Communication& communication) {
+  if (mesh_.shard.size() == 1) {
+    return;
+  }
+  {
+    const LaneScope lane(communication.streams(), Lane::kAllGather);
+    if (gather_ != nullptr) {
+      wait_for(*std::exchange(gather_, nullptr));
+    }
     send_.reset();
     neighbours_.drop();
   }
+  communication.streams().order(Lane::kAllGather, Lane::kCompute);
 }
 
-void ParameterGroup::fill_whole_tensors() {
+void ParameterGroup::fill_whole_tensors(Communication& communication) {
   if (shares_memory()) {
     return;
   }
-  wait_for_gather();
-  if (whole_storage_.allocated()) {  // gathered among neighbours, in place
+  wait_for_gather(communication);
+  if (whole_.allocated()) {  // gathered in place
     return;
   }
-  whole_storage_.allocate();
+  whole_.allocate();
   // The same values under new memory: autograd must not take this for a change.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (mesh_.shard.size() > 1) {
-    unpack(std::exchange(gathered_, {}), segments_, whole_locals_);
+  if (gathered_) {
+    unpack(gathered_->tensor.view({mesh_.shard.size(), -1}), segments_, whole_.tensors());
+    communication.pool().release(*std::exchange(gathered_, std::nullopt),
+                                 communication.streams().record(Lane::kCompute));
     return;
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    whole_locals_[i].copy_(parameters_[i].shard(), /*non_blocking=*/true);
+    whole_.tensors()[i].copy_(parameters_[i].shard(), /*non_blocking=*/true);
   }
 }
 
-void ParameterGroup::show_sharded() {
+void ParameterGroup::show_sharded(Communication& communication) {
   if (unsharded_) {
+    communication.streams().note("reshard " + label_);
     for (ShardedParameter& parameter : parameters_) {
       parameter.show_sharded();
     }
@@ -200,24 +246,34 @@ void ParameterGroup::show_sharded() {
   }
 }
 
-void ParameterGroup::reshard() {
-  show_sharded();
-  wait_for_gather();  // one that was prefetched, but not used
-  neighbours_.drop();
-  gathered_.reset();
-  if (whole_storage_.allocated()) {
-    whole_storage_.free();
+/// Memory that a collective may have written belongs to the all-gather lane.
+void ParameterGroup::free_whole_tensors(Communication& communication) {
+  if (whole_.allocated()) {
+    communication.streams().order(Lane::kCompute, Lane::kAllGather);
+    whole_.free();
   }
 }
 
-void ParameterGroup::reshard_after_forward() {
+void ParameterGroup::reshard(Communication& communication) {
+  show_sharded(communication);
+  if (gather_ != nullptr) {  // prefetched, but not used
+    wait_for_gather(communication);
+  }
+  neighbours_.drop();
+  if (gathered_) {
+    communication.pool().release(*std::exchange(gathered_, std::nullopt), nullptr);
+  }
+  free_whole_tensors(communication);
+}
+
+void ParameterGroup::reshard_after_forward(Communication& communication) {
   if (unsharded_ && neighbours_.count() > 1 && !shares_memory()) {
     const c10::AutoGradMode no_grad(false);
-    neighbours_.keep(whole_flat_);
-    show_sharded();
-    whole_storage_.free();
+    neighbours_.keep(whole_.flat());
+    show_sharded(communication);
+    free_whole_tensors(communication);
   } else {
-    reshard();
+    reshard(communication);
   }
 }
 
@@ -225,6 +281,14 @@ bool ParameterGroup::has_gradients() const {
   return std::ranges::any_of(parameters_, [](const ShardedParameter& parameter) {
     return parameter.whole().defined() && parameter.whole().grad().defined();
   });
+}
+
+void ParameterGroup::drop_gradients() {
+  for (const ShardedParameter& parameter : parameters_) {
+    if (parameter.whole().defined()) {
+      parameter.whole().mutable_grad().reset();
+    }
+  }
 }
 
 void ParameterGroup::keep_gradients() {
@@ -235,14 +299,14 @@ void ParameterGroup::keep_gradients() {
   }
 }
 
-void ParameterGroup::start_reduce() {
+void ParameterGroup::start_reduce(Communication& communication) {
   if (!kept_gradients_.empty()) {
     keep_gradients();
   }
   std::vector<ShardedParameter*> trainable;
   std::vector<WholeGradient> gradients;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].trainable()) {
+    if (parameters_[i].trainable() || parameters_[i].unreduced().local.defined()) {
       trainable.push_back(&parameters_[i]);
       gradients.push_back(kept_gradients_.empty() ? take_gradient(parameters_[i].whole())
                                                   : std::move(kept_gradients_[i]));
@@ -250,14 +314,16 @@ void ParameterGroup::start_reduce() {
   }
   kept_gradients_.clear();
   if (!trainable.empty()) {
-    reduction_.emplace(std::move(trainable), std::move(gradients), mesh_, reduce_dtype_,
-                       gradient_divisor_);
+    reduction_.emplace(
+        std::move(trainable), std::move(gradients), mesh_,
+        ReductionOptions{reduce_dtype_, gradient_divisor_, all_reduce_, hooks_, label_},
+        communication);
   }
 }
 
-void ParameterGroup::finish_reduce(DeferredSums& sums) {
+void ParameterGroup::finish_reduce(Communication& communication) {
   if (reduction_) {
-    reduction_->finish(sums);
+    reduction_->finish(communication);
     reduction_.reset();
   }
 }

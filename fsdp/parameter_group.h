@@ -2,58 +2,72 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "collective_hooks.h"
+#include "communication.h"
 #include "data_mesh.h"
 #include "gradient_reduction.h"
 #include "neighbour_shard.h"
 #include "packing.h"
-#include "reusable_storage.h"
 #include "sharded_parameter.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/deferred_sums.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "whole_tensors.h"
 
 namespace tessera::fsdp {
 
-/// Parameters of one type that are gathered in one all-gather and reduced in one reduce-scatter.
+/// Parameters of one type, on one mesh, that are gathered in one all-gather and reduced in one
+/// reduce-scatter.
 ///
 /// The shards lie one after another in one flat buffer, each padded to rank 0's size, so that with
 /// equal types the buffer itself is what all-gather sends. The whole tensors lie in one storage,
-/// which is freed when the group is resharded. On a mesh of one rank nothing is communicated, and
-/// without a change of type nothing copied: the whole tensor is the shard.
+/// which is freed when the group is resharded; where the communicator moves groups in place and all
+/// shards are rows, it gathers straight into them. On a mesh of one rank nothing is communicated,
+/// and without a change of type or device nothing copied: the whole tensor is the shard.
 class ParameterGroup {
  public:
-  /// All of one type, on the device of `mesh` or the meta device.
-  ParameterGroup(std::vector<ShardedParameter> parameters, DataMesh mesh, const Options& options);
+  /// All of one type.
+  ParameterGroup(std::vector<ShardedParameter> parameters, DataMesh mesh, const Options& options,
+                 std::shared_ptr<const CollectiveHooks> hooks);
+
+  /// What messages call the unit: "unit 'layers.3'".
+  void set_label(std::string label) { label_ = std::move(label); }
 
   /// Takes over tensors that were put into the slots since and lays the shards out. To be called
   /// before the first unshard of an iteration. Throws Error, naming them, for parameters that are
-  /// still on the meta device.
-  void prepare();
+  /// still on the meta device or on another one than they should be. Otherwise collective.
+  void prepare(Communication& communication);
 
   bool unsharded() const { return unsharded_; }
   /// Starts the all-gather, unless there is nothing to gather. Collective.
-  void start_unshard();
+  void start_unshard(Communication& communication);
   /// Puts the whole tensors into the slots. Collective unless started before.
-  void unshard();
+  void unshard(Communication& communication);
   /// Puts the shards into the slots and frees the whole tensors' memory.
-  void reshard();
+  void reshard(Communication& communication);
   /// The same between forward and backward: keeps this rank's part for its neighbours, if so asked.
-  void reshard_after_forward();
+  void reshard_after_forward(Communication& communication);
 
   /// Whether a whole parameter has a gradient.
   bool has_gradients() const;
+  /// Forgets what a backward that failed left in the whole parameters.
+  void drop_gradients();
   /// Sets the whole gradients aside, to be added to those of later backwards.
   void keep_gradients();
   /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
   /// Collective.
-  void start_reduce();
+  void start_reduce(Communication& communication);
+  /// Waits for it and hands out what came (see GradientReduction).
+  void finish_reduce(Communication& communication);
+
   /// What the sum of all ranks' gradients is divided by; at first the number of ranks.
   void set_gradient_divisor(double divisor) { gradient_divisor_ = divisor; }
-  /// Waits for it and hands out what came (see GradientReduction).
-  void finish_reduce(DeferredSums& sums);
+  /// Under HSDP, false: reductions leave out the replicas until one does not.
+  void set_all_reduce(bool all_reduce) { all_reduce_ = all_reduce; }
 
  private:
   const ShardHome& home() const { return parameters_.front().home(); }
@@ -62,13 +76,18 @@ class ParameterGroup {
     return mesh_.shard.size() == 1 && compute_dtype_ == dtype_ && home().device == device_;
   }
   bool has_flat() const { return mesh_.shard.size() > 1 || home().pinned; }
+  bool gathers_in_place() const;
   bool laid_out() const;
   void check_devices() const;
   void lay_out_shards();
   void make_whole_tensors();
-  void fill_whole_tensors();
-  void wait_for_gather();
-  void show_sharded();
+
+  void start_gather_in_place();
+  void start_gather_packed(Communication& communication);
+  void wait_for_gather(Communication& communication);
+  void fill_whole_tensors(Communication& communication);
+  void free_whole_tensors(Communication& communication);
+  void show_sharded(Communication& communication);
 
   std::vector<ShardedParameter> parameters_;
   DataMesh mesh_;
@@ -76,21 +95,22 @@ class ParameterGroup {
   c10::ScalarType dtype_;
   c10::ScalarType compute_dtype_;
   c10::ScalarType reduce_dtype_;
+  std::shared_ptr<const CollectiveHooks> hooks_;
+  std::string label_;
 
   std::vector<Segment> segments_;
   at::Tensor flat_;  ///< this rank's shards
-  ReusableStorage whole_storage_;
-  at::Tensor whole_flat_;  ///< all of the storage
-  std::vector<at::Tensor> whole_locals_;
+  WholeTensors whole_;
   NeighbourShard neighbours_;
   bool unsharded_ = false;
 
-  at::Tensor send_;      ///< of the all-gather under way
-  at::Tensor gathered_;  ///< (ranks, flat numel)
+  at::Tensor send_;                             ///< of the all-gather under way
+  std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel), unless in place
   comm::WorkPtr gather_;
   std::vector<WholeGradient> kept_gradients_;  ///< beside parameters_, or empty
   std::optional<GradientReduction> reduction_;
   double gradient_divisor_;
+  bool all_reduce_ = true;
 };
 
 }  // namespace tessera::fsdp

@@ -1,9 +1,11 @@
 #include "sharded_parameter.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include "sharded_spec.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/retired_parameter.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -37,6 +39,7 @@ ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const Dat
   sharded_ =
       make_distributed(shard, sharded_spec(original, mesh, dim, name_), original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
+  nn::retire_parameter(original, "fully_shard");
   slot_->set_persistent(sharded_);
   show_sharded();
 }
@@ -77,11 +80,16 @@ void ShardedParameter::accumulate(const at::Tensor& gradient) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor& sum = sharded_.mutable_grad();
   if (sum.defined()) {
-    local_tensor(sum).add_(gradient);
-  } else {
-    sum = make_distributed(gradient.to(shard().options()), sharding_spec(sharded_),
-                           sharded_.sizes().vec());
+    local_tensor(sum).add_(gradient.to(home_.device));
+    return;
   }
+  at::Tensor own = gradient;
+  if (home_.pinned) {
+    own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
+    own.copy_(gradient, /*non_blocking=*/true);
+  }
+  sum =
+      make_distributed(own.to(shard().options()), sharding_spec(sharded_), sharded_.sizes().vec());
 }
 
 std::vector<Segment> segments_of(const std::vector<ShardedParameter*>& parameters) {

@@ -11,6 +11,7 @@
 #include "shard_shape.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/parameter.h"
+#include "whole_gradient.h"
 
 namespace tessera::fsdp {
 
@@ -55,8 +56,10 @@ class ShardedParameter {
   void show_sharded() { slot_->set(sharded_); }
   void show_whole();
 
-  /// Adds a gradient of the shard (plain, of any type) to the sharded parameter's.
+  /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's.
   void accumulate(const at::Tensor& gradient);
+  /// Gradients of the shard that wait to be summed over replicas.
+  WholeGradient& unreduced() { return unreduced_; }
 
  private:
   nn::SlotPtr slot_;
@@ -66,6 +69,7 @@ class ShardedParameter {
   std::optional<ShardingSpec> whole_spec_;  ///< empty: the whole tensor is plain
   at::Tensor sharded_;
   at::Tensor whole_;
+  WholeGradient unreduced_;
 };
 
 /// The places of these parameters' shards, one after another.

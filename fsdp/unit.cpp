@@ -8,7 +8,10 @@
 
 #include "backward_hooks.h"
 #include "mixed_precision.h"
+#include "module_tree.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/nn/checkpoint.h"
 #include "unit_parameters.h"
 
 namespace tessera::fsdp {
@@ -57,12 +60,14 @@ void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots
 Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters,
            const DataMesh& mesh, const Options& options)
     : modules_(std::move(modules)),
+      mesh_(mesh),
       mp_policy_(options.mp_policy),
       may_be_unused_(options.may_be_unused) {
   settings_.reshard_after_forward = options.reshard_after_forward;
-  for (std::vector<ShardedParameter>& group : shard_parameters(parameters, mesh, options)) {
-    groups_.emplace_back(std::move(group), mesh, options);
+  for (GroupParameters& group : shard_parameters(parameters, mesh, options)) {
+    groups_.emplace_back(std::move(group.parameters), group.mesh, options, hooks_);
   }
+  set_label(detail::concat("a unit of ", modules_.front()->name()));
 }
 
 void Unit::install() {
@@ -80,38 +85,88 @@ void Unit::set_gradient_divisor(double divisor) {
   }
 }
 
+void Unit::set_all_reduce(bool all_reduce) {
+  for (ParameterGroup& group : groups_) {
+    group.set_all_reduce(all_reduce);
+  }
+}
+
+void Unit::set_label(std::string label) {
+  label_ = std::move(label);
+  for (ParameterGroup& group : groups_) {
+    group.set_label(label_);
+  }
+}
+
+const CommunicationPtr& Unit::shared_communication() {
+  if (communication_ == nullptr) {
+    communication_ = std::make_shared<Communication>(comm::make_streams(mesh_.all.device_type()),
+                                                     mesh_.device());
+  }
+  return communication_;
+}
+
+Communication& Unit::communication() {
+  return *shared_communication();
+}
+
+void Unit::set_communication(CommunicationPtr communication) {
+  communication_ = std::move(communication);
+}
+
 void Unit::prepare() {
-  std::ranges::for_each(groups_, &ParameterGroup::prepare);
+  for (ParameterGroup& group : groups_) {
+    group.prepare(communication());
+  }
   prepared_ = true;
+}
+
+bool Unit::unsharded() const {
+  return std::ranges::all_of(groups_, &ParameterGroup::unsharded);
 }
 
 void Unit::start_unshard() {
   if (!prepared_) {
     prepare();
   }
-  std::ranges::for_each(groups_, &ParameterGroup::start_unshard);
+  for (ParameterGroup& group : groups_) {
+    group.start_unshard(communication());
+  }
 }
 
 void Unit::unshard() {
   start_unshard();
-  std::ranges::for_each(groups_, &ParameterGroup::unshard);
+  for (ParameterGroup& group : groups_) {
+    group.unshard(communication());
+  }
 }
 
 void Unit::reshard() {
-  std::ranges::for_each(groups_, &ParameterGroup::reshard);
+  for (ParameterGroup& group : groups_) {
+    group.reshard(communication());
+  }
+}
+
+void Unit::make_context() {
+  TESSERA_CHECK(modules_.size() == 1,
+                "forward of a module that is a unit together with others was called before that "
+                "of the root; apply fully_shard to the module that holds them and call that");
+  const nn::ModuleBase& root = *modules_.front();
+  const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
+  context_ = std::make_shared<Context>(units);
+  const ModuleTree tree(root, false);
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->context_ = context_;
+    unit->is_root_ = unit.get() == this;
+    unit->set_communication(shared_communication());
+    const std::string* fqn = tree.fqn_of(unit->modules_.front());
+    unit->set_label(unit->is_root_ ? "the root unit" : "unit '" + *fqn + "'");
+  }
 }
 
 void Unit::enter_as_root() {
   if (context_ == nullptr) {
-    TESSERA_CHECK(modules_.size() == 1,
-                  "forward of a module that is a unit together with others was called before that "
-                  "of the root; apply fully_shard to the module that holds them and call that");
-    const std::vector<std::shared_ptr<Unit>> units = units_of(*modules_.front(), true);
-    context_ = std::make_shared<Context>(units);
-    for (const std::shared_ptr<Unit>& unit : units) {
-      unit->context_ = context_;
-      unit->is_root_ = unit.get() == this;
-    }
+    make_context();
   }
   if (is_root_) {
     context_->begin_forward();
@@ -122,6 +177,7 @@ void Unit::begin_iteration(bool stale) {
   in_backward_ = false;
   to_run_.clear();
   if (stale) {
+    std::ranges::for_each(groups_, &ParameterGroup::drop_gradients);
     reshard();
   }
   prepare();
@@ -131,8 +187,11 @@ void Unit::begin_iteration(bool stale) {
 }
 
 void Unit::pre_forward(nn::TensorList inputs) {
-  // In backward, activation checkpointing runs a part of the forward again.
-  if (!in_backward_) {
+  // Activation checkpointing runs a part of the forward again, maybe before the gradient of this
+  // unit's results has come.
+  if (nn::is_recomputing()) {
+    pre_backward();
+  } else if (!in_backward_ || !backward_runs()) {  // or left so by a backward that failed
     enter_as_root();
   }
   if (mp_policy_.restore_input_dtype) {
@@ -141,6 +200,7 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (mp_policy_.cast_forward_inputs) {
     cast_floating(inputs, mp_policy_.param_dtype);
   }
+  const OperatorModePause pause;  // a policy is asked of the model's own operators
   if (in_backward_) {
     unshard();
   } else if (to_run_.empty()) {
@@ -191,7 +251,9 @@ void Unit::end_forward() {
   } else if (!backward_comes_) {
     reshard();
   } else if (settings_.reshard_after_forward.value_or(!is_root_)) {
-    std::ranges::for_each(groups_, &ParameterGroup::reshard_after_forward);
+    for (ParameterGroup& group : groups_) {
+      group.reshard_after_forward(communication());
+    }
   }
 }
 
@@ -201,7 +263,11 @@ void Unit::pre_backward() {
   }
   in_backward_ = true;
   context_->enter_backward();
-  unshard();
+  if (settings_.unshard_in_backward) {
+    unshard();
+  }
+  // Before more is gathered: what is left of the reduction is packed gradients.
+  communication().finish_reductions();
   prefetch_for_backward();
 }
 
@@ -209,7 +275,7 @@ void Unit::prefetch_for_backward() {
   const std::shared_ptr<Unit> before = context_->ran_before(*this);
   if (!settings_.backward_prefetch.empty()) {
     start_unshard_all(settings_.backward_prefetch);
-  } else if (before != nullptr) {
+  } else if (before != nullptr && before->settings_.unshard_in_backward) {
     before->start_unshard();
   }
 }
@@ -226,7 +292,7 @@ void Unit::settle_gradients() {
     reshard();
   }
   if (settings_.gradient_sync) {
-    context_->reduce(groups_);
+    communication().reduce(groups_);
   } else {
     std::ranges::for_each(groups_, &ParameterGroup::keep_gradients);
   }

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -21,6 +22,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::optional<bool> reshard_after_forward;  ///< default: not for the root
     bool reshard_after_backward = true;
     bool gradient_sync = true;
+    bool unshard_in_backward = true;
+    bool last_backward = true;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
     std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
   };
@@ -32,8 +35,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void install();
 
   Settings& settings() { return settings_; }
+  CollectiveHooks& collective_hooks() { return *hooks_; }
   void set_gradient_divisor(double divisor);
+  void set_all_reduce(bool all_reduce);
+  /// What messages call this: by its FQN, once a root is known; before, by its class.
+  const std::string& label() const { return label_; }
+  void set_label(std::string label);
 
+  Communication& communication();
+  void set_communication(CommunicationPtr communication);
+  const CommunicationPtr& shared_communication();
+
+  bool unsharded() const;
   /// See ParameterGroup; of all groups.
   void start_unshard();
   void unshard();
@@ -41,16 +54,19 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// The root's forward begins; `stale`: what is gathered is left from an earlier iteration.
   void begin_iteration(bool stale);
+  /// Around a call of a module's method that uses its parameters.
+  void pre_forward(nn::TensorList inputs);
+  void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
+
   /// Backward has ended: reduces what is left and frees what is still gathered.
   void end_backward();
 
  private:
-  void pre_forward(nn::TensorList inputs);
-  void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
   void pre_backward();
   void post_backward();
 
   void enter_as_root();
+  void make_context();
   void prepare();
   void begin_forward(nn::TensorList inputs);
   void end_forward();
@@ -59,6 +75,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void settle_gradients();
 
   std::vector<nn::ModuleBase*> modules_;
+  DataMesh mesh_;
+  std::string label_;
+  std::shared_ptr<CollectiveHooks> hooks_ = std::make_shared<CollectiveHooks>();
+  CommunicationPtr communication_;
   MixedPrecisionPolicy mp_policy_;
   bool may_be_unused_;
   Settings settings_;

@@ -63,6 +63,15 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim < 0 ? shard->dim + tensor.dim() : shard->dim;
 }
 
+DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMesh& mesh,
+                 const Options& options) {
+  if (!options.parameter_mesh) {
+    return mesh;
+  }
+  const std::optional<DeviceMesh> own = options.parameter_mesh(name, tensor);
+  return own ? DataMesh(*own) : mesh;
+}
+
 ShardHome home_of(const DataMesh& mesh, const Options& options) {
   const c10::Device device = mesh.device();
   if (!options.offload_policy) {
@@ -92,26 +101,35 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
 
 void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
                       const Options& options) {
+  const auto check_neighbours = [&](const DataMesh& own) {
+    TESSERA_CHECK(options.neighbours >= 1 && own.shard.size() % options.neighbours == 0,
+                  "fully_shard: neighbours = ", options.neighbours, " does not divide the ",
+                  own.shard.size(), " ranks that shard; pass a divisor");
+  };
+  check_neighbours(mesh);
   for (const auto& [name, slot] : parameters) {
-    sharded_spec(slot->get(), mesh, shard_dim(name, slot->get(), options.shard_placement), name);
+    const DataMesh own = mesh_of(name, slot->get(), mesh, options);
+    check_neighbours(own);
+    sharded_spec(slot->get(), own, shard_dim(name, slot->get(), options.shard_placement), name);
   }
 }
 
-std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots& parameters,
-                                                            const DataMesh& mesh,
-                                                            const Options& options) {
-  const ShardHome home = home_of(mesh, options);
-  std::vector<std::vector<ShardedParameter>> groups;
+std::vector<GroupParameters> shard_parameters(const nn::NamedSlots& parameters,
+                                              const DataMesh& mesh, const Options& options) {
+  std::vector<GroupParameters> groups;
   for (const auto& [name, slot] : parameters) {
-    const auto same_type = [&type = *slot](const std::vector<ShardedParameter>& group) {
-      return group.front().dtype() == type.get().scalar_type();
+    const DataMesh own = mesh_of(name, slot->get(), mesh, options);
+    const auto same_group = [&own,
+                             dtype = slot->get().scalar_type()](const GroupParameters& group) {
+      return group.parameters.front().dtype() == dtype && group.mesh.all == own.all;
     };
-    auto group = std::ranges::find_if(groups, same_type);
+    auto group = std::ranges::find_if(groups, same_group);
     if (group == groups.end()) {
-      group = groups.insert(groups.end(), std::vector<ShardedParameter>{});
+      group = groups.insert(groups.end(), GroupParameters{own, {}});
     }
-    group->emplace_back(slot, name, mesh, shard_dim(name, slot->get(), options.shard_placement),
-                        home);
+    group->parameters.emplace_back(slot, name, own,
+                                   shard_dim(name, slot->get(), options.shard_placement),
+                                   home_of(own, options));
   }
   return groups;
 }

@@ -16,9 +16,14 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, cons
 void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
                       const Options& options);
 
-/// Shards parameters that were checked; one list for each type. Not collective.
-std::vector<std::vector<ShardedParameter>> shard_parameters(const nn::NamedSlots& parameters,
-                                                            const DataMesh& mesh,
-                                                            const Options& options);
+/// Parameters of one type on one mesh.
+struct GroupParameters {
+  DataMesh mesh;
+  std::vector<ShardedParameter> parameters;
+};
+
+/// Shards parameters that were checked. Not collective.
+std::vector<GroupParameters> shard_parameters(const nn::NamedSlots& parameters,
+                                              const DataMesh& mesh, const Options& options);
 
 }  // namespace tessera::fsdp

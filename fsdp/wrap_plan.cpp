@@ -93,6 +93,7 @@ Options merged(const UnitOptions& unit, const Options& root) {
   Options options = root;
   options.mp_policy = unit.mp_policy.value_or(root.mp_policy);
   options.neighbours = unit.neighbours.value_or(root.neighbours);
+  options.may_be_unused = unit.may_be_unused.value_or(root.may_be_unused);
   options.reshard_after_forward =
       unit.reshard_after_forward ? unit.reshard_after_forward : root.reshard_after_forward;
   return options;
@@ -129,13 +130,29 @@ std::string dtype_name(const std::optional<c10::ScalarType>& dtype) {
   return dtype ? c10::toString(*dtype) : "-";
 }
 
+/// What else differs from the defaults.
+std::string notes_of(const Options& options) {
+  std::string notes;
+  if (options.mp_policy.output_dtype) {
+    notes += " output " + dtype_name(options.mp_policy.output_dtype);
+  }
+  notes += options.mp_policy.cast_forward_inputs ? "" : " inputs not cast";
+  notes += options.mp_policy.restore_input_dtype ? " input type restored" : "";
+  notes += options.offload_policy ? " offloaded" : "";
+  notes += options.may_be_unused ? " may be unused" : "";
+  return notes;
+}
+
 std::string line_of(const PlannedUnit& unit) {
   const Options& o = unit.options;
   return fmt::format(
-      "{:<32} {:>10} {:>14} {:>14} {:>8} {:>10} {:>10} {:>10}",
-      unit.fqn.empty() ? "(root)" : unit.fqn, unit.parameters.size(), unit.numel, unit.frozen_numel,
-      o.reshard_after_forward ? (*o.reshard_after_forward ? "yes" : "no") : "default", o.neighbours,
-      dtype_name(o.mp_policy.param_dtype), dtype_name(o.mp_policy.reduce_dtype));
+             "{:<32} {:>10} {:>14} {:>14} {:>8} {:>10} {:>10} {:>10}",
+             unit.fqn.empty() ? "(root)" : unit.fqn, unit.parameters.size(), unit.numel,
+             unit.frozen_numel,
+             o.reshard_after_forward ? (*o.reshard_after_forward ? "yes" : "no") : "default",
+             o.neighbours, dtype_name(o.mp_policy.param_dtype),
+             dtype_name(o.mp_policy.reduce_dtype)) +
+         notes_of(o);
 }
 
 /// What was applied to a root.

@@ -2,82 +2,22 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include "fsdp/small_model.h"
+#include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
 
 namespace tessera::fsdp {
 namespace {
 
+using testing::expect_gradients;
+using testing::gradients_alone;
+using testing::local_loss;
+using testing::shard;
 using testing::SmallModel;
+using testing::traffic_of;
 using testing::whole;
 
-constexpr std::int64_t kRows = 12;
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
-
-at::Tensor batch(int step) {
-  return testing::wave({kRows, kDim}, 100 + step);
-}
-
-at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) {
-  const std::int64_t rows = kRows / rank.size();
-  return testing::loss_of(model, batch(step), rank.rank() * rows, rows);
-}
-
-void shard(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
-  for (const auto& block : model.blocks) fully_shard(*block, mesh, options);
-  Options root = options;
-  root.neighbours = 1;
-  fully_shard(model, mesh, root);
-}
-
-std::vector<at::Tensor> gradients_alone(const std::vector<int>& steps = {0}) {
-  SmallModel alone(kDim, kHidden, kClasses);
-  testing::fill(alone);
-  for (const int step : steps) testing::loss_of(alone, batch(step), 0, kRows).backward();
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : alone.named_slots()) gradients.push_back(slot->get().grad());
-  return gradients;
-}
-
-void expect_gradients(SmallModel& model, const std::vector<at::Tensor>& expected,
-                      double factor = 1) {
-  std::size_t i = 0;
-  for (const auto& [name, slot] : model.named_slots()) {
-    const at::Tensor gradient = whole(slot->persistent().grad());
-    EXPECT_TRUE(gradient.allclose(expected[i++].mul(factor), 1e-4, 1e-6)) << name;
-  }
-}
-
-comm::Traffic of(const comm::TrafficTable& traffic, const std::string& group,
-                 const std::string& kind) {
-  const auto found = traffic.find({group, kind});
-  return found == traffic.end() ? comm::Traffic{} : found->second;
-}
-
-class Hybrid : public ::testing::TestWithParam<std::pair<std::int64_t, std::int64_t>> {};
-
-TEST_P(Hybrid, AveragesOverReplicasToo) {
-  const auto [replicas, shards] = GetParam();
-  const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(static_cast<int>(replicas * shards), [&, r = replicas, s = shards](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({r, s}, {"replicate", "shard"}));
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    local_loss(model, rank).backward();
-    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    EXPECT_EQ(of(traffic, "replicate", "all_reduce").calls, r > 1 ? 4 : 0);
-    EXPECT_EQ(of(traffic, "shard", "reduce_scatter").calls, s > 1 ? 4 : 0);
-    expect_gradients(model, expected);
-    const Placements lie = DistributedTensor(model.head->slot("weight")->persistent()).placements();
-    EXPECT_EQ(lie, (Placements{Replicate{}, Shard{0}}));
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
-                         ::testing::Values(std::pair{2, 2}, std::pair{3, 1}, std::pair{1, 3},
-                                           std::pair{2, 3}));
 
 TEST(Options, ShardsTheDimensionThatItIsTold) {
   const std::vector<at::Tensor> expected = gradients_alone();
@@ -159,97 +99,8 @@ TEST(Options, TakesParametersOfSeveralTypesInOneUnit) {
   });
 }
 
-TEST(Options, SwitchesBetweenZero2AndZero3) {
-  RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
-    const auto gathers = [&] {
-      const comm::TrafficTable before = rank.world()->traffic().table();
-      local_loss(model, rank).backward();
-      return of(rank.world()->traffic().since(before), "dp", "all_gather").calls;
-    };
-    EXPECT_EQ(gathers(), 7);
-    set_reshard_after_forward(model, false);
-    EXPECT_EQ(gathers(), 4);
-    set_reshard_after_forward(*model.blocks[0], true);
-    EXPECT_EQ(gathers(), 5);
-  });
-}
-
-TEST(Options, KeepsParametersBetweenMicroBatches) {
-  const std::vector<at::Tensor> expected = gradients_alone({0, 1});
-  RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), {.reshard_after_forward = false});
-    set_reshard_after_backward(model, false);
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    local_loss(model, rank, 0).backward();
-    set_reshard_after_backward(model, true);
-    local_loss(model, rank, 1).backward();
-    EXPECT_EQ(of(rank.world()->traffic().since(before), "dp", "all_gather").calls, 4);
-    expect_gradients(model, expected);
-    EXPECT_TRUE(tessera::is_distributed(model.head->weight));
-  });
-}
-
-class Accumulation : public ::testing::TestWithParam<int> {};
-
-TEST_P(Accumulation, ReducesOnceForSeveralBackwards) {
-  const std::vector<at::Tensor> expected = gradients_alone({0, 1, 2});
-  RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    set_requires_gradient_sync(model, false);
-    local_loss(model, rank, 0).backward();
-    local_loss(model, rank, 1).backward();
-    EXPECT_FALSE(model.head->slot("weight")->persistent().grad().defined());
-    set_requires_gradient_sync(model, true);
-    local_loss(model, rank, 2).backward();
-    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    EXPECT_EQ(of(traffic, "dp", "reduce_scatter").calls, rank.size() > 1 ? 4 : 0);
-    expect_gradients(model, expected);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, Accumulation, ::testing::Values(1, 2, 3));
-
-TEST(Options, AccumulatesInTheTypeOfTheReduction) {
-  RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(1, 1, {.bias = false});
-    testing::fill(linear);
-    fully_shard(linear, rank.mesh({2}, {"dp"}),
-                {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
-    set_requires_gradient_sync(linear, false);
-    linear(at::ones({1, 1})).sum().backward();
-    set_requires_gradient_sync(linear, true);
-    linear(at::ones({1, 1}).div(512)).sum().backward();  // lost beside 1 in bf16
-    const at::Tensor gradient = whole(linear.slot("weight")->persistent().grad());
-    EXPECT_EQ(gradient.item<float>(), 1.0f + 1.0f / 512);
-  });
-}
-
-class DivideFactor : public ::testing::TestWithParam<int> {};
-
-TEST_P(DivideFactor, ReplacesTheNumberOfRanks) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
-    set_gradient_divide_factor(model, 0.5);
-    local_loss(model, rank).backward();
-    expect_gradients(model, expected, rank.size() / 0.5);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Ranks, DivideFactor, ::testing::Values(1, 3));
-
 TEST(Options, GathersForBackwardAmongNeighbours) {
-  const std::vector<at::Tensor> expected = gradients_alone({0, 1});
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   RunRanks(4, [&](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     testing::fill(model);
@@ -257,8 +108,8 @@ TEST(Options, GathersForBackwardAmongNeighbours) {
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank, 0).backward();
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    EXPECT_EQ(of(traffic, "dp", "all_gather").calls, 4);
-    EXPECT_EQ(of(traffic, "dp/2", "all_gather").calls, 3);
+    EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 4);
+    EXPECT_EQ(traffic_of(traffic, "dp/2", "all_gather").calls, 3);
     local_loss(model, rank, 1).backward();
     expect_gradients(model, expected);
   });
@@ -283,45 +134,93 @@ TEST(Options, MakesSeveralModulesOneUnit) {
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank).backward();
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    EXPECT_EQ(of(traffic, "dp", "all_gather").calls, 2 * 2 + 1);
-    EXPECT_EQ(of(traffic, "dp", "reduce_scatter").calls, 3);
+    EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 2 * 2 + 1);
+    EXPECT_EQ(traffic_of(traffic, "dp", "reduce_scatter").calls, 3);
     expect_gradients(model, expected);
   });
 }
 
-TEST(Options, PrefetchesWhatItIsTold) {
-  const std::vector<at::Tensor> expected = gradients_alone({0, 0});
-  RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
-    set_forward_prefetch(model, {model.blocks[0].get(), model.blocks[1].get()});
-    set_backward_prefetch(*model.blocks[2], {model.blocks[1].get(), model.blocks[0].get()});
-    // A target that is not used until much later, and then freed unused.
-    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});
-    local_loss(model, rank).backward();
-    local_loss(model, rank).backward();
-    expect_gradients(model, expected);
-  });
-}
+/// linear(x) + experts(x): the experts' ranks are fewer.
+class Mixture : public nn::Module<Mixture> {
+ public:
+  Mixture() {
+    dense = register_module("dense", std::make_shared<nn::Linear>(3, 4));
+    experts = register_module("experts", std::make_shared<nn::Linear>(3, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*dense)(x) + (*experts)(x); }
 
-TEST(Options, GathersAheadWhenAskedByHand) {
-  RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
+  std::shared_ptr<nn::Linear> dense, experts;
+};
+
+TEST(Options, GivesParametersAMeshOfTheirOwn) {
+  const at::Tensor x = testing::wave({8, 3}, 1);
+  Mixture alone;
+  testing::fill(alone);
+  alone(x).square().sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+    Mixture model;
     testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    fully_shard(model, mesh.flatten("dp"),
+                {.parameter_mesh = [&](const std::string& name,
+                                       const at::Tensor&) -> std::optional<DeviceMesh> {
+                  if (name.starts_with("experts")) return mesh["efsdp"];
+                  return std::nullopt;
+                }});
+    // Both ranks of an efsdp group see what the ranks of the other one do.
+    const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
     const comm::TrafficTable before = rank.world()->traffic().table();
-    start_unshard(*model.blocks[0]);
-    const c10::AutoGradMode no_grad(false);
-    local_loss(model, rank);
-    EXPECT_EQ(of(rank.world()->traffic().since(before), "dp", "all_gather").calls, 4);
+    model(rows).square().sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 1);
+    EXPECT_EQ(traffic_of(traffic, "efsdp", "all_gather").calls, 1);
+    EXPECT_TRUE(whole(model.dense->slot("weight")->persistent().grad())
+                    .allclose(alone.dense->weight->grad().div(4), 1e-4, 1e-5));
+    const at::Tensor experts = whole(model.experts->slot("weight")->persistent().grad()).mul(2);
+    mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
+    EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
   });
 }
 
-TEST(Options, RefusesSettingsOfAModuleWithoutUnits) {
-  nn::Linear linear(2, 2);
-  EXPECT_THROW(set_reshard_after_forward(linear, true), Error);
-  EXPECT_THROW(unshard(linear), Error);
+TEST(Options, TakesParametersOfAnyStrides) {
+  RunRanks(3, [](Rank& rank) {
+    nn::Linear linear(5, 4), alone(5, 4);
+    testing::fill(linear);
+    testing::fill(alone);
+    const at::Tensor transposed = linear.weight->detach().t().contiguous().t();
+    ASSERT_FALSE(transposed.is_contiguous());
+    linear.slot("weight")->set(transposed.requires_grad_());
+    fully_shard(linear, rank.mesh({3}, {"dp"}));
+    const at::Tensor x = testing::wave({2, 5}, 1);
+    linear(x).sum().backward();
+    alone(x).sum().backward();
+    EXPECT_TRUE(whole(linear.slot("weight")->persistent().grad()).allclose(alone.weight->grad()));
+  });
+}
+
+TEST(Options, TrainsParametersOfSeveralTypesInOneUnit) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 4);
+    testing::fill(linear);
+    linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
+    fully_shard(linear, rank.mesh({2}, {"dp"}), {.mp_policy = {.param_dtype = at::kFloat}});
+    linear(at::ones({2, 3})).sum().backward();
+    const at::Tensor gradient = linear.slot("weight")->persistent().grad();
+    EXPECT_EQ(gradient.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(whole(gradient).equal(at::ones({4, 3}, at::kBFloat16).mul(2)));
+    EXPECT_EQ(linear.slot("bias")->persistent().grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(Options, SumsInHalfPrecisionWithoutOverflow) {
+  RunRanks(4, [](Rank& rank) {
+    nn::Linear linear(1, 4, {.bias = false});
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({4}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
+    linear(at::ones({1, 1}).mul(30000)).sum().backward();  // the sum would be 120000
+    EXPECT_TRUE(
+        whole(linear.slot("weight")->persistent().grad()).equal(at::ones({4, 1}).mul(30000)));
+  });
 }
 
 }  // namespace

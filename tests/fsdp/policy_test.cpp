@@ -165,6 +165,23 @@ TEST(WrapPlan, ShowsHowAnotherPlanDiffers) {
   });
 }
 
+TEST(WrapPlan, ShowsHowOtherOptionsDiffer) {
+  RunRanks(1, [](Rank& rank) {
+    SmallModel model(4, 6, 3);
+    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
+    fully_shard(model, mesh, plan_units(model, wrap_class<Block>()));
+    const std::string offloaded = error_of([&] {
+      fully_shard(model, mesh,
+                  plan_units(model, wrap_class<Block>(), {.offload_policy = OffloadPolicy{}}));
+    });
+    EXPECT_NE(offloaded.find("offloaded"), std::string::npos) << offloaded;
+    const std::string unused = error_of([&] {
+      fully_shard(model, mesh, plan_units(model, wrap_class<Block>({.may_be_unused = true})));
+    });
+    EXPECT_NE(unused.find("may be unused"), std::string::npos) << unused;
+  });
+}
+
 TEST(WrapPlan, LeavesUnitsMadeByHandAlone) {
   RunRanks(1, [](Rank& rank) {
     SmallModel model(4, 6, 3);

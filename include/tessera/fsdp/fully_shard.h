@@ -3,9 +3,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/placement.h"
@@ -32,6 +34,11 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
+/// Which mesh a parameter (by its name within the unit) is split over instead of the unit's, for
+/// example the experts of a mixture; nullopt: the unit's. As fully_shard's `mesh`.
+using MeshFunction =
+    std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
+
 /// Shards, and with them gradients and the optimizer's state, live in the host's memory; parameters
 /// are gathered on the mesh's device.
 struct OffloadPolicy {
@@ -55,6 +62,9 @@ struct Options {
   /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
+  /// Parameters with a mesh of their own are gathered and reduced over it, and their gradients
+  /// averaged over its ranks.
+  MeshFunction parameter_mesh{};
   /// Left as they are: not sharded, gathered, cast or reduced.
   std::unordered_set<nn::SlotPtr> ignored{};
 };
@@ -67,8 +77,9 @@ struct Options {
 /// device.
 ///
 /// `mesh`: one dimension, that shards; or two, of which the first replicates and the second shards
-/// (HSDP: gradients are also all-reduced over the first). If it is a slice of a larger mesh,
-/// parameters that tensor parallelism has put on another slice become distributed on both.
+/// (HSDP: gradients are also all-reduced over the first). Parameters are moved to its device. If it
+/// is a slice of a larger mesh, parameters that tensor parallelism has put on another slice become
+/// distributed on both.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
 /// parameters that a rank did not use count as zeros. FSDP2's fully_shard.
@@ -83,12 +94,39 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// Whether fully_shard was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
-/// Gathers or frees a unit's parameters by hand (not those of units below it). unshard and waiting
-/// for what start_unshard began are collective.
+class Unit;
+
+/// A gather that was begun. Dropping it does no harm: forward or unshard waits instead.
+class UnshardHandle {
+ public:
+  explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
+  /// Until the parameters are whole. Collective; a second time, or after the module is gone, it
+  /// does nothing.
+  void wait();
+
+ private:
+  std::weak_ptr<Unit> unit_;
+};
+
+/// Gathers or frees a unit's parameters by hand (not those of units below it). unshard is
+/// collective. Each does nothing where it is done already.
 void unshard(nn::ModuleBase& module);
 void reshard(nn::ModuleBase& module);
-/// Begins to gather; forward or unshard waits for it.
-void start_unshard(nn::ModuleBase& module);
+/// Begins to gather; forward, unshard or the handle waits for it. Collective.
+UnshardHandle start_unshard(nn::ModuleBase& module);
+
+/// Whole parameters for as long as this lives; frees them after, unless they were whole before.
+/// Collective.
+class UnshardScope {
+ public:
+  explicit UnshardScope(nn::ModuleBase& module);
+  UnshardScope(const UnshardScope&) = delete;
+  UnshardScope& operator=(const UnshardScope&) = delete;
+  ~UnshardScope();
+
+ private:
+  std::shared_ptr<Unit> unit_;  ///< nullptr: was whole
+};
 
 // Settings that may change between iterations. Like the collectives that they govern, they must be
 // the same on every rank. They apply to the unit of `module` and, unless `recurse` is false, to
@@ -103,6 +141,17 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 /// the first backward with true reduces the sum. Accumulation of micro-batches at the price of the
 /// memory of whole gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
+/// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
+/// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
+/// replicas. Micro-batches may use different parameters.
+void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
+/// False: the reductions of the next backwards may be under way when they return, and gradients are
+/// complete after a later backward with true. For all micro-batches but the last. `module`: the
+/// root.
+void set_is_last_backward(nn::ModuleBase& module, bool last);
+/// False: backward does not gather the unit's parameters, because its gradients do not need them
+/// (an embedding).
+void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
 /// What the sum of the ranks' gradients is divided by; default: the number of ranks of the mesh.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 

@@ -15,6 +15,7 @@ struct UnitOptions {
   std::optional<MixedPrecisionPolicy> mp_policy{};
   std::optional<bool> reshard_after_forward{};
   std::optional<std::int64_t> neighbours{};
+  std::optional<bool> may_be_unused{};
   /// The unit may hold frozen and trainable parameters. Otherwise that is an Error: frozen ones are
   /// gathered for backward together with the others, and have a unit of their own for less.
   bool allow_mixed_frozen = false;

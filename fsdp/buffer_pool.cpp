@@ -1,0 +1,70 @@
+#include "buffer_pool.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+#include <utility>
+
+namespace tessera::fsdp {
+namespace {
+
+/// A buffer may be this much larger than what is asked for.
+constexpr std::int64_t kWaste = 2;
+
+}  // namespace
+
+BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane) {
+  const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
+  at::Tensor memory;
+  if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
+    streams_->wait(lane, found->event);
+    memory = std::move(found->bytes);
+    idle_.erase(found);
+  } else {
+    drop(lane);
+    memory = at::empty({bytes}, at::dtype(at::kByte).device(device_));
+  }
+  at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
+  return {std::move(tensor), std::move(memory), lane};
+}
+
+std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes, comm::Lane lane) {
+  auto best = idle_.end();
+  for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
+    const std::int64_t room = idle->bytes.numel();
+    const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
+    if (fits && (best == idle_.end() || room < best->bytes.numel())) {
+      best = idle;
+    }
+  }
+  return best;
+}
+
+void BufferPool::release(Buffer buffer, comm::StreamEventPtr event) {
+  idle_.push_back({std::move(buffer.bytes), buffer.lane, std::move(event)});
+}
+
+void BufferPool::drop(comm::Lane lane) {
+  std::erase_if(idle_, [&](const Idle& idle) {
+    if (idle.lane != lane) {
+      return false;
+    }
+    streams_->wait(lane, idle.event);
+    return true;
+  });
+}
+
+void BufferPool::clear() {
+  for (const comm::Lane lane :
+       {comm::Lane::kCompute, comm::Lane::kAllGather, comm::Lane::kReduceScatter}) {
+    drop(lane);
+  }
+}
+
+std::int64_t BufferPool::idle_bytes() const {
+  return std::accumulate(
+      idle_.begin(), idle_.end(), std::int64_t{0},
+      [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
+}
+
+}  // namespace tessera::fsdp

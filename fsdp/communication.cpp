@@ -1,0 +1,59 @@
+#include "communication.h"
+
+#include <utility>
+
+#include "parameter_group.h"
+
+namespace tessera::fsdp {
+
+using comm::Lane;
+
+void Communication::reduce(std::vector<ParameterGroup>& groups) {
+  finish_reductions();
+  free_retired();
+  for (ParameterGroup& group : groups) {
+    group.start_reduce(*this);
+    reducing_.push_back(&group);
+  }
+}
+
+void Communication::finish_reductions() {
+  if (reducing_.empty()) {
+    return;
+  }
+  const comm::LaneScope lane(*streams_, Lane::kReduceScatter);
+  for (ParameterGroup* group : std::exchange(reducing_, {})) {
+    group->finish_reduce(*this);
+  }
+}
+
+void Communication::settle() {
+  finish_reductions();
+  streams_->order(Lane::kReduceScatter, Lane::kCompute);
+  sums_.run();
+  free_retired();
+  pool_.clear();
+  if (std::exchange(host_reads_, false)) {
+    streams_->synchronize(streams_->record(Lane::kCompute));
+  }
+}
+
+void Communication::abandon() {
+  reducing_.clear();
+  sums_.clear();
+  free_retired();
+}
+
+void Communication::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
+  if (event != nullptr && !tensors.empty()) {
+    retired_.push_back({std::move(tensors), std::move(event)});
+  }
+}
+
+void Communication::free_retired() {
+  for (const Retired& retired : std::exchange(retired_, {})) {
+    streams_->wait(Lane::kCompute, retired.event);
+  }
+}
+
+}  // namespace tessera::fsdp

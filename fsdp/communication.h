@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "buffer_pool.h"
+#include "tessera/comm/streams.h"
+#include "tessera/dtensor/deferred_sums.h"
+
+namespace tessera::fsdp {
+
+class ParameterGroup;
+
+/// What units use to communicate: the streams, the buffers, and the reductions under way. All units
+/// of a model share one, and several models may.
+class Communication {
+ public:
+  Communication(comm::StreamsPtr streams, c10::Device device)
+      : streams_(std::move(streams)), pool_(streams_, device) {}
+
+  comm::Streams& streams() { return *streams_; }
+  BufferPool& pool() { return pool_; }
+  DeferredSums& sums() { return sums_; }
+
+  /// Starts the reduction of these groups; those started before are finished first, so that at most
+  /// one unit's gradients are on their way.
+  void reduce(std::vector<ParameterGroup>& groups);
+  /// Hands out the gradients whose reduction is under way.
+  void finish_reductions();
+  /// Finishes everything: gradients may be used on the compute lane and, if they are copied to the
+  /// host, by the host. Keeps no buffer.
+  void settle();
+  /// Forgets reductions that a failed backward left behind.
+  void abandon();
+
+  /// The host will read what is reduced: settle() waits for it.
+  void expect_host_reads() { host_reads_ = true; }
+  /// Keeps tensors of the compute lane, which another lane uses until `event`, for as long.
+  void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
+
+ private:
+  struct Retired {
+    std::vector<at::Tensor> tensors;
+    comm::StreamEventPtr event;
+  };
+  void free_retired();
+
+  comm::StreamsPtr streams_;
+  BufferPool pool_;
+  std::vector<ParameterGroup*> reducing_;
+  std::vector<Retired> retired_;
+  DeferredSums sums_;
+  bool host_reads_ = false;
+};
+using CommunicationPtr = std::shared_ptr<Communication>;
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+/// Gathers a unit's packed parameters: output [ranks * n] = all ranks' inputs [n]. May return
+/// nullptr if it is done.
+using AllGather = std::function<comm::WorkPtr(comm::Communicator& group, const at::Tensor& output,
+                                              const at::Tensor& input)>;
+/// Sums a unit's packed gradients: output [n] = part `rank` of the sum of all ranks' inputs
+/// [ranks * n]. May return nullptr if it is done.
+using ReduceScatter = std::function<comm::WorkPtr(
+    comm::Communicator& group, const at::Tensor& output, const at::Tensor& input)>;
+/// Changes a unit's reduced gradients in place, before they are divided: all of a type together,
+/// flat, in reduce_dtype; on one rank, where nothing is reduced, one by one. Under HSDP they have
+/// been all-reduced. To reduce them further, over a group of the caller's own.
+using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
+
+// They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
+// them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed. Throw
+// Error if there is no unit.
+
+void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse = true);
+void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
+                               bool recurse = true);
+void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
+
+/// Lets several roots (the stages of a pipeline) use the same streams and buffers, and reduce one
+/// unit at a time between them. Throws Error for a module that is no unit.
+void share_context(const std::vector<nn::ModuleBase*>& roots);
+
+}  // namespace tessera::fsdp

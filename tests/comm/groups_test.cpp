@@ -1,0 +1,163 @@
+// Several tensors in one collective, in place where a back end can and packed elsewhere; and what
+// calls are for.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tessera/core/error.h"
+#include "testing/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::ErrorsOfRanks;
+
+Communicator& group_of_all(Rank& rank) {
+  std::vector<int> ranks;
+  for (int i = 0; i < rank.size(); ++i) ranks.push_back(i);
+  return *rank.world()->group(ranks, "all");
+}
+
+/// 1000 seed + 0, 1, 2, ...
+at::Tensor numbers(std::int64_t seed, std::int64_t count, at::ScalarType type = at::kFloat) {
+  return at::arange(count, at::kLong).add(1000 * seed).to(type);
+}
+
+struct Case {
+  const char* backend;
+  int ranks;
+};
+
+class Groups : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    setenv("TESSERA_SHM", std::string(GetParam().backend) == "shm" ? "1" : "0", 1);
+  }
+  void TearDown() override { unsetenv("TESSERA_SHM"); }
+};
+
+// The last does not fit one round of shared memory.
+const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
+
+TEST_P(Groups, GatherEachTensor) {
+  RunRanks(GetParam().ranks, [](Rank& rank) {
+    std::vector<at::Tensor> inputs, outputs;
+    for (const std::int64_t count : kCounts) {
+      inputs.push_back(numbers(rank.rank(), count));
+      outputs.push_back(at::zeros({rank.size() * count}));
+    }
+    group_of_all(rank).all_gather_group(outputs, inputs)->wait();
+    for (std::size_t i = 0; i < kCounts.size(); ++i) {
+      std::vector<at::Tensor> expected;
+      for (int r = 0; r < rank.size(); ++r) expected.push_back(numbers(r, kCounts[i]));
+      EXPECT_TRUE(outputs[i].equal(at::cat(expected))) << i;
+    }
+  });
+}
+
+TEST_P(Groups, ReduceAndScatterEachTensor) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    RunRanks(GetParam().ranks, [&](Rank& rank) {
+      std::vector<at::Tensor> inputs, outputs;
+      for (const std::int64_t count : kCounts) {
+        inputs.push_back(numbers(0, rank.size() * count).remainder(16).to(type));
+        outputs.push_back(at::zeros({count}, type));
+      }
+      group_of_all(rank).reduce_scatter_group(outputs, inputs, ReduceOp::kSum)->wait();
+      for (std::size_t i = 0; i < kCounts.size(); ++i) {
+        const at::Tensor part = inputs[i].narrow(0, rank.rank() * kCounts[i], kCounts[i]);
+        EXPECT_TRUE(outputs[i].equal(part.mul(rank.size()))) << i;
+      }
+    });
+  }
+}
+
+TEST_P(Groups, CountAsOneCollective) {
+  RunRanks(GetParam().ranks, [](Rank& rank) {
+    const TrafficTable before = rank.world()->traffic().table();
+    const std::vector<at::Tensor> inputs{numbers(0, 3), numbers(1, 5)};
+    const std::vector<at::Tensor> outputs{at::zeros({3 * rank.size()}),
+                                          at::zeros({5 * rank.size()})};
+    group_of_all(rank).all_gather_group(outputs, inputs)->wait();
+    const Traffic traffic = total(rank.world()->traffic().since(before));
+    EXPECT_EQ(traffic.calls, 1);
+    EXPECT_EQ(traffic.bytes, 4 * (3 + 5));
+  });
+}
+
+TEST_P(Groups, RefuseTensorsThatDoNotFit) {
+  RunRanks(GetParam().ranks, [](Rank& rank) {
+    Communicator& group = group_of_all(rank);
+    const at::Tensor three = numbers(0, 3), output = at::zeros({3 * rank.size()});
+    EXPECT_THROW(group.all_gather_group({}, {}), Error);
+    EXPECT_THROW(group.all_gather_group({output}, {three, three}), Error);
+    EXPECT_THROW(group.all_gather_group({output, output}, {three, numbers(0, 4)}), Error);
+    EXPECT_THROW(
+        group.all_gather_group({output, output.to(at::kLong)}, {three, three.to(at::kLong)}),
+        Error);
+    group.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Groups,
+                         ::testing::Values(Case{"shm", 2}, Case{"shm", 4}, Case{"gloo", 3}),
+                         [](const auto& info) {
+                           return std::string(info.param.backend) +
+                                  std::to_string(info.param.ranks);
+                         });
+
+TEST(Groups, ExistOnPaperToo) {
+  const WorldPtr world = fake_world(1, 3);
+  Communicator& group = *world->group({0, 1, 2}, "all");
+  EXPECT_TRUE(group.moves_groups_in_place());
+  const std::vector<at::Tensor> outputs{at::zeros({6}), at::zeros({3})};
+  group.all_gather_group(outputs, {numbers(1, 2), numbers(2, 1)})->wait();
+  EXPECT_TRUE(outputs[0].equal(at::cat({numbers(1, 2), numbers(1, 2), numbers(1, 2)})));
+  EXPECT_TRUE(outputs[1].equal(at::full({3}, 2000.0f)));
+}
+
+TEST(Purpose, IsComparedBetweenRanks) {
+  const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Communicator& group = group_of_all(rank);
+    const at::Tensor output = at::zeros({6});
+    const PurposeScope purpose(group, rank.rank() == 1 ? "unit 'b'" : "unit 'a'");
+    group.all_gather(output, numbers(0, 2))->wait();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("all_gather for unit 'a'"), std::string::npos) << error;
+    EXPECT_NE(error.find("all_gather for unit 'b'"), std::string::npos) << error;
+  }
+}
+
+TEST(Purpose, StandsInTheMessageOfATimeOut) {
+  const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      2,
+      [](Rank& rank) {
+        Communicator& group = group_of_all(rank);
+        group.barrier();
+        if (rank.rank() == 1) return;
+        const PurposeScope purpose(group, "unit 'late'");
+        group.all_gather(at::zeros({4}), numbers(0, 2))->wait();
+      },
+      options);
+  EXPECT_NE(errors[0].find("for unit 'late'"), std::string::npos) << errors[0];
+}
+
+TEST(Purpose, EndsWithItsScope) {
+  RunRanks(2, [](Rank& rank) {
+    Communicator& group = group_of_all(rank);
+    { const PurposeScope purpose(group, rank.rank() == 0 ? "this" : "that"); }
+    const at::Tensor sum = at::full({1}, 1.0);
+    group.all_reduce(sum, ReduceOp::kSum)->wait();
+    EXPECT_EQ(sum.item<double>(), 2.0);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

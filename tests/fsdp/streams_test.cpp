@@ -1,0 +1,198 @@
+// In which order units gather, compute and reduce, and what waits for what. The streams only
+// record, so that this needs no GPU.
+#include <gtest/gtest.h>
+
+#include "fsdp/recording_streams.h"
+#include "fsdp/training.h"
+#include "fsdp/unit.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::local_loss;
+using testing::RecordingStreams;
+using testing::shard;
+using testing::SmallModel;
+using Log = std::vector<std::string>;
+
+std::shared_ptr<RecordingStreams> record(SmallModel& model) {
+  auto streams = std::make_shared<RecordingStreams>();
+  model.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+  return streams;
+}
+
+/// Notes of one step of a model of three blocks on two ranks.
+Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {}) {
+  Log notes;
+  RunRanks(2, [&](Rank& rank) {
+    SmallModel model(4, 6, 2);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}), options);
+    const auto streams = record(model);
+    prepare(model);
+    local_loss(model, rank).backward();
+    if (rank.rank() == 0) notes = streams->notes();
+  });
+  return notes;
+}
+
+const Log kForward{"all_gather the root unit", "unshard the root unit", "all_gather unit 'block0'",
+                   "unshard unit 'block0'",    "reshard unit 'block0'", "all_gather unit 'block1'",
+                   "unshard unit 'block1'",    "reshard unit 'block1'", "all_gather unit 'block2'",
+                   "unshard unit 'block2'"};
+
+Log followed_by(Log log, const Log& rest) {
+  log.insert(log.end(), rest.begin(), rest.end());
+  return log;
+}
+
+// FSDP2's order: each unit of backward gathers the one before it while it computes itself.
+TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
+  EXPECT_EQ(notes_of_step([](SmallModel&) {}),
+            followed_by(kForward, {"reshard unit 'block2'",     //
+                                   "all_gather unit 'block2'",  // with the root's backward
+                                   "unshard unit 'block2'",     //
+                                   "all_gather unit 'block1'",  //
+                                   "reshard unit 'block2'",     //
+                                   "reduce_scatter unit 'block2'",
+                                   "unshard unit 'block1'",     //
+                                   "all_gather unit 'block0'",  //
+                                   "reshard unit 'block1'",     //
+                                   "reduce_scatter unit 'block1'",
+                                   "unshard unit 'block0'",  //
+                                   "reshard unit 'block0'",  //
+                                   "reduce_scatter unit 'block0'",
+                                   "reshard the root unit",  //
+                                   "reduce_scatter the root unit"}));
+}
+
+TEST(Streams, GatherOnceWithoutResharding) {
+  EXPECT_EQ(notes_of_step([](SmallModel&) {}, {.reshard_after_forward = false}),
+            (Log{"all_gather the root unit", "unshard the root unit",      //
+                 "all_gather unit 'block0'", "unshard unit 'block0'",      //
+                 "all_gather unit 'block1'", "unshard unit 'block1'",      //
+                 "all_gather unit 'block2'", "unshard unit 'block2'",      //
+                 "reshard unit 'block2'", "reduce_scatter unit 'block2'",  //
+                 "reshard unit 'block1'", "reduce_scatter unit 'block1'",  //
+                 "reshard unit 'block0'", "reduce_scatter unit 'block0'",  //
+                 "reshard the root unit", "reduce_scatter the root unit"}));
+}
+
+TEST(Streams, PrefetchForwardWhatIsAsked) {
+  const Log notes = notes_of_step([](SmallModel& model) {
+    set_forward_prefetch(model, {model.blocks[0].get(), model.blocks[1].get()});
+    set_forward_prefetch(*model.blocks[1], {model.blocks[2].get()});
+  });
+  const Log forward(notes.begin(), notes.begin() + 10);
+  EXPECT_EQ(forward,
+            (Log{"all_gather the root unit", "unshard the root unit", "all_gather unit 'block0'",
+                 "all_gather unit 'block1'", "unshard unit 'block0'", "reshard unit 'block0'",
+                 "unshard unit 'block1'", "all_gather unit 'block2'", "reshard unit 'block1'",
+                 "unshard unit 'block2'"}));
+}
+
+TEST(Streams, PrefetchBackwardWhatIsAskedAndFreeWhatIsNotUsed) {
+  const Log notes = notes_of_step([](SmallModel& model) {
+    set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
+    set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // too late
+  });
+  const Log backward(notes.begin() + 11, notes.end());
+  EXPECT_EQ(
+      backward,
+      (Log{"all_gather unit 'block2'", "unshard unit 'block2'", "all_gather unit 'block0'",
+           "reshard unit 'block2'", "reduce_scatter unit 'block2'", "all_gather unit 'block1'",
+           "unshard unit 'block1'", "reshard unit 'block1'", "reduce_scatter unit 'block1'",
+           "unshard unit 'block0'", "all_gather unit 'block2'", "reshard unit 'block0'",
+           "reduce_scatter unit 'block0'", "reshard the root unit",
+           "reduce_scatter the root unit"}));
+}
+
+/// The whole log of one step of a single unit on two ranks.
+Log log_of_linear(const Options& options, std::int64_t rows) {
+  Log log;
+  RunRanks(2, [&](Rank& rank) {
+    nn::Linear linear(3, rows, {.bias = false});
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({2}, {"dp"}), options);
+    const auto streams = std::make_shared<RecordingStreams>();
+    linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    linear(testing::wave({2, 3}, 1)).sum().backward();
+    if (rank.rank() == 0) log = streams->log();
+  });
+  return log;
+}
+
+TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
+  // Split on columns: packed both ways.
+  const Options columns{.shard_placement = [](const std::string&, const at::Tensor&) {
+    return std::optional<Placement>(Shard{1});
+  }};
+  EXPECT_EQ(log_of_linear(columns, 4),
+            (Log{"compute: record 1",
+                 "all_gather: wait 1",  // the optimizer's update of the shards
+                 "all_gather the root unit",
+                 "enter all_gather",
+                 "leave",
+                 "unshard the root unit",
+                 "enter all_gather",
+                 "leave",
+                 "all_gather: record 2",
+                 "compute: wait 2",
+                 "compute: record 3",  // unpacked: the gather buffer may be used again
+                 "reshard the root unit",
+                 "compute: record 4",
+                 "all_gather: wait 4",
+                 "reduce_scatter the root unit",
+                 "compute: record 5",
+                 "reduce_scatter: wait 5",  // packed
+                 "enter reduce_scatter",
+                 "leave",
+                 "enter reduce_scatter",
+                 "reduce_scatter: record 6",
+                 "leave",
+                 "reduce_scatter: record 7",
+                 "compute: wait 7",        // gradients for the optimizer
+                 "compute: wait 6",        // the packed gradients are freed
+                 "all_gather: wait 3"}));  // so is the gather buffer
+}
+
+TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
+  EXPECT_EQ(log_of_linear({}, 4), (Log{"compute: record 1",
+                                       "all_gather: wait 1",
+                                       "all_gather the root unit",
+                                       "enter all_gather",
+                                       "leave",
+                                       "unshard the root unit",
+                                       "enter all_gather",
+                                       "leave",
+                                       "all_gather: record 2",
+                                       "compute: wait 2",
+                                       "reshard the root unit",
+                                       "compute: record 3",
+                                       "all_gather: wait 3",
+                                       "reduce_scatter the root unit",
+                                       "compute: record 4",
+                                       "reduce_scatter: wait 4",
+                                       "enter reduce_scatter",
+                                       "leave",
+                                       "enter reduce_scatter",
+                                       "reduce_scatter: record 5",
+                                       "leave",
+                                       "reduce_scatter: record 6",
+                                       "compute: wait 6",
+                                       "compute: wait 5"}));  // then autograd's gradient is freed
+}
+
+TEST(Streams, AreLeftAloneOnOneRank) {
+  RunRanks(1, [](Rank& rank) {
+    SmallModel model(4, 6, 2);
+    testing::fill(model);
+    shard(model, rank.mesh({1}, {"dp"}));
+    const auto streams = record(model);
+    local_loss(model, rank).backward();
+    for (const std::string& line : streams->log()) EXPECT_NE(line, "enter all_gather");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,164 @@
+// Parameters and units that not all ranks use.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "fsdp/training.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/fully_shard.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::RanksOptions;
+using testing::whole;
+
+/// Two layers of which a call uses one.
+class Branches : public nn::Module<Branches> {
+ public:
+  explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
+    left = register_module("left", std::make_shared<nn::Linear>(in, out));
+    right = register_module("right", std::make_shared<nn::Linear>(in, out));
+  }
+  at::Tensor forward(const at::Tensor& x, bool go_left) { return (go_left ? *left : *right)(x); }
+
+  std::shared_ptr<nn::Linear> left, right;
+};
+
+TEST(Unused, CountsAParameterThatARankDidNotUseAsZero) {
+  RunRanks(2, [](Rank& rank) {
+    Branches model;
+    Branches alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    const at::Tensor x = testing::wave({4, 3}, 9);
+    model(x, rank.rank() == 0).sum().backward();
+    alone(x, true).sum().backward();
+    EXPECT_TRUE(whole(model.left->slot("weight")->persistent().grad())
+                    .allclose(alone.left->weight->grad().div(2)));
+    EXPECT_TRUE(whole(model.right->slot("weight")->persistent().grad())
+                    .allclose(alone.left->weight->grad().div(2)));
+  });
+}
+
+/// A unit that a call may leave out.
+class Optional : public nn::Module<Optional> {
+ public:
+  Optional() {
+    base = register_module("base", std::make_shared<nn::Linear>(3, 3));
+    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*base)(x);
+    return use_extra ? (*extra)(y) : y;
+  }
+
+  std::shared_ptr<nn::Linear> base, extra;
+};
+
+TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
+  const at::Tensor x = testing::wave({4, 3}, 9);
+  RunRanks(2, [&](Rank& rank) {
+    Optional model;
+    Optional alone;
+    testing::fill(model);
+    testing::fill(alone);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.base, mesh);
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    for (int step = 0; step < 2; ++step) {
+      model(x, rank.rank() == step).sum().backward();
+      alone(x, true).sum().add(alone(x, false).sum()).div(2).backward();
+    }
+    const auto expected = alone.named_slots();
+    std::size_t i = 0;
+    for (const auto& [name, slot] : model.named_slots()) {
+      EXPECT_TRUE(
+          whole(slot->persistent().grad()).allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
+          << name;
+      EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
+    }
+  });
+}
+
+TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
+  RunRanks(2, [](Rank& rank) {
+    Optional model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    const c10::AutoGradMode no_grad(false);
+    model(testing::wave({4, 3}, 9), rank.rank() == 0);
+    EXPECT_TRUE(tessera::is_distributed(model.extra->weight));
+  });
+}
+
+// Not marked: the ranks' collectives differ, which must show at once and by name.
+std::vector<std::string> errors_of_unmarked() {
+  return ErrorsOfRanks(4, [](Rank& rank) {
+    Optional model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    fully_shard(*model.base, mesh);
+    fully_shard(*model.extra, mesh);
+    fully_shard(model, mesh);
+    model(testing::wave({4, 3}, 9), rank.rank() != 2).sum().backward();
+  });
+}
+
+TEST(Unused, NamesAnUnmarkedUnitThatOneRankLeavesOut) {
+  // Backward of rank 2 begins with 'base', which is as large as the 'extra' that the others gather.
+  for (const std::string& error : errors_of_unmarked()) {
+    EXPECT_NE(error.find("unit 'extra'"), std::string::npos) << error;
+  }
+}
+
+TEST(Unused, TellsWhatToDoAboutAnUnmarkedUnit) {
+  const std::vector<std::string> errors = errors_of_unmarked();
+  EXPECT_TRUE(std::ranges::any_of(errors, [](const std::string& error) {
+    return error.find("may_be_unused") != std::string::npos &&
+           error.find("rank 2 calls") != std::string::npos;
+  })) << errors[0];
+}
+
+TEST(Unused, EndsWithinTheTimeOutWhereARankCallsNothing) {
+  const RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      2,
+      [](Rank& rank) {
+        Optional model;
+        testing::fill(model);
+        const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+        fully_shard(*model.extra, mesh);
+        fully_shard(model, mesh);
+        const c10::AutoGradMode no_grad(false);
+        model(testing::wave({4, 3}, 9), rank.rank() == 0);
+      },
+      options);
+  EXPECT_NE(errors[0].find("unit 'extra'"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[1], "");
+}
+
+// Rows that divide are reduced from where autograd put them, or from zeros.
+TEST(Unused, LosesNothingWhereRanksDisagreeOnGradients) {
+  const at::Tensor x = testing::wave({4, 4}, 2);
+  RunRanks(2, [&](Rank& rank) {
+    Branches model(4, 4), alone(4, 4);
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    model(x, rank.rank() == 0).sum().backward();
+    alone(x, true).sum().backward();
+    for (const auto& layer : {model.left, model.right}) {
+      EXPECT_TRUE(whole(layer->slot("weight")->persistent().grad())
+                      .allclose(alone.left->weight->grad().div(2)));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
