@@ -5,11 +5,13 @@
 
 #include "nn/checkpointed.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/functional.h"
+#include "testing/ranks.h"
 
 namespace tessera::nn {
 namespace {
@@ -197,6 +199,24 @@ TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
   loss.backward();
   EXPECT_EQ(calls, (std::vector<std::uint64_t>{0, 0}));
   EXPECT_EQ(random_state().calls, 7u);
+}
+
+TEST(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors) {
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+    const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
+    const auto run = [&](bool checkpointed) {
+      manual_seed(2);
+      const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
+      x.requires_grad_();
+      const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
+      at::dropout(x.detach(), 0.5, true);  // between forward and backward
+      loss.backward();
+      EXPECT_EQ(random_state().calls, 2u);
+      return DistributedTensor(x.grad()).full_tensor();
+    };
+    EXPECT_TRUE(at::equal(run(true), run(false)));
+  });
 }
 
 }  // namespace
