@@ -43,11 +43,11 @@ def map_tensors(function, tree):
     return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, tree)
 
 
-def difference(found, expected):
+def difference(found, expected, tolerance):
     """Why a gathered result is not the expected one, or nothing."""
     if not isinstance(expected, torch.Tensor):
         close = isinstance(expected, float) and isinstance(found, float) and math.isclose(
-            found, expected, rel_tol=1e-4, abs_tol=1e-4)
+            found, expected, rel_tol=tolerance, abs_tol=tolerance)
         return "" if close or found == expected else f"{found} instead of {expected}"
     if not isinstance(found, torch.Tensor):
         return f"{found} instead of a tensor"
@@ -59,7 +59,7 @@ def difference(found, expected):
     found, expected = found.to(wide), expected.to(wide)
     finite = expected[torch.isfinite(expected)].abs()
     scale = max(1.0, finite.max().item()) if finite.numel() else 1.0
-    if torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * scale, equal_nan=True):
+    if torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return ""
     return f"values differ by {(found - expected).abs().max().item():g}"
 
@@ -150,6 +150,7 @@ class Rank:
         return [self.whole(x) for x in results], [self.whole(x) for x in gradients], None
 
     def compare(self, found, expected):
+        tolerance = 1e-3 if self.options.variant == "double" else 1e-4
         if len(found) != len(expected):
             return f"{len(found)} results instead of {len(expected)}"
         for ours, theirs in zip(found, expected):
@@ -159,7 +160,7 @@ class Rank:
                 if (theirs if ours is None else ours).abs().max() > 0:
                     return "a gradient is missing"
                 continue
-            message = difference(ours, self.whole(theirs))
+            message = difference(ours, self.whole(theirs), tolerance)
             if message:
                 return message
         return ""

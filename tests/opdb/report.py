@@ -26,6 +26,10 @@ and what each class means, are in its help):
 .deps/venv/bin/python tests/opdb/run.py --configuration A --json A.json   # and B, C
 .deps/venv/bin/python tests/opdb/report.py A=A.json B=B.json C=C.json > docs/operator_database.md
 ```
+
+`--partial`, `--transposed` and `--variant` run the same with arguments that are partial sums or
+transposed in memory, in inference mode, differentiated twice, and for in-place and `out=` variants.
+A refusal is the library's own error, raised on every rank; the next call works.
 """
 
 

@@ -37,8 +37,8 @@ def arguments(argv):
     parser.add_argument("--configuration", choices=CONFIGURATIONS, default="A")
     parser.add_argument("--ops", default="", help="only these, separated by commas")
     parser.add_argument("--sample", type=int, default=1, help="only each N-th operator")
-    parser.add_argument("--samples", type=int, default=6, help="inputs an operator, at most")
-    parser.add_argument("--placements", type=int, default=4, help="assignments an input, at most")
+    parser.add_argument("--samples", type=int, default=4, help="inputs an operator, at most")
+    parser.add_argument("--placements", type=int, default=3, help="assignments an input, at most")
     parser.add_argument("--partial", action="store_true", help="arguments may be partial sums as well")
     parser.add_argument("--transposed", action="store_true",
                         help="arguments are transposed in memory, first and last dimension swapped")
