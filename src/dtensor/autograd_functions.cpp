@@ -11,6 +11,7 @@
 #include "other_mesh.h"
 #include "redistribute.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/operator_mode.h"
 
 namespace tessera::detail {
 namespace {
@@ -109,6 +110,15 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
+/// The same, or what a mode has in its place.
+at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  OperatorMode* mode = active_operator_mode();
+  if (mode == nullptr) return redistributed(impl, target);
+  static const std::string name = "tessera::redistribute";
+  const auto run = [&] { return OperatorMode::Results{redistributed(impl, target)}; };
+  return mode->call({name}, run).front().toTensor();
+}
+
 }  // namespace
 
 LayoutPtr gradient_layout(LayoutPtr layout) {
@@ -142,7 +152,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& source = impl.spec()->sharding;
   if (source == target) return tensor;
   auto result = options.async ? pending(impl, target) : at::Tensor();
-  if (!result.defined()) result = redistributed(impl, target);
+  if (!result.defined()) result = redistributed_by_mode(impl, target);
   return record<RedistributeBackward>(std::move(result), tensor,
                                       ShardingSpec{source.mesh, gradient_layout(source.layout)},
                                       tensor.scalar_type(), options);
