@@ -121,7 +121,8 @@ def peer_misses():
 
 def tessera(program, min_time):
     text = subprocess.run([program, "--benchmark_format=csv", f"--benchmark_min_time={min_time}",
-                           f"--benchmark_repetitions={REPETITIONS}"],
+                           f"--benchmark_repetitions={REPETITIONS}",
+                           "--benchmark_enable_random_interleaving=true"],
                           check=True, capture_output=True, text=True).stdout
     times = {}
     for row in csv.reader(io.StringIO(text)):

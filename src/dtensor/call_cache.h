@@ -1,8 +1,8 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "call_key.h"
@@ -34,7 +34,7 @@ class CallCache {
     for (std::size_t i = 0; i < kNeighbourhood; ++i) {
       auto& candidate = slot(hash, i);
       if (!candidate.entry) return nullptr;
-      if (candidate.hash == hash && std::ranges::equal(candidate.entry->words, key.words())) {
+      if (candidate.hash == hash && candidate.entry->is_for(key.words())) {
         candidate.last_use = ++uses_;
         return &candidate.entry->plan;
       }
@@ -54,6 +54,14 @@ class CallCache {
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
+
+    /// A loop of its own: the words are few.
+    bool is_for(std::span<const std::uint64_t> key) const {
+      if (words.size() != key.size()) return false;
+      std::uint64_t difference = 0;
+      for (std::size_t i = 0; i < key.size(); ++i) difference |= words[i] ^ key[i];
+      return difference == 0;
+    }
   };
   struct Slot {
     std::uint64_t hash = 0;

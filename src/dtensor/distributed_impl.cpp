@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -21,35 +20,40 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
   return backend | c10::DispatchKeySet(c10::DispatchKey::Fake) | (local.key_set() & kLazyBits);
 }
 
+/// A write through a view is differentiated by replaying the view, which the fallback understands,
+/// rather than by as_strided, which speaks of a storage that is not there. Said for every wrapper,
+/// since guards of libtorch put the state of a thread back. Returns that state.
+const c10::AutogradState& replay_views() {
+  auto& state = c10::AutogradState::get_tls_state();
+  state.set_view_replay_enabled(true);
+  return state;
+}
+
 }  // namespace
 
 DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec)
     : TensorImpl(keys_of(local), c10::scalarTypeToTypeMeta(spec->dtype), local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
-  set_up();
+  set_storage_access_should_throw();
+  replay_views();
+  adopt_metadata();
 }
 
 // This constructor of TensorImpl takes the keys as they are. Given none of autograd it makes no
-// version counter, and the tensor can take the local one's.
+// version counter, and the tensor can take the local one's. Of the storage it takes the device.
 DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec,
                                              const c10::Storage& storage)
-    : TensorImpl(VIEW, c10::Storage(storage),
+    : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                  local.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
                  c10::scalarTypeToTypeMeta(spec->dtype)),
       local_(std::move(local)),
       spec_(std::move(spec)) {
-  storage_ = c10::Storage();
+  c10::MaybeOwnedTraits<c10::Storage>::destroyBorrow(storage_);
   key_set_ = local_.key_set() | c10::DispatchKeySet(c10::DispatchKey::Fake);
-  set_up();
-}
-
-void DistributedTensorImpl::set_up() {
   set_storage_access_should_throw();
-  // A write through a view is differentiated by replaying the view, which the fallback understands,
-  // rather than by as_strided, which speaks of a storage that is not there.
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  adopt_metadata();
+  adopt_sizes();
+  version_counter_ = local_.unsafeGetTensorImpl()->version_counter();
 }
 
 DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in,
@@ -138,7 +142,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   auto* impl = local.unsafeGetTensorImpl();
-  const bool common = !impl->is_inference() && !c10::InferenceMode::is_enabled();
+  const bool common = !impl->is_inference() && !replay_views().get_inference_mode();
   if (const auto& storage = impl->unsafe_storage(); storage && common) [[likely]] {
     return at::Tensor(
         c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec), storage));

@@ -55,7 +55,6 @@ class DistributedTensorImpl final : public c10::TensorImpl {
   const char* tensorimpl_type_name() const override;
 
  private:
-  void set_up();
   void adopt_metadata();
   void adopt_sizes();
   void settle() const;

@@ -45,6 +45,27 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
   static constexpr bool kNothing = std::is_void_v<Result>;
 
+  /// The local tensors of a list, borrowed from the arguments: counting references to hundreds of
+  /// tensors would cost more than all the rest.
+  struct LocalList {
+    using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
+
+    LocalList() = default;
+    LocalList(LocalList&& other) noexcept : tensors(std::exchange(other.tensors, {})) {}
+    LocalList& operator=(LocalList&&) = delete;
+    ~LocalList() {
+      for (auto& tensor : tensors) Borrow::destroyBorrow(tensor);
+    }
+
+    c10::SmallVector<at::Tensor, 8> tensors;
+    operator at::TensorList() const { return tensors; }
+    operator at::ITensorListRef() const { return at::TensorList(tensors); }
+  };
+
+  template <class T>
+  static constexpr bool kIsList =
+      std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
+
   static const c10::OperatorHandle& handle() {
     static const auto op =
         c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
@@ -103,20 +124,50 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     // Braces fix the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kInPlace || kNothing) {
-      BelowAutograd guard;
-      std::apply([](auto&&... values) { Op::call(values...); }, locals);
+      run_local(locals);
       if constexpr (kInPlace) return std::get<0>(std::tie(arguments...));
     } else {
-      auto result = [&] {
-        BelowAutograd guard;
-        return std::apply([](auto&&... values) { return Op::call(values...); }, locals);
-      }();
+      auto result = run_local(locals);
       std::size_t output = 0;
       wrap_outputs(result, [&](at::Tensor& tensor) {
         tensor = wrap_output(info, plan.outputs[output++], std::move(tensor), arguments...);
       });
       return result;
     }
+  }
+
+  /// Straight to the backend's kernel: what stands above it has been passed on the way here. But
+  /// for lazy conjugation and the like, of which the dispatcher knows whom they concern.
+  template <class Locals>
+  static Result run_local(Locals& locals) {
+    BelowAutograd guard;
+    return std::apply(
+        [](auto&&... values) -> Result {
+          const auto keys =
+              (c10::DispatchKeySet() | ... | keys_of(values)) & c10::after_ADInplaceOrView_keyset;
+          return is_dense(keys) ? Op::redispatch(keys, values...) : Op::call(values...);
+        },
+        locals);
+  }
+
+  static bool is_dense(c10::DispatchKeySet keys) {
+    const auto dense =
+        c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
+    return (keys.raw_repr() & ~dense) == 0;
+  }
+
+  static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
+  static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
+    return tensor ? tensor->key_set() : c10::DispatchKeySet();
+  }
+  static c10::DispatchKeySet keys_of(const LocalList& list) {
+    c10::DispatchKeySet keys;
+    for (const auto& tensor : list.tensors) keys = keys | tensor.key_set();
+    return keys;
+  }
+  template <class T>
+  static c10::DispatchKeySet keys_of(const T&) {
+    return {};
   }
 
   template <class Wrap>
@@ -175,25 +226,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   // What the operator gets on the local tensors.
 
-  /// The local tensors of a list, borrowed from the arguments: counting references to hundreds of
-  /// tensors would cost more than all the rest.
-  struct LocalList {
-    using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
-
-    LocalList() = default;
-    LocalList(LocalList&& other) noexcept : tensors(std::exchange(other.tensors, {})) {}
-    LocalList& operator=(LocalList&&) = delete;
-    ~LocalList() {
-      for (auto& tensor : tensors) Borrow::destroyBorrow(tensor);
-    }
-
-    c10::SmallVector<at::Tensor, 8> tensors;
-    operator at::TensorList() const { return tensors; }
-    operator at::ITensorListRef() const { return at::TensorList(tensors); }
-  };
-  template <class T>
-  static constexpr bool kIsList =
-      std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
   template <class List>
   requires kIsList<List>
   static LocalList local(const CallPlan&, std::size_t, const List& argument) {
