@@ -14,6 +14,7 @@
 #include "call_cache.h"
 #include "distributed_impl.h"
 #include "fallback.h"
+#include "fresh_tensor.h"
 #include "operator_info.h"
 #include "random_fill.h"
 #include "tessera/core/error.h"
@@ -125,8 +126,10 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
     if (info.decomposes) return decompose(op, info, arguments, stack);
     plan = &cache.insert(key, hash, plan_call(op, info, arguments));
   }
+  if (info.functional && plan->moves && write_to_fresh(info, stack)) return;
   check_policy(info, *plan);
   run_call(op, info, *plan, stack);
+  if (info.makes_zeros) note_fresh(stack.back().toTensor());
 }
 
 bool makes_new_tensors(const OperatorInfo& info) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <unordered_map>
 
 namespace tessera::detail {
@@ -61,6 +62,30 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& re
   return -1;
 }
 
+/// The functional forms of the operators with which formulas of gradients write.
+std::optional<c10::OperatorHandle> functional_form(std::string_view name) {
+  struct Form {
+    std::string_view in_place;
+    const char* name;
+    const char* overload;
+  };
+  constexpr std::array kForms{
+      Form{"aten::masked_fill_.Tensor", "aten::masked_fill", "Tensor"},
+      Form{"aten::masked_fill_.Scalar", "aten::masked_fill", "Scalar"},
+      Form{"aten::scatter_.src", "aten::scatter", "src"},
+      Form{"aten::scatter_.value", "aten::scatter", "value"},
+      Form{"aten::scatter_add_", "aten::scatter_add", ""},
+      Form{"aten::index_add_", "aten::index_add", ""},
+      Form{"aten::index_put_", "aten::index_put", ""},
+      Form{"aten::_index_put_impl_", "aten::index_put", ""},
+      Form{"aten::put_", "aten::put", ""},
+  };
+  const auto found = std::find_if(kForms.begin(), kForms.end(),
+                                  [&](const Form& form) { return form.in_place == name; });
+  if (found == kForms.end()) return std::nullopt;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(found->name, found->overload);
+}
+
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
@@ -94,6 +119,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     returns.push_back(returned);
   }
   changes_shape = op.hasTag(at::Tag::inplace_view);
+  makes_zeros = name == "aten::new_zeros" || name == "aten::zeros_like";
+  functional = functional_form(name);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // rand_like is empty_like and uniform_: of a random operator every composite form will do.
   const bool composite =

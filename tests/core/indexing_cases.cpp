@@ -43,6 +43,7 @@ std::vector<RuleCase> indexing_cases() {
       row("scatter_add", reals({7, 5}), 1, indices({7, 9}, 5), reals({7, 9})),
       row("scatter_add_", reals({7, 5}), 1, indices({3, 9}, 5), reals({7, 9})),
       row("take", reals({7, 5}), indices({4, 3}, 35)),
+      row("put", reals({7, 5}), indices({4, 3}, 35), reals({4, 3}), true),
       row("bucketize.Tensor", reals({7, 5}), std::get<0>(at::sort(reals({6}), 0, false))),
       row("searchsorted.Tensor", std::get<0>(at::sort(reals({7, 5}), -1, false)), reals({7, 4})),
       row("isin.Tensor_Tensor", indices({7, 5}, 9), indices({3}, 4)),

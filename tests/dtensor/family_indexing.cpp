@@ -26,7 +26,7 @@ Family indexing() {
                {{{8, 6}}, indices({8, 3}, 6)},
                [](auto& t) { return Tensors{t[0].gather(1, t[1])}; },
                {{"S0 S0", "S0", "-", "S0", "-"},
-                {"R S1", "S1", "-", "R", "2 all_gather 128"},
+                {"R S1", "S1", "-", "P", "-"},
                 {"P R", "P", "-", "R", "-"}}},
               {"gather(0)",
                {{{8, 6}}, indices({1, 6}, 8)},
@@ -44,7 +44,7 @@ Family indexing() {
                {{{8, 6}}, indices({4}, 6)},
                [](auto& t) { return Tensors{t[0].index_select(1, t[1])}; },
                {{"S0 R", "S0", "-", "S0", "-"},
-                {"R S0", "S1", "-", "R", "2 all_gather 72"},
+                {"R S0", "S1", "-", "P", "-"},
                 {"P R", "P", "-", "R", "-"}}},
               {"index_add(1)",
                {{{8, 6}}, indices({4}, 6), {{8, 4}}},
@@ -55,11 +55,11 @@ Family indexing() {
                [](auto& t) {
                  return Tensors{at::index(t[0], list({{}, t[1]}))};
                },
-               {{"S0 R", "S0", "-", "S0", "-"}, {"R S0", "S1", "-", "R", "2 all_gather 72"}}},
+               {{"S0 R", "S0", "-", "S0", "-"}, {"R S0", "S1", "-", "P", "-"}}},
               {"x[i]",
                {{{8, 6}}, indices({4}, 8)},
                [](auto& t) { return Tensors{at::index(t[0], list({t[1]}))}; },
-               {{"S1 R", "S1", "-", "S1", "-"}, {"R S0", "S0", "-", "R", "2 all_gather 56"}}},
+               {{"S1 R", "S1", "-", "S1", "-"}, {"R S0", "S0", "-", "P", "-"}}},
               {"x[:, mask]",
                {{{8, 6}}, {{6}, Operand::kMask}},
                [](auto& t) {
@@ -79,7 +79,7 @@ Family indexing() {
               {"take",
                {{{8, 6}}, indices({4}, 48)},
                [](auto& t) { return Tensors{at::take(t[0], t[1])}; },
-               {{"R S0", "S0", "-", "R", "2 all_gather 16"}}},
+               {{"R S0", "S0", "-", "P", "-"}}},
           }};
 }
 

@@ -282,6 +282,25 @@ RuleFunction::Body look_up(int element_arg) {
   };
 }
 
+/// put(self, index, source, accumulate) into self as if flat: every shard adds its share.
+std::optional<ShardingRule> put_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), index = call.tensor_index(1);
+  const int source = call.tensor_index(2);
+  const Sizes& sizes = meta_of(call, index).sizes;
+  if (!call.boolean_or(3, false) || meta_of(call, source).sizes != sizes) return std::nullopt;
+  ShardingRule rule = start(call);
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const Factors factors{add_reduced(rule, sizes[dim], ReduceOp::kSum)};
+    input_of(rule, index)[dim] = factors;
+    input_of(rule, source)[dim] = factors;
+  }
+  input_of(rule, self) = add_wholes(rule, meta_of(call, self).sizes);
+  rule.outputs.push_back(input_of(rule, self));
+  rule.additive.push_back(self);
+  add_linear(rule, {self, source});
+  return rule;
+}
+
 /// searchsorted(sequence, self, ...): one sequence for all, or one per leading index.
 std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   const int sequence = call.tensor_index(0), self = call.tensor_index(1);
@@ -318,6 +337,7 @@ Table indexing_table() {
               {"scatter_add{,_}", scatter(kAdd, true)},
               {"{scatter_reduce,scatter_reduce_}.two", scatter(kCombine, true)},
               {"take", look_up(1)},
+              {"put{,_}", put_rule},
               {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
               {"searchsorted.Tensor", searchsorted_rule},
           }};
