@@ -118,9 +118,12 @@ void GradientReduction::wait(Communication& communication) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = communication.streams().record(Lane::kReduceScatter);
-  if (buffer_) {
-    communication.pool().release(*std::exchange(buffer_, std::nullopt), event);
+  if (buffer_ && event != nullptr) {
+    communication.pool().release(*std::move(buffer_), event);
   }
+  // Where nothing need be waited for it is freed: idle while the next unit computes, it would add
+  // to the peak.
+  buffer_.reset();
   communication.retire(std::exchange(held_, {}), event);
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/core/error.h"
 
@@ -26,10 +27,24 @@ void reseat(const at::Tensor& tensor, const at::Tensor& memory) {
   impl.set_storage_offset(memory.storage_offset());
 }
 
-/// Waits; where ranks disagreed, says what that means here.
-void wait_for(comm::Work& work) {
+/// Elements behind a flat buffer that tell its unit from others.
+constexpr std::int64_t kTagNumel = 4;
+
+/// Small numbers, which every type holds exactly, made of the name.
+at::Tensor tag_of(const std::string& label) {
+  at::Tensor tag = at::zeros({kTagNumel}, at::kChar);
+  std::size_t hash = std::hash<std::string>()(label);
+  for (std::int64_t i = 0; i < kTagNumel; ++i, hash >>= 7) {
+    tag.data_ptr<std::int8_t>()[i] = static_cast<std::int8_t>(hash & 0x7f);
+  }
+  return tag;
+}
+
+/// Calls or waits for a gather; where ranks disagree, says what that means here.
+template <class Act>
+void gathering(Act&& act) {
   try {
-    work.wait();
+    act();
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -111,7 +126,10 @@ void ParameterGroup::lay_out_shards() {
   if (!has_flat()) {
     return;
   }
-  flat_ = at::zeros({flat_numel(segments_)},
+  const bool tagged =
+      device_.is_cpu() && mesh_.shard.size() > 1 && !mesh_.shard.group().compares_calls();
+  tag_numel_ = tagged ? kTagNumel : 0;
+  flat_ = at::zeros({flat_numel(segments_) + tag_numel_},
                     parameters_.front().shard().options().pinned_memory(home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, segments_[i], mesh_.shard.local_rank());
@@ -152,12 +170,12 @@ void ParameterGroup::start_unshard(Communication& communication) {
     gather_ = neighbours_.start_gather(whole_.flat());
     return;
   }
-  send_ = flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
-  if (!whole_.padded().empty() && !hooks_->all_gather) {
-    start_gather_in_place();
-  } else {
-    start_gather_packed(communication);
+  if (tag_numel_ > 0) {
+    flat_.narrow(0, flat_.numel() - tag_numel_, tag_numel_).copy_(tag_of(label_));
   }
+  send_ = flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
+  const bool in_place = !whole_.padded().empty() && !hooks_->all_gather;
+  gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(communication); });
 }
 
 void ParameterGroup::start_gather_in_place() {
@@ -206,12 +224,27 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
   {
     const LaneScope lane(communication.streams(), Lane::kAllGather);
     if (gather_ != nullptr) {
-      wait_for(*std::exchange(gather_, nullptr));
+      gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
     }
     send_.reset();
     neighbours_.drop();
   }
   communication.streams().order(Lane::kAllGather, Lane::kCompute);
+}
+
+/// Where the communicator does not compare what the ranks call.
+void ParameterGroup::check_tags(const at::Tensor& gathered) const {
+  if (tag_numel_ == 0) {
+    return;
+  }
+  const at::Tensor tags = gathered.narrow(1, gathered.size(1) - tag_numel_, tag_numel_);
+  for (std::int64_t rank = 0; rank < tags.size(0); ++rank) {
+    TESSERA_CHECK(tags.select(0, rank).equal(tags.select(0, mesh_.shard.local_rank())),
+                  "all_gather for ", label_, ": rank ",
+                  mesh_.shard.ranks()[static_cast<std::size_t>(rank)],
+                  " gathers another unit meanwhile; a unit that only some ranks run needs "
+                  "Options::may_be_unused");
+  }
 }
 
 void ParameterGroup::fill_whole_tensors(Communication& communication) {
@@ -226,7 +259,9 @@ void ParameterGroup::fill_whole_tensors(Communication& communication) {
   // The same values under new memory: autograd must not take this for a change.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (gathered_) {
-    unpack(gathered_->tensor.view({mesh_.shard.size(), -1}), segments_, whole_.tensors());
+    const at::Tensor rows = gathered_->tensor.view({mesh_.shard.size(), flat_.numel()});
+    check_tags(rows);
+    unpack(rows, segments_, whole_.tensors());
     communication.pool().release(*std::exchange(gathered_, std::nullopt),
                                  communication.streams().record(Lane::kCompute));
     return;

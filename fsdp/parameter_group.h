@@ -85,6 +85,7 @@ class ParameterGroup {
   void start_gather_in_place();
   void start_gather_packed(Communication& communication);
   void wait_for_gather(Communication& communication);
+  void check_tags(const at::Tensor& gathered) const;
   void fill_whole_tensors(Communication& communication);
   void free_whole_tensors(Communication& communication);
   void show_sharded(Communication& communication);
@@ -99,7 +100,8 @@ class ParameterGroup {
   std::string label_;
 
   std::vector<Segment> segments_;
-  at::Tensor flat_;  ///< this rank's shards
+  at::Tensor flat_;  ///< this rank's shards, and a tag
+  std::int64_t tag_numel_ = 0;
   WholeTensors whole_;
   NeighbourShard neighbours_;
   bool unsharded_ = false;

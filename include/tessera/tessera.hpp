@@ -4,6 +4,7 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/comm/streams.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout.h"
@@ -19,7 +20,10 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/forward_method.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/parameter_copy.h"
 #include "tessera/fsdp/policy.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/activation_checkpointing.h"

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "tessera/core/error.h"
+#include "testing/processes.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -157,6 +158,27 @@ TEST(Purpose, EndsWithItsScope) {
     group.all_reduce(sum, ReduceOp::kSum)->wait();
     EXPECT_EQ(sum.item<double>(), 2.0);
   });
+}
+
+TEST(DISABLED_Purpose, DiffersOnRank1) {
+  const WorldPtr world = world_from_environment();
+  const CommunicatorPtr group = world->group({0, 1, 2}, "all");
+  EXPECT_EQ(group->name(), "gloo");
+  const PurposeScope purpose(*group, world->rank() == 1 ? "unit 'b'" : "unit 'a'");
+  try {
+    group->all_gather(at::zeros({6}), numbers(0, 2))->wait();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("unit 'a'"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("unit 'b'"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Purpose, IsComparedByEveryBackEndWhenDebugging) {
+  const auto processes =
+      testing::RunProcesses(3, "DISABLED_Purpose.DiffersOnRank1",
+                            {.environment = {{"TESSERA_SHM", "0"}, {"TESSERA_DEBUG", "1"}}});
+  for (const testing::Ended& ended : processes) EXPECT_EQ(ended.exit_code, 0) << ended.output;
 }
 
 }  // namespace

@@ -20,10 +20,20 @@ nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
   return {.select = nn::of_class<Block>(), .options = std::move(options)};
 }
 
-/// One step's gradients and traffic of a sharded SmallModel; `forward` runs it to the loss.
+/// The gradients of a step, and its traffic.
+using Step = std::pair<std::vector<at::Tensor>, comm::TrafficTable>;
+
+std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : model.named_slots()) {
+    gradients.push_back(testing::whole(slot->persistent().grad()));
+  }
+  return gradients;
+}
+
+/// Of a sharded SmallModel; `forward` runs it to the loss.
 template <class Prepare, class Forward>
-std::pair<std::vector<at::Tensor>, comm::TrafficTable> step(Rank& rank, const Options& options,
-                                                            Prepare prepare, Forward forward) {
+Step step(Rank& rank, const Options& options, Prepare prepare, Forward forward) {
   SmallModel model(7, 10, 3);
   testing::fill(model);
   prepare(model);
@@ -33,23 +43,21 @@ std::pair<std::vector<at::Tensor>, comm::TrafficTable> step(Rank& rank, const Op
   const at::Tensor x = testing::batch(7, 0).narrow(0, rank.rank() * rows, rows);
   forward(model, x).backward();
   const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : model.named_slots()) {
-    gradients.push_back(testing::whole(slot->persistent().grad()));
-  }
-  return {gradients, traffic};
+  return {gradients_of(model), traffic};
 }
 
 at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
   return model(x).to(at::kFloat).square().mean();
 }
 
-using Step = std::pair<std::vector<at::Tensor>, comm::TrafficTable>;
-
-void expect_same(const Step& plain, const Step& checkpointed) {
+void expect_same_gradients(const Step& plain, const Step& checkpointed) {
   for (std::size_t i = 0; i < plain.first.size(); ++i) {
     EXPECT_TRUE(at::equal(plain.first[i], checkpointed.first[i])) << "parameter " << i;
   }
+}
+
+void expect_same(const Step& plain, const Step& checkpointed) {
+  expect_same_gradients(plain, checkpointed);
   ASSERT_EQ(plain.second.size(), checkpointed.second.size());
   for (const auto& [key, traffic] : plain.second) {
     EXPECT_EQ(checkpointed.second.at(key).calls, traffic.calls);
@@ -141,11 +149,7 @@ TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
       const CommunicationScope communication(mesh);
       model(testing::wave({3, 7}, rank.rank())).sum().backward();
       const auto table = communication.table();
-      std::vector<at::Tensor> gradients;
-      for (const auto& [name, slot] : model.named_slots()) {
-        gradients.push_back(testing::whole(slot->persistent().grad()));
-      }
-      return Step(gradients, table);
+      return Step(gradients_of(model), table);
     };
     for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
       const Step plain = run(false, policy);
@@ -207,20 +211,14 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
   const at::Tensor ids = at::arange(7, at::kLong).mul(5).add(mesh.local_rank("dp")).remainder(13);
   tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 6)), ids.narrow(0, 1, 6)).backward();
   const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : model.named_slots()) {
-    gradients.push_back(testing::whole(slot->persistent().grad()));
-  }
-  return {gradients, traffic};
+  return {gradients_of(model), traffic};
 }
 
 TEST(FsdpCheckpointing, RepeatsTheTensorParallelCollectivesUpToTheLastSavedTensor) {
   RunRanks(4, [](Rank& rank) {
     nn::CheckpointOptions full;
     const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &full);
-    for (std::size_t i = 0; i < plain.first.size(); ++i) {
-      EXPECT_TRUE(at::equal(plain.first[i], again.first[i])) << "parameter " << i;
-    }
+    expect_same_gradients(plain, again);
     for (const char* collective : {"all_gather", "reduce_scatter"}) {
       EXPECT_EQ(again.second.at({"dp", collective}).calls,
                 plain.second.at({"dp", collective}).calls);
@@ -247,9 +245,7 @@ TEST(FsdpCheckpointing, KeepsTheMatmulsOfATensorParallelModel) {
     nn::CheckpointOptions selective{.policy = nn::save_matmuls_and_attention(),
                                     .counts = std::make_shared<nn::CheckpointCounts>()};
     const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &selective);
-    for (std::size_t i = 0; i < plain.first.size(); ++i) {
-      EXPECT_TRUE(at::equal(plain.first[i], again.first[i])) << "parameter " << i;
-    }
+    expect_same_gradients(plain, again);
     // q, k, v, o, gate, up; down comes after the last tensor that is saved.
     EXPECT_EQ(selective.counts->kept_operators, 2 * 7);
     EXPECT_EQ(selective.counts->replayed_operators, 2 * 6);

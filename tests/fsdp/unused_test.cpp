@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
@@ -158,6 +159,25 @@ TEST(Unused, LosesNothingWhereRanksDisagreeOnGradients) {
                       .allclose(alone.left->weight->grad().div(2)));
     }
   });
+}
+
+/// In evaluation no unit is reduced: one that is as large as another could be taken for it.
+TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
+  setenv("TESSERA_SHM", "0", 1);
+  const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Branches model(3, 3);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    fully_shard(*model.left, mesh);
+    fully_shard(*model.right, mesh);
+    fully_shard(model, mesh);
+    const c10::AutoGradMode no_grad(false);
+    model(testing::wave({4, 3}, 9), rank.rank() != 1);
+  });
+  unsetenv("TESSERA_SHM");
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("gathers another unit"), std::string::npos) << error;
+  }
 }
 
 }  // namespace
