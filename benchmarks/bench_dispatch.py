@@ -133,7 +133,8 @@ def tessera(program, min_time):
     best = {name: some[0] if "/miss/" in name else min(some) for name, some in times.items()}
     added = {name[:-len("/plain")]: best[name.replace("/plain", "/distributed")] - time_
              for name, time_ in best.items() if name.endswith("/plain")}
-    return {**added, **{name: time_ for name, time_ in best.items() if "/miss/" in name}}
+    added.update((name, time_) for name, time_ in best.items() if "/miss/" in name)
+    return {name: added[name] for name in sorted(added)}
 
 
 def main():
