@@ -1,0 +1,52 @@
+// Where a program crosses between plain and distributed tensors it says how gradients lie.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor values(at::IntArrayRef sizes) {
+  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
+}
+
+TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
+  auto plain = values({3, 4}).requires_grad_();
+  at::mm(plain, values({4, 5})).pow(2).sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
+    const auto local = values({3, 4}).requires_grad_();
+    const auto x =
+        DistributedTensor::from_local(local, mesh, {Replicate{}}, {}, Placements{Partial{}});
+    const auto loss = at::mm(x, columns).pow(2).sum();
+    const CommunicationScope communication(mesh);
+    loss.backward();
+    EXPECT_EQ(communication.total().calls, 0);
+    auto sum = local.grad().clone();
+    mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
+    EXPECT_TRUE(at::allclose(sum, plain.grad()));
+    EXPECT_FALSE(at::allclose(local.grad(), plain.grad()));
+  });
+}
+
+TEST(GradientPlacements, OfAFullTensorMayBeTerms) {
+  RunRanks(3, [](Rank& rank) {
+    const auto mesh = rank.mesh({3}, {"x"});
+    const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
+    leaf.requires_grad_();
+    const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});
+    whole.mul(rank.rank() + 1).sum().backward();
+    const DistributedTensor gradient(leaf.grad());
+    EXPECT_EQ(gradient.placements(), Placements{Shard{0}});
+    EXPECT_TRUE(at::equal(gradient.full_tensor(), at::full({4, 2}, 6.0, at::kDouble)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
