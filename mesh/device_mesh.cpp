@@ -44,7 +44,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
 
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
-  const DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
+  DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
   mesh.check_member("group");
   TESSERA_CHECK(groups.size() == static_cast<std::size_t>(mesh.ndim()), to_string(mesh), ": ",
                 groups.size(), " groups were given; give one for each dimension");

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// The plans of operators' calls that this thread keeps, by operator, layouts, sizes and the numbers
-/// that rules read. Bounded: a new plan then drops one that was not used lately.
+/// The plans of operators' calls that this thread keeps, by operator, layouts, sizes and the
+/// numbers that rules read. Bounded: a new plan then drops one that was not used lately.
 struct DispatchCacheStatistics {
   std::size_t plans = 0;
   std::size_t capacity = 0;
