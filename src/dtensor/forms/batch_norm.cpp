@@ -101,7 +101,7 @@ Results run_backward(Arguments arguments) {
   return {slope.to(input.scalar_type()), sums[1].to(parameter_type), sums[0].to(parameter_type)};
 }
 
-constexpr std::array kForms{
+constexpr std::array kBatchNormForms{
     Form{"native_batch_norm", bytes_of_forward, run_forward},
     Form{"native_batch_norm_backward", bytes_of_backward, run_backward},
 };
@@ -109,7 +109,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> batch_norm_forms() {
-  return kForms;
+  return kBatchNormForms;
 }
 
 }  // namespace tessera::detail

@@ -16,7 +16,7 @@ using Results = std::vector<c10::IValue>;
 
 constexpr std::size_t kGroups = 9, kMask = 10;
 
-std::optional<double> bytes_of_backward(const BoundCall& bound) {
+std::optional<double> bytes_of_convolution_backward(const BoundCall& bound) {
   const auto* gradient = settled_argument(bound, 0);
   const auto* input = settled_argument(bound, 1);
   const auto* weight = settled_argument(bound, 2);
@@ -37,7 +37,7 @@ std::optional<double> bytes_of_backward(const BoundCall& bound) {
 
 /// convolution_backward(gradient, input, weight, bias sizes, stride, padding, dilation, transposed,
 /// output padding, groups, mask)
-Results run_backward(Arguments arguments) {
+Results run_convolution_backward(Arguments arguments) {
   const auto& gradient = arguments[0].toTensor();
   const auto mask = arguments[kMask].toBoolList();
   const auto [of_input, of_weight, none] = at::convolution_backward(
@@ -50,12 +50,13 @@ Results run_backward(Arguments arguments) {
   return {of_input, of_weight, gradient.sum(rest)};
 }
 
-constexpr std::array kForms{Form{"convolution_backward", bytes_of_backward, run_backward}};
+constexpr std::array kConvolutionForms{
+    Form{"convolution_backward", bytes_of_convolution_backward, run_convolution_backward}};
 
 }  // namespace
 
 std::span<const Form> convolution_forms() {
-  return kForms;
+  return kConvolutionForms;
 }
 
 }  // namespace tessera::detail

@@ -217,7 +217,7 @@ Results run_index(Arguments arguments) {
   return {find_best<kLargest>(Call(arguments)).indices};
 }
 
-constexpr std::array kForms{
+constexpr std::array kExtremumForms{
     Form{"amax", bytes_of_values, run_values<true>},
     Form{"amin", bytes_of_values, run_values<false>},
     Form{"max", bytes_of_values, run_values<true>},
@@ -232,7 +232,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> extremum_forms() {
-  return kForms;
+  return kExtremumForms;
 }
 
 }  // namespace tessera::detail

@@ -39,7 +39,7 @@ Results run_mean(Arguments arguments) {
   return {whole[0] / whole[1], whole[1].clone()};
 }
 
-constexpr std::array kForms{
+constexpr std::array kLossesForms{
     Form{"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
     Form{"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
 };
@@ -47,7 +47,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> loss_forms() {
-  return kForms;
+  return kLossesForms;
 }
 
 }  // namespace tessera::detail

@@ -122,7 +122,7 @@ Results run_norms(Arguments arguments) {
   return {norms};
 }
 
-constexpr std::array kForms{
+constexpr std::array kNormsForms{
     Form{"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
     Form{"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
     Form{"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
@@ -134,7 +134,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> norm_forms() {
-  return kForms;
+  return kNormsForms;
 }
 
 }  // namespace tessera::detail

@@ -128,7 +128,7 @@ Results run_equal(Arguments arguments) {
   return {local_tensor(verdict).item<bool>()};
 }
 
-constexpr std::array kForms{
+constexpr std::array kSelectionForms{
     Form{"index.Tensor", bytes_of_index, run_index},
     Form{"equal", bytes_of_equal, run_equal},
 };
@@ -136,7 +136,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> selection_forms() {
-  return kForms;
+  return kSelectionForms;
 }
 
 }  // namespace tessera::detail

@@ -90,7 +90,7 @@ Results run_deviation_and_mean(Arguments arguments) {
   return {finished(moments.variance.sqrt(), arguments), finished(moments.mean, arguments)};
 }
 
-constexpr std::array kForms{
+constexpr std::array kStatisticsForms{
     Form{"logsumexp", bytes_of_two_sums, run_logsumexp},
     Form{"var.correction", bytes_of_two_sums, run_variance},
     Form{"std.correction", bytes_of_two_sums, run_deviation},
@@ -101,7 +101,7 @@ constexpr std::array kForms{
 }  // namespace
 
 std::span<const Form> statistics_forms() {
-  return kForms;
+  return kStatisticsForms;
 }
 
 }  // namespace tessera::detail
