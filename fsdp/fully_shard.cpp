@@ -21,8 +21,8 @@ void check_module(const nn::ModuleBase* module) {
       "in it");
 }
 
-std::vector<std::weak_ptr<Unit>> units_of(const std::vector<nn::ModuleBase*>& modules,
-                                          const char* asked) {
+std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
+                                              const char* asked) {
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
     units.push_back(unit_of(*module, asked));
@@ -131,12 +131,12 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
   unit_of(module, "set_forward_prefetch")->settings().forward_prefetch =
-      units_of(units, "set_forward_prefetch");
+      each_unit_of(units, "set_forward_prefetch");
 }
 
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
   unit_of(module, "set_backward_prefetch")->settings().backward_prefetch =
-      units_of(units, "set_backward_prefetch");
+      each_unit_of(units, "set_backward_prefetch");
 }
 
 }  // namespace tessera::fsdp

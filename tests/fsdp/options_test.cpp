@@ -11,13 +11,14 @@ namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
+using testing::kClasses;
+using testing::kDim;
+using testing::kHidden;
 using testing::local_loss;
 using testing::shard;
 using testing::SmallModel;
 using testing::traffic_of;
 using testing::whole;
-
-constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 TEST(Options, ShardsTheDimensionThatItIsTold) {
   const std::vector<at::Tensor> expected = gradients_alone();

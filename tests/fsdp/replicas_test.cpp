@@ -10,13 +10,14 @@ namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
+using testing::kClasses;
+using testing::kDim;
+using testing::kHidden;
 using testing::local_loss;
 using testing::shard;
 using testing::SmallModel;
 using testing::traffic_of;
 using testing::whole;
-
-constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 class Hybrid : public ::testing::TestWithParam<std::pair<std::int64_t, std::int64_t>> {};
 

@@ -13,8 +13,11 @@ namespace tessera::testing {
 
 constexpr std::int64_t kRows = 12;  // of the global batch; divides by 1, 2, 3, 4 and 6
 
+/// Of the model, unless a test says otherwise: 2, 3 and 4 ranks divide none of them, or some.
+constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
+
 struct Sizes {
-  std::int64_t dim = 7, hidden = 10, classes = 3;
+  std::int64_t dim = kDim, hidden = kHidden, classes = kClasses;
 };
 
 inline at::Tensor batch(std::int64_t dim, int step) {
