@@ -13,15 +13,14 @@ namespace tessera::fsdp {
 namespace {
 
 using testing::Block;
-using testing::SmallLlama;
 using testing::SmallModel;
 
 nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
   return {.select = nn::of_class<Block>(), .options = std::move(options)};
 }
 
-/// The gradients of a step, and its traffic.
-using Step = std::pair<std::vector<at::Tensor>, comm::TrafficTable>;
+/// The traffic of a step, and its gradients.
+using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
 std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
@@ -42,8 +41,7 @@ Step step(Rank& rank, const Options& options, Prepare prepare, Forward forward) 
   const std::int64_t rows = testing::kRows / rank.size();
   const at::Tensor x = testing::batch(7, 0).narrow(0, rank.rank() * rows, rows);
   forward(model, x).backward();
-  const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  return {gradients_of(model), traffic};
+  return {rank.world()->traffic().since(before), gradients_of(model)};
 }
 
 at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
@@ -51,17 +49,17 @@ at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
 }
 
 void expect_same_gradients(const Step& plain, const Step& checkpointed) {
-  for (std::size_t i = 0; i < plain.first.size(); ++i) {
-    EXPECT_TRUE(at::equal(plain.first[i], checkpointed.first[i])) << "parameter " << i;
+  for (std::size_t i = 0; i < plain.second.size(); ++i) {
+    EXPECT_TRUE(at::equal(plain.second[i], checkpointed.second[i])) << "parameter " << i;
   }
 }
 
 void expect_same(const Step& plain, const Step& checkpointed) {
   expect_same_gradients(plain, checkpointed);
-  ASSERT_EQ(plain.second.size(), checkpointed.second.size());
-  for (const auto& [key, traffic] : plain.second) {
-    EXPECT_EQ(checkpointed.second.at(key).calls, traffic.calls);
-    EXPECT_EQ(checkpointed.second.at(key).bytes, traffic.bytes);
+  ASSERT_EQ(plain.first.size(), checkpointed.first.size());
+  for (const auto& [key, traffic] : plain.first) {
+    EXPECT_EQ(checkpointed.first.at(key).calls, traffic.calls);
+    EXPECT_EQ(checkpointed.first.at(key).bytes, traffic.bytes);
   }
 }
 
@@ -99,7 +97,7 @@ TEST_P(FsdpCheckpointingWith, AroundUnitsAddsNoCollective) {
     const auto around = [](SmallModel& model, const at::Tensor& x) {
       return nn::checkpoint([&](const at::Tensor& y) { return loss_of(model, y); }, x);
     };
-    // The whole model and the loss: backward meets the loss's tensors before any unit's results.
+    // The loss too: backward meets its tensors before any unit's results.
     expect_same(plain, step(
                            rank, GetParam().options, [](SmallModel&) {}, around));
   });
@@ -148,12 +146,11 @@ TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
       fully_shard(model, mesh, {.mp_policy = policy});
       const CommunicationScope communication(mesh);
       model(testing::wave({3, 7}, rank.rank())).sum().backward();
-      const auto table = communication.table();
-      return Step(gradients_of(model), table);
+      return Step{communication.table(), gradients_of(model)};
     };
     for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
       const Step plain = run(false, policy);
-      EXPECT_EQ(plain.second.at({"dp", "all_gather"}).calls, 6);
+      EXPECT_EQ(plain.first.at({"dp", "all_gather"}).calls, 6);
       expect_same(plain, run(true, policy));
     }
   });
@@ -197,7 +194,7 @@ TEST(FsdpCheckpointing, TrainsAsOneRankDoesAfterAFailedRecomputation) {
 /// Loss, gradients and traffic of a Llama on dp x tp.
 Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
-  SmallLlama model;
+  testing::SmallLlama model;
   testing::fill(model);
   tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   if (options != nullptr) {
@@ -210,8 +207,7 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
   const comm::TrafficTable before = rank.world()->traffic().table();
   const at::Tensor ids = at::arange(7, at::kLong).mul(5).add(mesh.local_rank("dp")).remainder(13);
   tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 6)), ids.narrow(0, 1, 6)).backward();
-  const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  return {gradients_of(model), traffic};
+  return {rank.world()->traffic().since(before), gradients_of(model)};
 }
 
 TEST(FsdpCheckpointing, RepeatsTheTensorParallelCollectivesUpToTheLastSavedTensor) {
@@ -220,16 +216,15 @@ TEST(FsdpCheckpointing, RepeatsTheTensorParallelCollectivesUpToTheLastSavedTenso
     const Step plain = llama_step(rank, 2, nullptr), again = llama_step(rank, 2, &full);
     expect_same_gradients(plain, again);
     for (const char* collective : {"all_gather", "reduce_scatter"}) {
-      EXPECT_EQ(again.second.at({"dp", collective}).calls,
-                plain.second.at({"dp", collective}).calls);
+      EXPECT_EQ(again.first.at({"dp", collective}).calls, plain.first.at({"dp", collective}).calls);
     }
     // A block gathers before the mixer and before the MLP, and scatters after each; the last
     // scatter is not repeated.
     const std::int64_t depth = 2;
-    EXPECT_EQ(again.second.at({"tp", "all_gather"}).calls,
-              plain.second.at({"tp", "all_gather"}).calls + 2 * depth);
-    EXPECT_EQ(again.second.at({"tp", "reduce_scatter"}).calls,
-              plain.second.at({"tp", "reduce_scatter"}).calls + depth);
+    EXPECT_EQ(again.first.at({"tp", "all_gather"}).calls,
+              plain.first.at({"tp", "all_gather"}).calls + 2 * depth);
+    EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
+              plain.first.at({"tp", "reduce_scatter"}).calls + depth);
   });
 }
 

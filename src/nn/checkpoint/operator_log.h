@@ -1,12 +1,11 @@
 #pragma once
 
-#include <c10/util/FunctionRef.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
