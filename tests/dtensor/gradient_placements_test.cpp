@@ -7,13 +7,12 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
-}
+using testing::values;
 
 TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
   auto plain = values({3, 4}).requires_grad_();

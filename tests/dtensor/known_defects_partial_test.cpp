@@ -13,11 +13,13 @@
 #include "operator_case.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
 using testing::OperatorCase;
+using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
 class KnownDefectsOfLists : public ::testing::TestWithParam<OperatorCase> {};
@@ -59,10 +61,6 @@ INSTANTIATE_TEST_SUITE_P(
                      },
                      false}),
     [](const auto& info) { return info.param.name; });
-
-at::Tensor values(at::IntArrayRef sizes) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
-}
 
 TEST(UnlikePartials, AddUpAndJoin) {
   RunRanks(4, [](Rank& rank) {

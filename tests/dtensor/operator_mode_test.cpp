@@ -72,8 +72,8 @@ TEST(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce) {
     const OperatorModeScope scope(mode);
     const at::Tensor whole = x.tensor().add(x.tensor()).exp();
     DistributedTensor(whole).redistribute({Replicate{}});
-    EXPECT_EQ(mode.names, (std::vector<std::string>{"aten::add.Tensor", "aten::exp",
-                                                    "tessera::redistribute"}));
+    EXPECT_EQ(mode.names,
+              (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
   });
 }
 

@@ -13,10 +13,12 @@
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
+using testing::values;
 using Sizes = std::vector<std::int64_t>;
 using Tensors = std::vector<at::Tensor>;
 
@@ -68,12 +70,6 @@ at::Tensor part_of(const at::Tensor& whole, const DeviceMesh& mesh, const Layout
     if (mesh.local_rank(partial.mesh_dim) != 0) result = at::zeros_like(result);
   }
   return result;
-}
-
-at::Tensor values(const Sizes& sizes, int seed) {
-  std::int64_t numel = 1;
-  for (const auto size : sizes) numel *= size;
-  return at::sin(at::arange(numel, at::kDouble).mul(1.7).add(seed)).view(sizes);
 }
 
 at::Tensor whole(const at::Tensor& tensor) {

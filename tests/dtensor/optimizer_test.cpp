@@ -8,14 +8,12 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes, int seed) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7).add(seed))
-      .view(sizes);
-}
+using testing::values;
 
 std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
   std::vector<at::Tensor> result;

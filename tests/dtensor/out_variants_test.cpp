@@ -11,10 +11,12 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
+using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
 struct OutCase {
@@ -26,11 +28,6 @@ struct OutCase {
 
 std::ostream& operator<<(std::ostream& stream, const OutCase& c) {
   return stream << c.name;
-}
-
-at::Tensor values(at::IntArrayRef sizes) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7).add(1))
-      .view(sizes);
 }
 
 class OutVariant : public ::testing::TestWithParam<OutCase> {};

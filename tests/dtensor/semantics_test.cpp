@@ -10,14 +10,12 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/meta_factory.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes, int seed = 0) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7).add(seed))
-      .view(sizes);
-}
+using testing::values;
 
 at::Tensor split(const at::Tensor& value, Rank& rank, const Placement& placement = Shard{0}) {
   const auto mesh = rank.mesh({rank.size()}, {"x"});

@@ -6,14 +6,12 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes, int seed) {
-  const auto numel = c10::multiply_integers(sizes);
-  return at::sin(at::arange(numel, at::kDouble).mul(1.7).add(seed)).view(sizes);
-}
+using testing::values;
 
 at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
   return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();

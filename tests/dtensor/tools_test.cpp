@@ -10,13 +10,12 @@
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/visualize.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
-}
+using testing::values;
 
 TEST(LocalMap, RunsOnPartsForwardAndBackward) {
   auto plain = values({8, 3}).requires_grad_();

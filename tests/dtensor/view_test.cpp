@@ -11,13 +11,12 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor values(at::IntArrayRef sizes) {
-  return at::sin(at::arange(c10::multiply_integers(sizes), at::kDouble).mul(1.7)).view(sizes);
-}
+using testing::values;
 
 struct Case {
   const char* name;

@@ -145,14 +145,12 @@ TEST_F(ReportTest, StaysSmallForALongRun) {
 }
 
 TEST_F(ReportTest, NamesAFileThatCannotBeWritten) {
-  EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "missing/report.html"),
-                    "cannot write");
+  EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "missing/report.html"), "cannot write");
 }
 
 TEST_F(ReportTest, LeavesNothingBehindWhenItFails) {
   std::filesystem::create_directories(folder_ / "report.html/taken");
-  EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "report.html"),
-                    "cannot put in place");
+  EXPECT_THAT_ERROR(write_report({.title = "t"}, folder_ / "report.html"), "cannot put in place");
   EXPECT_EQ(folder_.files(), std::vector<std::string>{"report.html"});
 }
 
