@@ -39,7 +39,7 @@ struct OperatorInfo {
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
   bool draws_random = false;
-  bool makes_zeros = false;    ///< new_zeros, zeros_like (see fresh_tensor.h)
+  bool makes_zeros = false;  ///< new_zeros, zeros_like (see fresh_tensor.h)
   /// Of an operator that formulas of gradients write with: what returns the result instead.
   std::optional<c10::OperatorHandle> functional;
   RuleFunction rule;
