@@ -5,8 +5,8 @@
 #include <c10/core/SymIntArrayRef.h>
 
 #include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
-#include <torch/library.h>
 
+#include "override_composite.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::detail {
@@ -26,19 +26,11 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
 }
 
-void implement(torch::Library& library) {
+void implement_gradient_formulas(torch::Library& library) {
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  implement(library);
-}
+TESSERA_OVERRIDE_COMPOSITE(implement_gradient_formulas)
 
 }  // namespace
 }  // namespace tessera::detail

@@ -6,8 +6,8 @@
 
 #include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
-#include <torch/library.h>
 
+#include "override_composite.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::detail {
@@ -30,20 +30,12 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
                                                  zero_infinity);
 }
 
-void implement(torch::Library& library) {
+void implement_host_arguments(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
   library.impl("ctc_loss.Tensor", &ctc_loss);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  implement(library);
-}
+TESSERA_OVERRIDE_COMPOSITE(implement_host_arguments)
 
 }  // namespace
 }  // namespace tessera::detail

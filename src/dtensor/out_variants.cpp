@@ -7,8 +7,8 @@
 #include <ATen/ops/kron_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
-#include <torch/library.h>
 
+#include "override_composite.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -35,20 +35,12 @@ at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tens
   return copy_to(out, at::matmul(self, other), "aten::matmul.out");
 }
 
-void implement(torch::Library& library) {
+void implement_out_variants(torch::Library& library) {
   library.impl("kron.out", &kron_out);
   library.impl("matmul.out", &matmul_out);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  implement(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  implement(library);
-}
+TESSERA_OVERRIDE_COMPOSITE(implement_out_variants)
 
 }  // namespace
 }  // namespace tessera::detail
