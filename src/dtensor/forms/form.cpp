@@ -12,16 +12,19 @@
 namespace tessera::detail {
 namespace {
 
-const Form* find_form(std::string_view op) {
+std::vector<const Form*> forms_of(std::string_view op) {
   constexpr std::string_view kNamespace = "aten::";
-  if (!op.starts_with(kNamespace)) return nullptr;
+  if (!op.starts_with(kNamespace)) return {};
   op.remove_prefix(kNamespace.size());
-  for (const auto forms : {extremum_forms(), norm_forms(), statistics_forms(), loss_forms(),
-                           batch_norm_forms(), convolution_forms(), selection_forms()}) {
-    const auto found = std::ranges::find(forms, op, &Form::name);
-    if (found != forms.end()) return &*found;
+  std::vector<const Form*> found;
+  for (const auto forms :
+       {extremum_forms(), norm_forms(), statistics_forms(), loss_forms(), batch_norm_forms(),
+        convolution_forms(), spatial_convolution_forms(), selection_forms()}) {
+    for (const auto& form : forms) {
+      if (form.name == op) found.push_back(&form);
+    }
   }
-  return nullptr;
+  return found;
 }
 
 void prepare(const at::Tensor& tensor, const OperatorInfo& info) {
@@ -36,11 +39,14 @@ void prepare(const at::Tensor& tensor, const OperatorInfo& info) {
 }  // namespace
 
 FormChoice choose_form(const BoundCall& call, double bytes) {
-  const auto* form = find_form(call.call.op);
-  if (form == nullptr) return {};
-  const auto own = form->bytes(call);
-  if (!own || *own >= bytes) return {};
-  return {form, *own > 0};
+  FormChoice choice;
+  for (const auto* form : forms_of(call.call.op)) {
+    const auto own = form->bytes(call);
+    if (!own || *own >= bytes) continue;
+    choice = {form, *own > 0};
+    bytes = *own;
+  }
+  return choice;
 }
 
 void run_form(const Form& form, const OperatorInfo& info, std::vector<c10::IValue>& stack) {

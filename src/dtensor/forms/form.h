@@ -24,7 +24,8 @@ struct Form {
   std::vector<c10::IValue> (*run)(std::span<const c10::IValue> arguments);
 };
 
-/// The form of a call that would otherwise send `bytes` a rank, if it has one that sends fewer.
+/// The form that sends least of a call that would otherwise send `bytes` a rank, if it has one that
+/// sends fewer.
 struct FormChoice {
   const Form* form = nullptr;
   bool communicates = false;
@@ -41,6 +42,7 @@ std::span<const Form> statistics_forms();
 std::span<const Form> loss_forms();
 std::span<const Form> batch_norm_forms();
 std::span<const Form> convolution_forms();
+std::span<const Form> spatial_convolution_forms();
 std::span<const Form> selection_forms();
 
 }  // namespace tessera::detail
