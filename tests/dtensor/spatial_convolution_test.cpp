@@ -208,6 +208,20 @@ TEST(SpatialConvolution, NeedsNoWindowForTheGradientOfTheInputAlone) {
   });
 }
 
+TEST(SpatialConvolution, SendsNothingBackForTheGradientOfTheWeightAlone) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const Operands on(mesh, {1, 1, 8}, {1, 1, 3});
+    const auto result = at::conv1d(on.x.detach(), on.w, {}, 1, 1);
+    const CommunicationScope backward(mesh);
+    result.backward(at::ones_like(result));
+    EXPECT_EQ(exchanged(backward), 8);
+    const auto sum = DistributedTensor(on.x.detach()).full_tensor().sum().item<double>();
+    const auto middle = DistributedTensor(on.w.grad()).full_tensor()[0][0][1].item<double>();
+    EXPECT_NEAR(middle, sum, 1e-12);
+  });
+}
+
 TEST(SpatialConvolution, IsRefusedInAStrictScopeIfItCommunicates) {
   RunRanks(4, [](Rank& rank) {
     const auto mesh = rank.mesh({4}, {"x"});
