@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "unit.h"
 #include "unit_lookup.h"
 
@@ -23,6 +24,13 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
   for (const auto& unit : units_of(module, recurse, "set_all_reduce_hook")) {
     unit->collective_hooks().all_reduce = hook;
   }
+}
+
+void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event) {
+  const std::shared_ptr<Unit> unit = unit_of(root, "set_post_optim_event");
+  TESSERA_CHECK(!unit->is_below_root(), "set_post_optim_event: ", unit->label(),
+                " is not the root; pass the module whose forward is called");
+  unit->settings().post_optim_event = std::move(event);
 }
 
 void share_context(const std::vector<nn::ModuleBase*>& roots) {

@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "backward_hooks.h"
@@ -35,12 +36,18 @@ void Context::begin_forward() {
     communication().abandon();
   }
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
-  // Shards may have been written since: the optimizer's update comes before what is gathered.
-  communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
+  await_update();
   const bool stale = std::exchange(iteration_open_, true);
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->begin_iteration(stale);
   }
+}
+
+/// Shards may have been written since: the optimizer's update comes before what is gathered.
+void Context::await_update() {
+  comm::Streams& streams = communication().streams();
+  const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
+  streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
 }
 
 void Context::end_iteration() {

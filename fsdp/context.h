@@ -35,6 +35,7 @@ class Context : public std::enable_shared_from_this<Context> {
     std::weak_ptr<void> token;
   };
 
+  void await_update();
   void end_backward();
   bool is_last_backward() const;
   Communication& communication() const;

@@ -22,6 +22,17 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   shard = mesh[names[1]];
 }
 
+DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "replicate: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass the dimension that replicates, for example mesh[\"dp\"]");
+  DataMesh result;
+  result.all = result.replicate = mesh;
+  const auto rank = static_cast<std::size_t>(mesh.local_rank());
+  result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
+  return result;
+}
+
 c10::Device DataMesh::device() const {
   return all.device_type() == "cuda"
              ? c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice()

@@ -13,8 +13,11 @@ namespace tessera::fsdp {
 struct DataMesh {
   /// Throws Error for a mesh of other than one or two dimensions.
   explicit DataMesh(const DeviceMesh& mesh);
+  /// The one dimension of `mesh` replicates, and each rank alone shards. Throws Error for a mesh of
+  /// other than one dimension.
+  static DataMesh replicating(const DeviceMesh& mesh);
 
-  DeviceMesh all;
+  DeviceMesh all;  ///< what was given
   DeviceMesh shard;
   DeviceMesh replicate;  ///< no mesh without such a dimension
 
@@ -23,6 +26,9 @@ struct DataMesh {
   std::int64_t ranks() const { return shard.size() * replicas(); }
   /// Where this rank computes.
   c10::Device device() const;
+
+ private:
+  DataMesh() = default;
 };
 
 }  // namespace tessera::fsdp

@@ -13,12 +13,23 @@ namespace {
 
 void check_module(const nn::ModuleBase* module) {
   TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
-  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard was applied to this ", module->name(),
-                " already; apply it once to each module");
+  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard or replicate was applied to this ",
+                module->name(), " already; apply one of them once to each module");
   TESSERA_CHECK(
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
       "in it");
+}
+
+void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
+                       const Options& options) {
+  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
+  for (const nn::ModuleBase* module : modules) {
+    check_module(module);
+  }
+  const nn::NamedSlots parameters = free_parameters(modules, options);
+  check_parameters(parameters, mesh, options);
+  make_unit(modules, parameters, mesh, options);
 }
 
 std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
@@ -38,14 +49,20 @@ void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& 
 
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options) {
-  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
-  for (const nn::ModuleBase* module : modules) {
-    check_module(module);
-  }
-  const DataMesh data_mesh(mesh);
-  const nn::NamedSlots parameters = free_parameters(modules, options);
-  check_parameters(parameters, data_mesh, options);
-  make_unit(modules, parameters, data_mesh, options);
+  make_checked_unit(modules, DataMesh(mesh), options);
+}
+
+void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
+  TESSERA_CHECK(!options.shard_placement && !options.parameter_mesh && options.neighbours == 1 &&
+                    !options.all_gather_extension,
+                "replicate: the options say how to split parameters (shard_placement, "
+                "parameter_mesh, neighbours or all_gather_extension), but each rank keeps them "
+                "whole; leave these out or apply fully_shard");
+  Options whole = options;
+  whole.shard_placement = [](const std::string&, const at::Tensor&) {
+    return std::optional<Placement>(Replicate{});
+  };
+  make_checked_unit({&module}, DataMesh::replicating(mesh), whole);
 }
 
 bool is_fully_sharded(const nn::ModuleBase& module) {
@@ -126,6 +143,12 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
   TESSERA_CHECK(factor > 0, "set_gradient_divide_factor: ", factor, " is not positive");
   for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor")) {
     unit->set_gradient_divisor(factor);
+  }
+}
+
+void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_force_sum_reduction")) {
+    unit->set_force_sum(force);
   }
 }
 

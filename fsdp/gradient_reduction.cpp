@@ -31,7 +31,7 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
       gradients_(std::move(gradients)),
       mesh_(mesh),
       options_(std::move(options)) {
-  if (options_.dtype == at::kHalf) {
+  if (options_.dtype == at::kHalf && !options_.force_sum) {
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), options_.divisor);
   }
   if (mesh_.ranks() > 1) {
@@ -104,6 +104,7 @@ void GradientReduction::reduce_packed(Communication& communication) {
   const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
   if (ranks == 1) {
     output_ = input.view({numel}).clone();
+    work_ = start_all_reduce();
     return;
   }
   output_ = at::empty({numel}, tensor_options());
@@ -127,10 +128,8 @@ void GradientReduction::wait(Communication& communication) {
   communication.retire(std::exchange(held_, {}), event);
 }
 
-bool GradientReduction::reduce_replicas() {
-  if (mesh_.replicas() == 1) {
-    return true;
-  }
+/// Adds what earlier reductions left to the replicas, or leaves this one's with it.
+void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     WholeGradient& earlier = parameters_[i]->unreduced();
     WholeGradient sum{shard(i), gradients_[i].pending};
@@ -145,11 +144,16 @@ bool GradientReduction::reduce_replicas() {
       earlier.pending = nullptr;
     }
   }
-  if (options_.all_reduce) {
-    const comm::PurposeScope purpose(mesh_.replicate.group(), options_.label);
-    mesh_.replicate.group().all_reduce(output_, ReduceOp::kSum)->wait();
+}
+
+comm::WorkPtr GradientReduction::start_all_reduce() {
+  join_earlier();
+  if (!options_.all_reduce) {
+    return nullptr;
   }
-  return options_.all_reduce;
+  comm::Communicator& group = mesh_.replicate.group();
+  const comm::PurposeScope purpose(group, options_.label);
+  return group.all_reduce(output_, ReduceOp::kSum);
 }
 
 void GradientReduction::finish(Communication& communication) {
@@ -159,8 +163,15 @@ void GradientReduction::finish(Communication& communication) {
     return;
   }
   wait(communication);
-  if (!reduce_replicas()) {
-    return;
+  if (mesh_.replicas() > 1) {
+    if (mesh_.shard.size() > 1) {
+      if (const comm::WorkPtr work = start_all_reduce()) {
+        work->wait();
+      }
+    }
+    if (!options_.all_reduce) {
+      return;
+    }
   }
   if (options_.hooks->all_reduce) {
     options_.hooks->all_reduce(output_);

@@ -23,6 +23,7 @@ struct ReductionOptions {
   double divisor = 1;  ///< of the sum over all ranks
   bool all_reduce =
       true;  ///< false: over replicas in a later reduction, with what comes until then
+  bool force_sum = false;  ///< no part of the division comes before the sum
   std::shared_ptr<const CollectiveHooks> hooks;
   std::string label;  ///< of the unit, for messages
 };
@@ -51,8 +52,9 @@ class GradientReduction {
   c10::TensorOptions tensor_options() const;
   at::Tensor shard(std::size_t index) const;
   void wait(Communication& communication);
-  /// Returns false if that is left to a later reduction.
-  bool reduce_replicas();
+  void join_earlier();
+  /// nullptr if that is left to a later reduction.
+  comm::WorkPtr start_all_reduce();
   void hand_out_alone(Communication& communication);
   void hand_out(std::size_t index, const at::Tensor& gradient, Communication& communication);
 

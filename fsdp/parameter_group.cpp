@@ -70,6 +70,9 @@ ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMes
     all.push_back(&parameter);
   }
   segments_ = segments_of(all);
+  if (mesh_.shard.size() > 1) {
+    encoded_ = EncodedGather::of(all, options.all_gather_extension, compute_dtype_);
+  }
 }
 
 void ParameterGroup::prepare(Communication& communication) {
@@ -85,6 +88,8 @@ void ParameterGroup::prepare(Communication& communication) {
   const c10::AutoGradMode no_grad(false);
   lay_out_shards();
   make_whole_tensors();
+  // What was copied comes before the gather that sends it.
+  communication.streams().order(Lane::kCompute, Lane::kAllGather);
 }
 
 /// Whether the shards still lie where they were put: one that was converted or replaced does not.
@@ -141,7 +146,7 @@ void ParameterGroup::lay_out_shards() {
 bool ParameterGroup::gathers_in_place() const {
   const bool rows = std::ranges::all_of(
       segments_, [](const Segment& segment) { return segment.shape.dim == std::int64_t{0}; });
-  return rows && mesh_.shard.size() > 1 && !hooks_->all_gather &&
+  return rows && mesh_.shard.size() > 1 && !hooks_->all_gather && !encoded_ &&
          mesh_.shard.group().moves_groups_in_place();
 }
 
@@ -173,9 +178,17 @@ void ParameterGroup::start_unshard(Communication& communication) {
   if (tag_numel_ > 0) {
     flat_.narrow(0, flat_.numel() - tag_numel_, tag_numel_).copy_(tag_of(label_));
   }
-  send_ = flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
+  send_ = encoded_ ? encode_shards() : flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
   const bool in_place = !whole_.padded().empty() && !hooks_->all_gather;
   gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(communication); });
+}
+
+at::Tensor ParameterGroup::encode_shards() {
+  std::vector<at::Tensor> shards;
+  for (const ShardedParameter& parameter : parameters_) {
+    shards.push_back(parameter.shard().to(device_, /*non_blocking=*/true));
+  }
+  return encoded_->encode(shards, tag_numel_ > 0 ? tag_of(label_) : at::Tensor());
 }
 
 void ParameterGroup::start_gather_in_place() {
@@ -196,8 +209,8 @@ void ParameterGroup::start_gather_in_place() {
 
 void ParameterGroup::start_gather_packed(Communication& communication) {
   comm::Communicator& group = mesh_.shard.group();
-  gathered_ =
-      communication.pool().acquire(group.size() * send_.numel(), compute_dtype_, Lane::kAllGather);
+  gathered_ = communication.pool().acquire(group.size() * send_.numel(), send_.scalar_type(),
+                                           Lane::kAllGather);
   const at::Tensor output = gathered_->tensor.view({group.size(), send_.numel()});
   gather_ = hooks_->all_gather ? hooks_->all_gather(group, output, send_)
                                : group.all_gather(output, send_);
@@ -259,9 +272,10 @@ void ParameterGroup::fill_whole_tensors(Communication& communication) {
   // The same values under new memory: autograd must not take this for a change.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (gathered_) {
-    const at::Tensor rows = gathered_->tensor.view({mesh_.shard.size(), flat_.numel()});
+    const std::int64_t ranks = mesh_.shard.size();
+    const at::Tensor rows = gathered_->tensor.view({ranks, gathered_->tensor.numel() / ranks});
     check_tags(rows);
-    unpack(rows, segments_, whole_.tensors());
+    encoded_ ? encoded_->decode(rows, whole_.tensors()) : unpack(rows, segments_, whole_.tensors());
     communication.pool().release(*std::exchange(gathered_, std::nullopt),
                                  communication.streams().record(Lane::kCompute));
     return;
@@ -351,7 +365,7 @@ void ParameterGroup::start_reduce(Communication& communication) {
   if (!trainable.empty()) {
     reduction_.emplace(
         std::move(trainable), std::move(gradients), mesh_,
-        ReductionOptions{reduce_dtype_, gradient_divisor_, all_reduce_, hooks_, label_},
+        ReductionOptions{reduce_dtype_, gradient_divisor_, all_reduce_, force_sum_, hooks_, label_},
         communication);
   }
 }

@@ -10,6 +10,7 @@
 #include "collective_hooks.h"
 #include "communication.h"
 #include "data_mesh.h"
+#include "encoded_gather.h"
 #include "gradient_reduction.h"
 #include "neighbour_shard.h"
 #include "packing.h"
@@ -68,6 +69,8 @@ class ParameterGroup {
   void set_gradient_divisor(double divisor) { gradient_divisor_ = divisor; }
   /// Under HSDP, false: reductions leave out the replicas until one does not.
   void set_all_reduce(bool all_reduce) { all_reduce_ = all_reduce; }
+  /// No part of the division comes before the sum.
+  void set_force_sum(bool force) { force_sum_ = force; }
 
  private:
   const ShardHome& home() const { return parameters_.front().home(); }
@@ -82,6 +85,7 @@ class ParameterGroup {
   void lay_out_shards();
   void make_whole_tensors();
 
+  at::Tensor encode_shards();
   void start_gather_in_place();
   void start_gather_packed(Communication& communication);
   void wait_for_gather(Communication& communication);
@@ -104,6 +108,7 @@ class ParameterGroup {
   std::int64_t tag_numel_ = 0;
   WholeTensors whole_;
   NeighbourShard neighbours_;
+  std::optional<EncodedGather> encoded_;  ///< empty: values are gathered
   bool unsharded_ = false;
 
   at::Tensor send_;                             ///< of the all-gather under way
@@ -113,6 +118,7 @@ class ParameterGroup {
   std::optional<GradientReduction> reduction_;
   double gradient_divisor_;
   bool all_reduce_ = true;
+  bool force_sum_ = false;
 };
 
 }  // namespace tessera::fsdp

@@ -91,6 +91,12 @@ void Unit::set_all_reduce(bool all_reduce) {
   }
 }
 
+void Unit::set_force_sum(bool force) {
+  for (ParameterGroup& group : groups_) {
+    group.set_force_sum(force);
+  }
+}
+
 void Unit::set_label(std::string label) {
   label_ = std::move(label);
   for (ParameterGroup& group : groups_) {

@@ -24,6 +24,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool gradient_sync = true;
     bool unshard_in_backward = true;
     bool last_backward = true;
+    /// What the next forward's gathers wait for; default: all that was issued.
+    std::optional<comm::StreamEventPtr> post_optim_event;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
     std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
   };
@@ -38,6 +40,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   CollectiveHooks& collective_hooks() { return *hooks_; }
   void set_gradient_divisor(double divisor);
   void set_all_reduce(bool all_reduce);
+  void set_force_sum(bool force);
+  /// Whether a root is known, and is another.
+  bool is_below_root() const { return context_ != nullptr && !is_root_; }
   /// What messages call this: by its FQN, once a root is known; before, by its class.
   const std::string& label() const { return label_; }
   void set_label(std::string label);

@@ -72,6 +72,19 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return own ? DataMesh(*own) : mesh;
 }
 
+void check_extension(const std::string& name, const at::Tensor& tensor, const Options& options) {
+  if (!options.all_gather_extension) {
+    return;
+  }
+  const std::optional<AllGatherExtension> extension = options.all_gather_extension(name, tensor);
+  TESSERA_CHECK(!extension || (extension->pre_all_gather && extension->post_all_gather),
+                "fully_shard: the all-gather extension of parameter '", name, "' lacks ",
+                extension->pre_all_gather    ? "post_all_gather"
+                : extension->post_all_gather ? "pre_all_gather"
+                                             : "both functions",
+                "; give it both, or return nullopt");
+}
+
 ShardHome home_of(const DataMesh& mesh, const Options& options) {
   const c10::Device device = mesh.device();
   if (!options.offload_policy) {
@@ -110,6 +123,7 @@ void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
   for (const auto& [name, slot] : parameters) {
     const DataMesh own = mesh_of(name, slot->get(), mesh, options);
     check_neighbours(own);
+    check_extension(name, slot->get(), options);
     sharded_spec(slot->get(), own, shard_dim(name, slot->get(), options.shard_placement), name);
   }
 }

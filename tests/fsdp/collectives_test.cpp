@@ -101,6 +101,17 @@ TEST(ShareContext, LetsTwoStagesInterleaveMicroBatches) {
   });
 }
 
+TEST(PostOptimEvent, IsOfTheRootAlone) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(4, 6, 2);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}));
+    local_loss(model, rank).backward();
+    EXPECT_THROW(set_post_optim_event(*model.blocks[0], nullptr), Error);
+    EXPECT_THROW(set_post_optim_event(*model.blocks[0]->up, nullptr), Error);
+  });
+}
+
 TEST(ShareContext, RefusesAModuleThatIsNoUnit) {
   nn::Linear linear(2, 2);
   EXPECT_THROW(share_context({&linear}), Error);

@@ -1,6 +1,9 @@
 // What may change between iterations.
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
@@ -108,6 +111,41 @@ TEST_P(DivideFactor, ReplacesTheNumberOfRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DivideFactor, ::testing::Values(1, 3));
+
+/// The gradient of a weight of ones when four ranks' gradients in fp16 are all `value`.
+at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
+  nn::Linear linear(3, 4, {.bias = false});
+  testing::fill(linear);
+  fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
+  set(linear);
+  linear(at::ones({1, 3})).sum().mul(value).backward();
+  return whole(linear.slot("weight")->persistent().grad());
+}
+
+TEST(ForceSum, SumsBeforeAnyDivision) {
+  RunRanks(4, [](Rank& rank) {
+    const auto force = [](nn::Linear& linear) { set_force_sum_reduction(linear, true); };
+    // 4 * 20000 is beyond fp16; 2^-24, its smallest number, does not survive a division by 2.
+    EXPECT_TRUE(gradient_in_half(rank, 20000, force).isinf().all().item<bool>());
+    EXPECT_TRUE(gradient_in_half(rank, 20000, [](auto&) {}).equal(at::ones({4, 3}).mul(20000)));
+    const double least = std::ldexp(1.0, -24);
+    EXPECT_TRUE(gradient_in_half(rank, least, force).equal(at::ones({4, 3}).mul(least)));
+    EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
+  });
+}
+
+// PyTorch divides by the factor before and after on one rank.
+TEST(ForceSum, DividesOnceByTheFactor) {
+  for (const int ranks : {1, 4}) {
+    RunRanks(ranks, [](Rank& rank) {
+      const at::Tensor gradient = gradient_in_half(rank, 2, [](nn::Linear& linear) {
+        set_force_sum_reduction(linear, true);
+        set_gradient_divide_factor(linear, 8);
+      });
+      EXPECT_TRUE(gradient.equal(at::ones({4, 3}).mul(rank.size() / 4.0)));
+    });
+  }
+}
 
 TEST(Settings, PrefetchesWhatItIsTold) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 0});

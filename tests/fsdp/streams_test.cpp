@@ -2,9 +2,12 @@
 // record, so that this needs no GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "fsdp/recording_streams.h"
 #include "fsdp/training.h"
 #include "fsdp/unit.h"
+#include "tessera/fsdp/collectives.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -130,57 +133,96 @@ TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
   EXPECT_EQ(log_of_linear(columns, 4),
             (Log{"compute: record 1",
                  "all_gather: wait 1",  // the optimizer's update of the shards
+                 "compute: record 2",
+                 "all_gather: wait 2",  // which the first step lays out
                  "all_gather the root unit",
                  "enter all_gather",
                  "leave",
                  "unshard the root unit",
                  "enter all_gather",
                  "leave",
-                 "all_gather: record 2",
-                 "compute: wait 2",
-                 "compute: record 3",  // unpacked: the gather buffer may be used again
+                 "all_gather: record 3",
+                 "compute: wait 3",
+                 "compute: record 4",  // unpacked: the gather buffer may be used again
                  "reshard the root unit",
-                 "compute: record 4",
-                 "all_gather: wait 4",
-                 "reduce_scatter the root unit",
                  "compute: record 5",
-                 "reduce_scatter: wait 5",  // packed
+                 "all_gather: wait 5",
+                 "reduce_scatter the root unit",
+                 "compute: record 6",
+                 "reduce_scatter: wait 6",  // packed
                  "enter reduce_scatter",
                  "leave",
                  "enter reduce_scatter",
-                 "reduce_scatter: record 6",
-                 "leave",
                  "reduce_scatter: record 7",
-                 "compute: wait 7",        // gradients for the optimizer
-                 "compute: wait 6",        // the packed gradients are freed
-                 "all_gather: wait 3"}));  // so is the gather buffer
+                 "leave",
+                 "reduce_scatter: record 8",
+                 "compute: wait 8",        // gradients for the optimizer
+                 "compute: wait 7",        // the packed gradients are freed
+                 "all_gather: wait 4"}));  // so is the gather buffer
 }
 
 TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
   EXPECT_EQ(log_of_linear({}, 4), (Log{"compute: record 1",
                                        "all_gather: wait 1",
+                                       "compute: record 2",
+                                       "all_gather: wait 2",
                                        "all_gather the root unit",
                                        "enter all_gather",
                                        "leave",
                                        "unshard the root unit",
                                        "enter all_gather",
                                        "leave",
-                                       "all_gather: record 2",
-                                       "compute: wait 2",
+                                       "all_gather: record 3",
+                                       "compute: wait 3",
                                        "reshard the root unit",
-                                       "compute: record 3",
-                                       "all_gather: wait 3",
-                                       "reduce_scatter the root unit",
                                        "compute: record 4",
-                                       "reduce_scatter: wait 4",
+                                       "all_gather: wait 4",
+                                       "reduce_scatter the root unit",
+                                       "compute: record 5",
+                                       "reduce_scatter: wait 5",
                                        "enter reduce_scatter",
                                        "leave",
                                        "enter reduce_scatter",
-                                       "reduce_scatter: record 5",
-                                       "leave",
                                        "reduce_scatter: record 6",
-                                       "compute: wait 6",
-                                       "compute: wait 5"}));  // then autograd's gradient is freed
+                                       "leave",
+                                       "reduce_scatter: record 7",
+                                       "compute: wait 7",
+                                       "compute: wait 6"}));  // then autograd's gradient is freed
+}
+
+/// What the all-gather lane waits for when a step begins, for which `set` may name an event.
+Log waits_before_gather(nn::Linear& linear, RecordingStreams& streams,
+                        const std::function<void()>& set) {
+  set();
+  streams.clear();
+  linear(testing::wave({2, 3}, 1)).sum().backward();
+  const Log& log = streams.log();
+  const auto gather = std::find(log.begin(), log.end(), "all_gather the root unit");
+  return {log.begin(), gather};
+}
+
+TEST(Streams, LetTheNextForwardsGathersWaitForTheUpdateAlone) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 4, {.bias = false});
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    const auto streams = std::make_shared<RecordingStreams>();
+    linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    linear(testing::wave({2, 3}, 1)).sum().backward();
+    const comm::StreamEventPtr update = streams->record(comm::Lane::kCompute);
+    const std::string number =
+        std::to_string(static_cast<RecordingStreams::Event&>(*update).number);
+    EXPECT_EQ(waits_before_gather(linear, *streams, [&] { set_post_optim_event(linear, update); }),
+              Log{"all_gather: wait " + number});
+    // Once: the step after waits for all of the compute lane again.
+    const Log next = waits_before_gather(linear, *streams, [] {});
+    ASSERT_EQ(next.size(), 2u);
+    EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
+    EXPECT_NE(next[1], "all_gather: wait " + number);
+    // An event that has passed: for nothing.
+    EXPECT_EQ(waits_before_gather(linear, *streams, [&] { set_post_optim_event(linear, nullptr); }),
+              Log{});
+  });
 }
 
 TEST(Streams, AreLeftAloneOnOneRank) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/streams.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
@@ -29,6 +30,14 @@ void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool re
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                bool recurse = true);
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
+
+/// The gathers of the next forward wait for `event`, the end of the optimizer's update, instead of
+/// for all that has been issued when it begins. For that forward only. `root`: the root.
+///   const comm::StreamsPtr streams = comm::make_streams("cuda");
+///   optimizer.step();
+///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
+/// Throws Error for a module that is no unit, or whose unit ran as part of another root.
+void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Lets several roots (the stages of a pipeline) use the same streams and buffers, and reduce one
 /// unit at a time between them. Throws Error for a module that is no unit.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
@@ -65,6 +66,8 @@ struct Options {
   /// Parameters with a mesh of their own are gathered and reduced over it, and their gradients
   /// averaged over its ranks.
   MeshFunction parameter_mesh{};
+  /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
+  ExtensionFunction all_gather_extension{};
   /// Left as they are: not sharded, gathered, cast or reduced.
   std::unordered_set<nn::SlotPtr> ignored{};
 };
@@ -91,7 +94,17 @@ void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& 
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
-/// Whether fully_shard was applied to exactly this module.
+/// Data parallelism on the same engine: makes `module` one unit whose parameters every rank of the
+/// 1-D `mesh` keeps whole, as distributed tensors that are replicated. Nothing is gathered;
+/// gradients are all-reduced together, beside the rest of backward, and averaged. The ranks'
+/// parameters must be equal. Bottom-up as fully_shard, with which it combines in one model; what is
+/// said of units holds for these too. DDP; FSDP2's replicate.
+///
+/// Not collective. Throws Error as fully_shard does, for a mesh of more dimensions, and for options
+/// that say how to split: shard_placement, parameter_mesh, neighbours, all_gather_extension.
+void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
+
+/// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 
 class Unit;
@@ -154,6 +167,10 @@ void set_is_last_backward(nn::ModuleBase& module, bool last);
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
 /// What the sum of the ranks' gradients is divided by; default: the number of ranks of the mesh.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
+/// True: gradients are summed as they are and divided once, after. The default for all types but
+/// fp16, where half of the division comes before the sum, so that it does not overflow: for ranks
+/// whose hardware sums in a wider type, or gradients that are small enough.
+void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
 /// Units to begin gathering when forward (backward) comes to `module`'s. Backward's default is the
 /// unit that ran before it in forward.

@@ -1,0 +1,131 @@
+#include "encoded_gather.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// Of any type's elements.
+constexpr std::int64_t kPieceAlignment = 16;
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+}
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::vector<std::int64_t> stacked(std::int64_t ranks, at::IntArrayRef sizes) {
+  std::vector<std::int64_t> result{ranks};
+  result.insert(result.end(), sizes.begin(), sizes.end());
+  return result;
+}
+
+AllGatherExtension send_values(c10::ScalarType dtype) {
+  return {.pre_all_gather = [dtype](const at::Tensor& shard) -> EncodedShard {
+            return {.tensors = {shard.to(dtype)}};
+          },
+          .post_all_gather = [](const std::vector<at::Tensor>& tensors,
+                                const std::any&) { return tensors.front(); }};
+}
+
+}  // namespace
+
+std::optional<EncodedGather> EncodedGather::of(const std::vector<ShardedParameter*>& parameters,
+                                               const ExtensionFunction& function,
+                                               c10::ScalarType dtype) {
+  EncodedGather gather;
+  bool any = false;
+  for (const ShardedParameter* parameter : parameters) {
+    const std::optional<AllGatherExtension> extension =
+        function ? function(parameter->name(), parameter->sharded()) : std::nullopt;
+    any |= extension.has_value();
+    gather.parameters_.push_back({.name = parameter->name(),
+                                  .shape = parameter->shape(),
+                                  .extension = extension ? *extension : send_values(dtype),
+                                  .pieces = {},
+                                  .metadata = {}});
+  }
+  return any ? std::optional(std::move(gather)) : std::nullopt;
+}
+
+/// As large as rank 0's.
+at::Tensor EncodedGather::padded(const at::Tensor& shard, const ShardShape& shape) {
+  if (!shape.dim || shard.size(*shape.dim) == shape.chunk()) {
+    return shard;
+  }
+  std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (shard.dim() - *shape.dim)), 0);
+  pad.back() = shape.chunk() - shard.size(*shape.dim);  // dimensions are listed last first
+  return at::constant_pad_nd(shard, pad);
+}
+
+at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards, const at::Tensor& tag) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    EncodedShard encoded = parameter.extension.pre_all_gather(padded(shards[i], parameter.shape));
+    parameter.metadata = std::move(encoded.metadata);
+    parameter.pieces.clear();
+    for (at::Tensor& tensor : encoded.tensors) {
+      const std::int64_t numel = bytes_of(tensor);
+      parameter.pieces.push_back({std::move(tensor), bytes});
+      bytes += aligned(numel);
+    }
+  }
+  const std::int64_t end = bytes + (tag.defined() ? aligned(bytes_of(tag)) : 0);
+  const at::Tensor all = at::zeros({end}, at::dtype(at::kByte).device(shards.front().device()));
+  for (const Parameter& parameter : parameters_) {
+    for (const Piece& piece : parameter.pieces) {
+      all.narrow(0, piece.offset, bytes_of(piece.tensor))
+          .view(piece.tensor.scalar_type())
+          .view(piece.tensor.sizes())
+          .copy_(piece.tensor);
+    }
+  }
+  if (tag.defined()) {
+    all.narrow(0, end - bytes_of(tag), bytes_of(tag)).copy_(tag);
+  }
+  return all;
+}
+
+void EncodedGather::decode(const at::Tensor& gathered, const std::vector<at::Tensor>& whole) {
+  const std::int64_t ranks = gathered.size(0);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    std::vector<at::Tensor> tensors;
+    for (const Piece& piece : std::exchange(parameter.pieces, {})) {
+      tensors.push_back(gathered.narrow(1, piece.offset, bytes_of(piece.tensor))
+                            .view(piece.tensor.scalar_type())
+                            .view(stacked(ranks, piece.tensor.sizes())));
+    }
+    const std::any metadata = std::exchange(parameter.metadata, {});
+    assemble(parameter, parameter.extension.post_all_gather(tensors, metadata), whole[i]);
+  }
+}
+
+void EncodedGather::assemble(const Parameter& parameter, const at::Tensor& shards,
+                             const at::Tensor& whole) {
+  const ShardShape& shape = parameter.shape;
+  const std::vector<std::int64_t> expected = stacked(shape.ranks, shape.shard_sizes(0));
+  TESSERA_CHECK(shards.defined() && shards.sizes() == at::IntArrayRef(expected),
+                "post_all_gather of parameter '", parameter.name, "' returned ",
+                shards.defined() ? detail::concat("sizes ", shards.sizes()) : "no tensor",
+                "; return the padded shards of all ranks, of sizes ", at::IntArrayRef(expected));
+  if (!shape.dim) {
+    whole.copy_(shards.select(0, 0));
+    return;
+  }
+  for (std::int64_t rank = 0; rank < shape.ranks; ++rank) {
+    const std::int64_t rows = shape.rows(rank);
+    whole.narrow(*shape.dim, shape.first_row(rank), rows)
+        .copy_(shards.select(0, rank).narrow(*shape.dim, 0, rows));
+  }
+}
+
+}  // namespace tessera::fsdp
