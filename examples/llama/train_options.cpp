@@ -66,7 +66,7 @@ void declare_parallelism(CLI::App& app, TrainOptions& o) {
                  "Activation checkpointing of the blocks: none; full: backward computes all again; "
                  "selective: all but attention and half of the matrix multiplications (none)")
       ->check(CLI::IsMember({"none", "full", "selective"}));
-  app.add_flag("--offload", o.offload,
+  app.add_flag("--offload,!--no-offload", o.offload,
                "Keep shards, gradients and the optimizer's state in the host's memory");
   app.add_option("--param-dtype", o.param_dtype,
                  "Type of gathers and computation: fp32, bf16 or, with dynamic loss scaling, fp16 "

@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -75,7 +76,11 @@ at::Tensor total_norm(const GradTerms& terms, double p) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    owned = max ? reduce_max(terms.joint, owned) : reduce_sum(terms.joint, owned);
+    // Replicas of a plain gradient should not differ, but a value that isn't finite on one rank
+    // alone must be seen by all: they skip a step, or stop, together.
+    const at::Tensor not_finite = plain.masked_fill(plain.isfinite(), 0.0);
+    owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
+                : reduce_sum(terms.joint, owned + not_finite);
   }
   return max ? at::maximum(owned, plain) : (owned + plain).pow(1.0 / p);
 }

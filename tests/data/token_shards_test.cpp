@@ -152,7 +152,7 @@ TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
   EXPECT_THAT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
-  EXPECT_THAT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot write");
+  EXPECT_THAT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
   EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
 }
 

@@ -35,6 +35,14 @@ class HalfPrecision(unittest.TestCase):
                 self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
                 self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
 
+    def test_goes_with_every_other_kind_of_training(self):
+        flags = ["--steps", 2, "--batch", 8, "--seq", 32]
+        want = self.rows(flags)
+        extra = ["--param-dtype", "fp16", "--zero", 2, "--accumulate", 2, "--offload", "--ac", "full"]
+        for ours, theirs in zip(self.rows([*flags, *extra], 1, 2, 2), want):
+            self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
+            self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
+
     # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
     # too large for it.
     OVERFLOWING = ["--seq", 1, "--batch", 2, "--param-dtype", "fp16"]

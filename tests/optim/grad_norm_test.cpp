@@ -68,6 +68,19 @@ TEST(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes) {
   });
 }
 
+// Plain gradients are not reduced, so that one of them may overflow on one rank alone.
+TEST(GradNorm, IsNotFiniteAnywhereWhereAPlainGradientIsNotOnOneRank) {
+  for (const double p : {2.0, kInfinity}) {
+    RunRanks(4, [p](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+      const std::vector slots{slot_of(at::zeros({7}), mesh, {Shard{0}}), slot_of(at::zeros({2}))};
+      set_grad(slots[0], numbers({7}, 1));
+      set_grad(slots[1], at::full({2}, rank.rank() == 1 ? kInfinity : 1.0));
+      EXPECT_FALSE(std::isfinite(grad_norm(slots, {.norm_type = p}).item<double>()));
+    });
+  }
+}
+
 // HSDP: shards of three ranks, on two replicas.
 TEST(GradNorm, CountsReplicasOfShardsOnce) {
   RunRanks(6, [](Rank& rank) {
