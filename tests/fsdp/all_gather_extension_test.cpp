@@ -3,6 +3,8 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -146,6 +148,25 @@ TEST(AllGatherExtension, IsNotAskedAgainAmongNeighbours) {
     EXPECT_EQ(encoded, 1);
     EXPECT_TRUE(x.grad().allclose(expected.sum(0, true), 1e-5, 1e-6));
   });
+}
+
+// Over Gloo the bytes end with a tag of the unit.
+TEST(AllGatherExtension, GathersWhereRanksDoNotCompareTheirCalls) {
+  setenv("TESSERA_SHM", "0", 1);
+  RunRanks(4, [](Rank& rank) {
+    nn::Linear linear(3, 6);
+    testing::fill(linear);
+    const at::Tensor expected = rounded(linear.weight->detach(), 4, 0);
+    Options options;
+    options.all_gather_extension = eight_bits;
+    fully_shard(linear, rank.mesh({4}, {"dp"}), options);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    const UnshardScope scope(linear);
+    EXPECT_TRUE(linear.weight->equal(expected));
+    // 2 rows of 3 bytes, a scale, 2 numbers of the bias and 4 bytes of the tag, each in 16.
+    EXPECT_EQ(traffic_of(rank.world()->traffic().since(before), "dp", "all_gather").bytes, 64);
+  });
+  unsetenv("TESSERA_SHM");
 }
 
 TEST(AllGatherExtension, IsNotAskedOnOneRank) {
