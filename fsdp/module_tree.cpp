@@ -6,31 +6,51 @@
 #include "unit.h"
 
 namespace tessera::fsdp {
+namespace {
 
-ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
-  std::vector<std::size_t> roots;
-  // Units are made of the modules found here; reading the tree changes none.
-  add(const_cast<nn::ModuleBase&>(root), "", skip_units, roots);
+bool leads_through(const std::string& outer, const std::string& inner) {
+  return outer.empty() || inner == outer || inner.starts_with(outer + ".");
 }
 
-void ModuleTree::add(torch::nn::Module& module, const std::string& fqn, bool skip_units,
+}  // namespace
+
+bool ModuleTree::Node::holds(const std::vector<std::string>& inner) const {
+  return std::ranges::all_of(inner, [this](const std::string& path) {
+    return std::ranges::any_of(
+        paths, [&path](const std::string& outer) { return leads_through(outer, path); });
+  });
+}
+
+ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units, const Modules& kept) {
+  const auto skip = [skip_units, &kept](const nn::ModuleBase& module) {
+    return skip_units && module.attached<Unit>() != nullptr && !kept.contains(&module);
+  };
+  std::vector<std::size_t> roots;
+  // Units are made of the modules found here; reading the tree changes none.
+  add(const_cast<nn::ModuleBase&>(root), "", skip, roots);
+}
+
+void ModuleTree::add(torch::nn::Module& module, const std::string& fqn, const Skip& skip,
                      std::vector<std::size_t>& siblings) {
   auto* ours = dynamic_cast<nn::ModuleBase*>(&module);
-  const bool is_unit = ours != nullptr && ours->attached<Unit>() != nullptr;
-  if (ours != nullptr && ((skip_units && is_unit) || !index_.emplace(ours, 0).second)) {
+  if (ours != nullptr && skip(*ours)) {
     return;
   }
   std::vector<std::size_t> children;
   for (const auto& child : module.named_children()) {
-    add(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key(), skip_units, children);
+    add(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key(), skip, children);
   }
   if (ours == nullptr) {
     siblings.insert(siblings.end(), children.begin(), children.end());
     return;
   }
+  const auto [known, is_new] = index_.emplace(ours, nodes_.size());
+  if (!is_new) {
+    nodes_[known->second].paths.push_back(fqn);
+    return;
+  }
   siblings.push_back(nodes_.size());
-  index_[ours] = nodes_.size();
-  nodes_.push_back({fqn, ours, std::move(children)});
+  nodes_.push_back({fqn, ours, std::move(children), {fqn}});
 }
 
 const ModuleTree::Node* ModuleTree::find(const std::string& fqn) const {
@@ -38,13 +58,14 @@ const ModuleTree::Node* ModuleTree::find(const std::string& fqn) const {
   return found == nodes_.end() ? nullptr : &*found;
 }
 
-const std::string* ModuleTree::fqn_of(const nn::ModuleBase* module) const {
+const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
   const auto found = index_.find(module);
-  return found == index_.end() ? nullptr : &nodes_[found->second].fqn;
+  return found == index_.end() ? nullptr : &nodes_[found->second];
 }
 
-bool holds(const std::string& outer, const std::string& inner) {
-  return outer.empty() || inner == outer || inner.starts_with(outer + ".");
+const std::string* ModuleTree::fqn_of(const nn::ModuleBase* module) const {
+  const Node* node = find(module);
+  return node == nullptr ? nullptr : &node->fqn;
 }
 
 }  // namespace tessera::fsdp

@@ -13,9 +13,15 @@ namespace tessera::fsdp {
 /// What a policy says of a unit. What it leaves open is as the root's options say.
 struct UnitOptions {
   std::optional<MixedPrecisionPolicy> mp_policy{};
+  /// An empty std::optional<OffloadPolicy> within says: not offloaded, though the root is.
+  std::optional<std::optional<OffloadPolicy>> offload_policy{};
   std::optional<bool> reshard_after_forward{};
   std::optional<std::int64_t> neighbours{};
   std::optional<bool> may_be_unused{};
+  /// Of these, an empty function is the root's; names are within the unit.
+  PlacementFunction shard_placement{};
+  MeshFunction parameter_mesh{};
+  ExtensionFunction all_gather_extension{};
   /// The unit may hold frozen and trainable parameters. Otherwise that is an Error: frozen ones are
   /// gathered for backward together with the others, and have a unit of their own for less.
   bool allow_mixed_frozen = false;
@@ -25,7 +31,9 @@ struct UnitOptions {
 struct Candidate {
   const std::string& fqn;
   const nn::ModuleBase& module;
-  std::int64_t numel;  ///< elements of the parameters in and below it that no unit has yet
+  /// Elements of the parameters in and below it that no unit has yet; of a shared one, only where
+  /// it is met first.
+  std::int64_t numel;
 };
 
 /// A pure function: whether a module becomes a unit, and with which options.
@@ -61,18 +69,26 @@ struct PlannedUnit {
 /// modules and does not point to them.
 using WrapPlan = std::vector<PlannedUnit>;
 
+/// Whether the root may hold frozen and trainable parameters, as UnitOptions::allow_mixed_frozen.
+enum class MixedFrozenRoot : std::uint8_t { kRefused, kAllowed };
+
 /// What a policy makes of a module tree; the root is always a unit, with `root_options`. Each
-/// parameter is in one unit: the lowest that holds all modules that share it. Modules that are
-/// units already, by an earlier fully_shard, are left alone. Changes nothing. Throws Error for a
-/// unit of frozen and trainable parameters (unless allowed), naming them and the bytes, for a
-/// module that cannot be a unit, and for a parameter shared with a module outside.
+/// parameter is in one unit: the lowest that holds all modules that share it, and each of them at
+/// all places where it is registered. Modules that are units already, by hand or by the plan of a
+/// part, are left alone; with a plan of this root applied, the same policy gives that plan again.
+/// Changes nothing. Throws Error for a unit, the root among them, of frozen and trainable
+/// parameters (unless allowed), naming them and the bytes, for a module that cannot be a unit, and
+/// for a parameter shared with a module outside.
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
-                    const Options& root_options = {});
+                    const Options& root_options = {},
+                    MixedFrozenRoot mixed_frozen_root = MixedFrozenRoot::kRefused);
 /// A table, one line a unit.
 std::string to_string(const WrapPlan& plan);
 
-/// Applies a plan. The same plan again changes nothing; another one is an Error that shows where
-/// they differ. Throws Error, before anything is changed, if the plan does not fit the module tree.
+/// Applies a plan. The same plan again, on the same mesh, changes nothing; another one is an Error
+/// that shows where they differ: in units, options, meshes, or what functions answer for a
+/// parameter. Throws Error, before anything is changed, if the plan does not fit the module tree,
+/// or does not have every parameter that is not ignored in one unit.
 void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp
