@@ -18,10 +18,6 @@ void Communication::reduce(std::vector<ParameterGroup>& groups) {
 }
 
 void Communication::finish_reductions() {
-  if (reducing_.empty()) {
-    return;
-  }
-  const comm::LaneScope lane(*streams_, Lane::kReduceScatter);
   for (ParameterGroup* group : std::exchange(reducing_, {})) {
     group->finish_reduce(*this);
   }
@@ -38,10 +34,11 @@ void Communication::settle() {
   }
 }
 
-void Communication::abandon() {
-  reducing_.clear();
-  sums_.clear();
-  free_retired();
+void Communication::forget(std::vector<ParameterGroup>& groups) {
+  for (ParameterGroup& group : groups) {
+    std::erase(reducing_, &group);
+    group.forget_reduction(*this);
+  }
 }
 
 void Communication::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {

@@ -32,8 +32,8 @@ class Communication {
   /// Finishes everything: gradients may be used on the compute lane and, if they are copied to the
   /// host, by the host. Keeps no buffer.
   void settle();
-  /// Forgets reductions that a failed backward left behind.
-  void abandon();
+  /// Forgets what these groups have under way: their backward failed, or they are about to go.
+  void forget(std::vector<ParameterGroup>& groups);
 
   /// The host will read what is reduced: settle() waits for it.
   void expect_host_reads() { host_reads_ = true; }

@@ -33,7 +33,9 @@ bool Context::is_last_backward() const {
 
 void Context::begin_forward() {
   if (std::exchange(in_backward_, false)) {  // which failed
-    communication().abandon();
+    for (const std::shared_ptr<Unit>& unit : units()) {
+      unit->forget_reductions();
+    }
   }
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
@@ -48,6 +50,12 @@ void Context::await_update() {
   comm::Streams& streams = communication().streams();
   const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
   streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
+}
+
+void Context::end_forward() {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->end_partial_forward();
+  }
 }
 
 void Context::end_iteration() {

@@ -19,8 +19,12 @@ class Context : public std::enable_shared_from_this<Context> {
   /// The root's forward begins: prepares all units. What an iteration that never came to its
   /// backward left gathered is freed, since the shards may have changed.
   void begin_forward();
-  /// The root's forward has ended, and no backward will come: frees what is still gathered.
+  /// The root's forward has ended: units of several modules, of which not all ran, end theirs.
+  void end_forward();
+  /// And no backward will come: frees what is still gathered.
   void end_iteration();
+  /// Whether a forward has begun for which no backward has ended.
+  bool iteration_open() const { return iteration_open_; }
   /// `unit` has run forward; backward may come to it for as long as somebody holds `token`.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
@@ -44,7 +48,6 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Ran> forward_order_;
   bool in_backward_ = false;
-  /// A forward has begun for which no backward has ended.
   bool iteration_open_ = false;
 };
 

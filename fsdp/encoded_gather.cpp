@@ -104,8 +104,14 @@ void EncodedGather::decode(const at::Tensor& gathered, const std::vector<at::Ten
                             .view(piece.tensor.scalar_type())
                             .view(stacked(ranks, piece.tensor.sizes())));
     }
-    const std::any metadata = std::exchange(parameter.metadata, {});
-    assemble(parameter, parameter.extension.post_all_gather(tensors, metadata), whole[i]);
+    const at::Tensor shards = parameter.extension.post_all_gather(tensors, parameter.metadata);
+    assemble(parameter, shards, whole[i]);
+  }
+}
+
+void EncodedGather::drop_metadata() {
+  for (Parameter& parameter : parameters_) {
+    parameter.metadata.reset();
   }
 }
 

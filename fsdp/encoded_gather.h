@@ -28,6 +28,8 @@ class EncodedGather {
   /// shape.sizes for each parameter. Throws Error if an extension returns other sizes than it
   /// should.
   void decode(const at::Tensor& gathered, const std::vector<at::Tensor>& whole);
+  /// Frees the metadata: its tensors are the encoding lane's, which must have waited for decode().
+  void drop_metadata();
 
  private:
   struct Piece {
@@ -39,7 +41,7 @@ class EncodedGather {
     ShardShape shape;
     AllGatherExtension extension;
     std::vector<Piece> pieces;  ///< between encode and decode
-    std::any metadata;
+    std::any metadata;          ///< until drop_metadata
   };
 
   static at::Tensor padded(const at::Tensor& shard, const ShardShape& shape);

@@ -70,7 +70,9 @@ bool is_fully_sharded(const nn::ModuleBase& module) {
 }
 
 void unshard(nn::ModuleBase& module) {
-  unit_of(module, "unshard")->unshard();
+  const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
+  unit->await_compute();
+  unit->unshard();
 }
 
 void reshard(nn::ModuleBase& module) {
@@ -79,6 +81,7 @@ void reshard(nn::ModuleBase& module) {
 
 UnshardHandle start_unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
+  unit->await_compute();
   unit->start_unshard();
   return UnshardHandle(unit);
 }
@@ -93,6 +96,7 @@ UnshardScope::UnshardScope(nn::ModuleBase& module) : unit_(unit_of(module, "Unsh
   if (unit_->unsharded()) {
     unit_.reset();
   } else {
+    unit_->await_compute();
     unit_->unshard();
   }
 }

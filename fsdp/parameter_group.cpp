@@ -5,9 +5,9 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "tessera/core/error.h"
+#include "unit_tag.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -25,19 +25,6 @@ void reseat(const at::Tensor& tensor, const at::Tensor& memory) {
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(memory.storage());
   impl.set_storage_offset(memory.storage_offset());
-}
-
-/// Elements behind a flat buffer that tell its unit from others.
-constexpr std::int64_t kTagNumel = 4;
-
-/// Small numbers, which every type holds exactly, made of the name.
-at::Tensor tag_of(const std::string& label) {
-  at::Tensor tag = at::zeros({kTagNumel}, at::kChar);
-  std::size_t hash = std::hash<std::string>()(label);
-  for (std::int64_t i = 0; i < kTagNumel; ++i, hash >>= 7) {
-    tag.data_ptr<std::int8_t>()[i] = static_cast<std::int8_t>(hash & 0x7f);
-  }
-  return tag;
 }
 
 /// Calls or waits for a gather; where ranks disagree, says what that means here.
@@ -127,13 +114,17 @@ void ParameterGroup::check_devices() const {
   }
 }
 
+/// What is sent says of which unit it is, where the communicator does not compare calls.
+bool ParameterGroup::tagged() const {
+  const DeviceMesh& mesh = mesh_.shard.size() > 1 ? mesh_.shard : mesh_.replicate;
+  return device_.is_cpu() && mesh_.ranks() > 1 && !mesh.group().compares_calls();
+}
+
 void ParameterGroup::lay_out_shards() {
   if (!has_flat()) {
     return;
   }
-  const bool tagged =
-      device_.is_cpu() && mesh_.shard.size() > 1 && !mesh_.shard.group().compares_calls();
-  tag_numel_ = tagged ? kTagNumel : 0;
+  tag_numel_ = mesh_.shard.size() > 1 && tagged() ? kTagNumel : 0;
   flat_ = at::zeros({flat_numel(segments_) + tag_numel_},
                     parameters_.front().shard().options().pinned_memory(home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -180,7 +171,12 @@ void ParameterGroup::start_unshard(Communication& communication) {
   }
   send_ = encoded_ ? encode_shards() : flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
   const bool in_place = !whole_.padded().empty() && !hooks_->all_gather;
-  gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(communication); });
+  try {
+    gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(communication); });
+  } catch (...) {
+    discard_gather();
+    throw;
+  }
 }
 
 at::Tensor ParameterGroup::encode_shards() {
@@ -222,7 +218,12 @@ void ParameterGroup::unshard(Communication& communication) {
   }
   start_unshard(communication);
   communication.streams().note("unshard " + label_);
-  fill_whole_tensors(communication);
+  try {
+    fill_whole_tensors(communication);
+  } catch (...) {
+    discard_gather();
+    throw;
+  }
   for (ShardedParameter& parameter : parameters_) {
     parameter.show_whole();
   }
@@ -237,12 +238,26 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
   {
     const LaneScope lane(communication.streams(), Lane::kAllGather);
     if (gather_ != nullptr) {
-      gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
+      try {
+        gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
+      } catch (...) {
+        discard_gather();
+        throw;
+      }
     }
     send_.reset();
     neighbours_.drop();
   }
   communication.streams().order(Lane::kAllGather, Lane::kCompute);
+}
+
+/// One that failed: nobody may take its buffers for values.
+void ParameterGroup::discard_gather() {
+  gather_ = nullptr;
+  send_.reset();
+  neighbours_.drop();
+  gathered_.reset();
+  whole_.free();
 }
 
 /// Where the communicator does not compare what the ranks call.
@@ -300,6 +315,9 @@ void ParameterGroup::free_whole_tensors(Communication& communication) {
   if (whole_.allocated()) {
     communication.streams().order(Lane::kCompute, Lane::kAllGather);
     whole_.free();
+    if (encoded_) {
+      encoded_->drop_metadata();
+    }
   }
 }
 
@@ -344,7 +362,25 @@ void ParameterGroup::keep_gradients() {
   const c10::AutoGradMode no_grad(false);
   kept_gradients_.resize(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    add_gradient(kept_gradients_[i], take_gradient(parameters_[i].whole()), reduce_dtype_);
+    add_gradient(kept_gradients_[i].sum, take_gradient(parameters_[i].whole()), reduce_dtype_);
+    kept_gradients_[i].expected |= parameters_[i].trainable();
+  }
+}
+
+bool ParameterGroup::awaits_reduction() const {
+  const bool kept = std::ranges::any_of(kept_gradients_, &KeptGradient::expected);
+  return kept ||
+         (all_reduce_ && std::ranges::any_of(parameters_, &ShardedParameter::has_unreduced));
+}
+
+void ParameterGroup::drop_kept_gradient(const nn::ParameterSlot& slot) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].slot().get() == &slot) {
+      parameters_[i].unreduced() = {};
+      if (!kept_gradients_.empty()) {
+        kept_gradients_[i] = {};
+      }
+    }
   }
 }
 
@@ -355,18 +391,24 @@ void ParameterGroup::start_reduce(Communication& communication) {
   std::vector<ShardedParameter*> trainable;
   std::vector<WholeGradient> gradients;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].trainable() || parameters_[i].unreduced().local.defined()) {
+    const bool kept = !kept_gradients_.empty() && kept_gradients_[i].expected;
+    if (parameters_[i].trainable() || kept || parameters_[i].has_unreduced()) {
       trainable.push_back(&parameters_[i]);
       gradients.push_back(kept_gradients_.empty() ? take_gradient(parameters_[i].whole())
-                                                  : std::move(kept_gradients_[i]));
+                                                  : std::move(kept_gradients_[i].sum));
     }
   }
   kept_gradients_.clear();
   if (!trainable.empty()) {
-    reduction_.emplace(
-        std::move(trainable), std::move(gradients), mesh_,
-        ReductionOptions{reduce_dtype_, gradient_divisor_, all_reduce_, force_sum_, hooks_, label_},
-        communication);
+    reduction_.emplace(std::move(trainable), std::move(gradients), mesh_,
+                       ReductionOptions{.dtype = reduce_dtype_,
+                                        .divisor = gradient_divisor_,
+                                        .all_reduce = all_reduce_,
+                                        .force_sum = force_sum_,
+                                        .hooks = hooks_,
+                                        .label = label_,
+                                        .tagged = tagged() && !hooks_->reduce_scatter},
+                       communication);
   }
 }
 
@@ -374,6 +416,13 @@ void ParameterGroup::finish_reduce(Communication& communication) {
   if (reduction_) {
     reduction_->finish(communication);
     reduction_.reset();
+  }
+}
+
+void ParameterGroup::forget_reduction(Communication& communication) {
+  reduction_.reset();
+  for (const ShardedParameter& parameter : parameters_) {
+    communication.sums().forget(&parameter);
   }
 }
 

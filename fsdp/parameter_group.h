@@ -59,11 +59,18 @@ class ParameterGroup {
   void drop_gradients();
   /// Sets the whole gradients aside, to be added to those of later backwards.
   void keep_gradients();
+  /// Whether some were set aside, or wait for the replicas, that a reduction now would complete.
+  /// The same on all ranks, whichever parameters they used.
+  bool awaits_reduction() const;
+  /// Forgets what was set aside for a parameter of this group.
+  void drop_kept_gradient(const nn::ParameterSlot& slot);
   /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
   /// Collective.
   void start_reduce(Communication& communication);
   /// Waits for it and hands out what came (see GradientReduction).
   void finish_reduce(Communication& communication);
+  /// Forgets it.
+  void forget_reduction(Communication& communication);
 
   /// What the sum of all ranks' gradients is divided by; at first the number of ranks.
   void set_gradient_divisor(double divisor) { gradient_divisor_ = divisor; }
@@ -80,6 +87,7 @@ class ParameterGroup {
   }
   bool has_flat() const { return mesh_.shard.size() > 1 || home().pinned; }
   bool gathers_in_place() const;
+  bool tagged() const;
   bool laid_out() const;
   void check_devices() const;
   void lay_out_shards();
@@ -89,6 +97,7 @@ class ParameterGroup {
   void start_gather_in_place();
   void start_gather_packed(Communication& communication);
   void wait_for_gather(Communication& communication);
+  void discard_gather();
   void check_tags(const at::Tensor& gathered) const;
   void fill_whole_tensors(Communication& communication);
   void free_whole_tensors(Communication& communication);
@@ -114,7 +123,11 @@ class ParameterGroup {
   at::Tensor send_;                             ///< of the all-gather under way
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel), unless in place
   comm::WorkPtr gather_;
-  std::vector<WholeGradient> kept_gradients_;  ///< beside parameters_, or empty
+  struct KeptGradient {
+    WholeGradient sum;
+    bool expected = false;  ///< the parameter was trainable, though this rank may not have used it
+  };
+  std::vector<KeptGradient> kept_gradients_;  ///< beside parameters_, or empty
   std::optional<GradientReduction> reduction_;
   double gradient_divisor_;
   bool all_reduce_ = true;

@@ -60,6 +60,7 @@ class ShardedParameter {
   void accumulate(const at::Tensor& gradient);
   /// Gradients of the shard that wait to be summed over replicas.
   WholeGradient& unreduced() { return unreduced_; }
+  bool has_unreduced() const { return unreduced_.local.defined(); }
 
  private:
   nn::SlotPtr slot_;

@@ -1,6 +1,7 @@
 #include "unit.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <functional>
@@ -12,6 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/kept_gradients.h"
 #include "unit_parameters.h"
 
 namespace tessera::fsdp {
@@ -40,6 +42,21 @@ void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   }
 }
 
+/// Lets an optimizer's zero_grad reach what a unit has accumulated.
+class KeptByUnit final : public nn::KeptGradients {
+ public:
+  explicit KeptByUnit(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
+
+  void drop(const nn::ParameterSlot& slot) override {
+    if (const std::shared_ptr<Unit> unit = unit_.lock()) {
+      unit->drop_kept_gradient(slot);
+    }
+  }
+
+ private:
+  std::weak_ptr<Unit> unit_;
+};
+
 }  // namespace
 
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse) {
@@ -55,6 +72,12 @@ void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots
   for (nn::ModuleBase* module : modules) {
     module->attach(unit);
   }
+  const std::shared_ptr<nn::KeptGradients> kept = std::make_shared<KeptByUnit>(unit);
+  for (const auto& [name, slot] : parameters) {
+    for (const nn::ParameterSlot::Owner& owner : slot->owners()) {
+      owner.module->attach(kept);
+    }
+  }
 }
 
 Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters,
@@ -68,6 +91,11 @@ Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameter
     groups_.emplace_back(std::move(group.parameters), group.mesh, options, hooks_);
   }
   set_label(detail::concat("a unit of ", modules_.front()->name()));
+}
+
+/// With a shared context, what others reduce goes on.
+Unit::~Unit() {
+  forget_reductions();
 }
 
 void Unit::install() {
@@ -117,6 +145,9 @@ Communication& Unit::communication() {
 }
 
 void Unit::set_communication(CommunicationPtr communication) {
+  if (communication_ != nullptr && communication_ != communication) {
+    communication_->settle();
+  }
   communication_ = std::move(communication);
 }
 
@@ -129,6 +160,10 @@ void Unit::prepare() {
 
 bool Unit::unsharded() const {
   return std::ranges::all_of(groups_, &ParameterGroup::unsharded);
+}
+
+void Unit::await_compute() {
+  communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
 void Unit::start_unshard() {
@@ -165,8 +200,10 @@ void Unit::make_context() {
     unit->context_ = context_;
     unit->is_root_ = unit.get() == this;
     unit->set_communication(shared_communication());
-    const std::string* fqn = tree.fqn_of(unit->modules_.front());
-    unit->set_label(unit->is_root_ ? "the root unit" : "unit '" + *fqn + "'");
+    // Of its modules, the first below the root: others may be elsewhere.
+    const auto below = std::ranges::find_if(
+        unit->modules_, [&](const nn::ModuleBase* module) { return tree.fqn_of(module); });
+    unit->set_label(unit->is_root_ ? "the root unit" : "unit '" + *tree.fqn_of(*below) + "'");
   }
 }
 
@@ -176,6 +213,8 @@ void Unit::enter_as_root() {
   }
   if (is_root_) {
     context_->begin_forward();
+  } else if (!context_->iteration_open()) {
+    await_compute();
   }
 }
 
@@ -249,7 +288,35 @@ void Unit::await_backward(nn::TensorList outputs) {
   }
 }
 
+void Unit::end_partial_forward() {
+  if (to_run_.empty()) {
+    return;
+  }
+  if (!std::exchange(warned_, true)) {
+    TORCH_WARN(label_, ": ", to_run_.size(), " of its ", modules_.size(), " modules, one a ",
+               (*to_run_.begin())->name(), ", did not run in a forward of the root; modules that ",
+               "fully_shard made one unit must all run in each forward");
+  }
+  to_run_.clear();
+  end_forward();
+}
+
+void Unit::drop_kept_gradient(const nn::ParameterSlot& slot) {
+  for (ParameterGroup& group : groups_) {
+    group.drop_kept_gradient(slot);
+  }
+}
+
+void Unit::forget_reductions() {
+  if (communication_ != nullptr) {
+    communication_->forget(groups_);
+  }
+}
+
 void Unit::end_forward() {
+  if (is_root_) {
+    context_->end_forward();
+  }
   if (is_root_ && !backward_comes_) {
     context_->end_iteration();
   } else if (may_be_unused_) {
@@ -307,7 +374,10 @@ void Unit::settle_gradients() {
 void Unit::end_backward() {
   // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
   const bool late = std::ranges::any_of(groups_, &ParameterGroup::has_gradients);
-  if (std::exchange(in_backward_, false) || late || may_be_unused_) {
+  // Or one that only an earlier micro-batch used.
+  const bool awaits =
+      settings_.gradient_sync && std::ranges::any_of(groups_, &ParameterGroup::awaits_reduction);
+  if (std::exchange(in_backward_, false) || late || awaits || may_be_unused_) {
     settle_gradients();
   } else if (settings_.reshard_after_backward) {
     reshard();

@@ -33,6 +33,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Shards the parameters, which were checked. Not collective.
   Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameters, const DataMesh& mesh,
        const Options& options);
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  ~Unit();
   /// Adds the hooks to the modules, which keep this alive.
   void install();
 
@@ -52,6 +55,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const CommunicationPtr& shared_communication();
 
   bool unsharded() const;
+  /// Gathers from now on read shards as the compute lane leaves them: for those outside of a root's
+  /// forward, which waits for the update itself.
+  void await_compute();
   /// See ParameterGroup; of all groups.
   void start_unshard();
   void unshard();
@@ -63,6 +69,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
 
+  /// The root's forward has ended: warns of modules of this unit that did not run, and ends its
+  /// forward.
+  void end_partial_forward();
+
+  /// Forgets what a parameter of this unit has accumulated and not reduced.
+  void drop_kept_gradient(const nn::ParameterSlot& slot);
+  /// Forgets the reductions that a failed backward left behind.
+  void forget_reductions();
   /// Backward has ended: reduces what is left and frees what is still gathered.
   void end_backward();
 
@@ -95,6 +109,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Modules of this unit that the forward under way has not run yet.
   std::unordered_set<const nn::ModuleBase*> to_run_;
+  bool warned_ = false;
   bool backward_comes_ = false;
   /// Backward has come to this unit and not yet passed it.
   bool in_backward_ = false;

@@ -3,13 +3,13 @@
 #include <unordered_map>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/kept_gradients.h"
 
 namespace tessera::optim {
 
 void Optimizer::zero_grad() {
   for (const nn::SlotPtr& slot : parameters()) {
-    slot->persistent().mutable_grad().reset();
-    slot->get().mutable_grad().reset();
+    nn::drop_gradient(*slot);
   }
 }
 

@@ -17,18 +17,23 @@ class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
 
-  /// `value`: this rank's term. `then` receives the sum, of the same sizes.
-  void add(comm::Communicator& group, at::Tensor value, Then then);
+  /// `value`: this rank's term. `then` receives the sum, of the same sizes. `owner`: see forget().
+  void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Collective over each group that was added to.
   void run();
-  void clear() { buckets_.clear(); }
+  /// Drops what was added for `owner`, on all ranks alike.
+  void forget(const void* owner);
 
  private:
+  struct Term {
+    at::Tensor value;
+    Then then;
+    const void* owner;
+  };
   struct Bucket {
     comm::Communicator* group;
     c10::ScalarType dtype;
-    std::vector<at::Tensor> values;
-    std::vector<Then> then;
+    std::vector<Term> terms;
   };
   static void run(const Bucket& bucket);
 

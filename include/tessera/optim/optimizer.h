@@ -33,7 +33,7 @@ class Optimizer {
   /// undoes its scale with) in the precision of the update: fp32 where parameters are narrower.
   /// Gradients are used up: what they hold afterwards is not specified.
   void step(double gradient_factor = 1.0) { update(gradient_factor); }
-  /// Drops the gradients.
+  /// Drops the gradients, with those that FSDP has accumulated and not reduced yet.
   void zero_grad();
   /// Each once, as clip_grad_norm_ takes them.
   virtual const std::vector<nn::SlotPtr>& parameters() const = 0;
