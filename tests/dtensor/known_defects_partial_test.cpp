@@ -52,14 +52,28 @@ INSTANTIATE_TEST_SUITE_P(
                        copy[0] = 1.0;
                        return copy;
                      }},
-        OperatorCase{"chunk_in_place",
+        OperatorCase{"narrow_in_place",
                      {{7, 5}},
                      [](auto& t) {
                        auto copy = t[0].mul(1);
                        copy.narrow(0, 0, 2).mul_(3);
                        return copy;
+                     }},
+        // libtorch forbids this one where a gradient is wanted.
+        OperatorCase{"chunk_in_place",
+                     {{7, 5}},
+                     [](auto& t) {
+                       auto copy = t[0].mul(1);
+                       copy.chunk(3, 0)[1].mul_(3);
+                       return copy;
                      },
-                     false}),
+                     false},
+        OperatorCase{"chunks",
+                     {{7, 5}},
+                     [](auto& t) {
+                       const auto parts = t[0].chunk(3, 0);
+                       return at::cat({parts[2].mul(3), parts[0].mul(parts[1])});
+                     }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(UnlikePartials, AddUpAndJoin) {
@@ -75,6 +89,26 @@ TEST(UnlikePartials, AddUpAndJoin) {
     EXPECT_TRUE(at::allclose(whole(as(ReduceOp::kMax) + as(ReduceOp::kMin)), values({4, 3}) * 2));
     EXPECT_TRUE(at::allclose(whole(at::cat({as(ReduceOp::kMax), as(ReduceOp::kSum)})),
                              at::cat({values({4, 3}), values({4, 3})})));
+  });
+}
+
+TEST(PendingReductions, AreReducedBeforeTheyDivide) {
+  auto plain = values({7, 5}).add(3).requires_grad_();
+  const auto expected = 8.0 / plain;
+  expected.mul(values({7, 5}, 1)).sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    // Terms of 1, 2, 3 and 4 tenths: none is 0, and none is the value.
+    const auto term = plain.detach() * ((rank.rank() + 1) / 10.0);
+    const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
+    leaf.tensor().requires_grad_();
+    ASSERT_EQ(leaf.placements(), Placements{Partial{}});
+    const auto found = 8.0 / leaf.tensor();
+    found.mul(distribute_tensor(values({7, 5}, 1), mesh, {Replicate{}})).sum().backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(found.detach()).full_tensor(), expected));
+    const DistributedTensor gradient(leaf.tensor().grad());
+    EXPECT_EQ(gradient.placements(), Placements{Replicate{}});
+    EXPECT_TRUE(at::allclose(local_tensor(gradient), plain.grad()));
   });
 }
 
