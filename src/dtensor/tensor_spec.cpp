@@ -166,10 +166,19 @@ std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
+/// As placements, or, where that form cannot say it, as the layout itself.
+static std::string text_of(const Layout& layout, c10::IntArrayRef sizes) {
+  try {
+    return to_string(to_placements(layout, sizes));
+  } catch (const Error&) {
+    return to_string(layout);
+  }
+}
+
 std::string describe(const TensorSpec& spec) {
   return fmt::format("[{}] on {} as {}", fmt::join(spec.sizes, ", "),
                      to_string(spec.sharding.mesh.shape()),
-                     to_string(to_placements(*spec.sharding.layout, spec.sizes)));
+                     text_of(*spec.sharding.layout, spec.sizes));
 }
 
 }  // namespace tessera::detail
