@@ -125,7 +125,8 @@ AppliedUnit applied_unit(const Target& target, const DeviceMesh& mesh) {
 
 }  // namespace
 
-void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan) {
+template <std::same_as<WrapPlan> Plan>
+void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const Plan& plan) {
   const DataMesh data_mesh(mesh);
   const ModuleTree tree = plannable_tree(root, "fully_shard");
   const std::vector<Target> targets = TargetFinder(tree).find(plan);
@@ -146,5 +147,7 @@ void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& p
   }
   root.attach(std::make_shared<AppliedPlan>(std::move(now)));
 }
+
+template void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp

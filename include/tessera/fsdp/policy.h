@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -89,6 +90,8 @@ std::string to_string(const WrapPlan& plan);
 /// that shows where they differ: in units, options, meshes, or what functions answer for a
 /// parameter. Throws Error, before anything is changed, if the plan does not fit the module tree,
 /// or does not have every parameter that is not ignored in one unit.
-void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
+/// A template so that `fully_shard(root, mesh, {.neighbours = 2})` can mean options alone.
+template <std::same_as<WrapPlan> Plan>
+void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const Plan& plan);
 
 }  // namespace tessera::fsdp
