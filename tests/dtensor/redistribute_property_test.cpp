@@ -43,7 +43,7 @@ class Draw {
 };
 
 /// Mesh dimensions split tensor dimensions in any order, some are partial, and some even tensor
-/// dimensions have a local digit in front.
+/// dimensions are two digits, either of which may be split.
 LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes) {
   const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
   Layout::Dims dims;
@@ -60,7 +60,8 @@ LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes) {
     const auto what = draw.below(2 * sizes.size() + 2);
     if (what == 0) partial.push_back({m, draw.of(ops)});
     if (what <= 1) continue;
-    dims[what / 2 - 1].back().mesh_dims.push_back(m);
+    auto& digits = dims[what / 2 - 1];
+    digits[draw.below(digits.size())].mesh_dims.push_back(m);
   }
   return Layout::intern(mesh, std::move(dims), std::move(partial));
 }
