@@ -1,5 +1,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 
+#include <ATen/ops/empty.h>
+
 #include <utility>
 
 #include "agreement.h"
@@ -50,6 +52,12 @@ void check_local(const at::Tensor& local, const ShardingSpec& spec,
                 ", found ", local.sizes(), ": with uneven shards pass the global sizes");
 }
 
+DistributedTensor wrap_local(const at::Tensor& local, const ShardingSpec& spec,
+                             const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
+  check_local(local, spec, sizes);
+  return DistributedTensor(detail::from_local_with_gradient(local, spec, sizes, gradient));
+}
+
 }  // namespace
 
 DistributedTensor::DistributedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
@@ -60,25 +68,24 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
                                                 const Placements& placements,
                                                 std::optional<std::vector<std::int64_t>> sizes,
                                                 std::optional<Placements> grad_placements) {
-  TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
-                "from_local: ", placements.size(), " placements for ", to_string(mesh),
-                ": give one per dimension");
-  if (!sizes) sizes = even_global_sizes(local, mesh, placements);
-  const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
-  const auto* gradient = grad_placements ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
-                                         : detail::gradient_layout(layout);
-  check_local(local, {mesh, layout}, *sizes);
-  DistributedTensor result(
-      detail::from_local_with_gradient(local, {mesh, layout}, *sizes, gradient));
-  if (detail::checks_agreement()) check_agreement(result);
-  return result;
+  return detail::make_agreed(mesh, [&] {
+    TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
+                  "from_local: ", placements.size(), " placements for ", to_string(mesh),
+                  ": give one per dimension");
+    if (!sizes) sizes = even_global_sizes(local, mesh, placements);
+    const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
+    const auto* gradient = grad_placements
+                               ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
+                               : detail::gradient_layout(layout);
+    return wrap_local(local, {mesh, layout}, *sizes, gradient);
+  });
 }
 
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
                                                 std::vector<std::int64_t> sizes) {
-  check_local(local, spec, sizes);
-  return DistributedTensor(
-      detail::from_local_with_gradient(local, spec, sizes, detail::gradient_layout(spec.layout)));
+  return detail::make_agreed(spec.mesh, [&] {
+    return wrap_local(local, spec, sizes, detail::gradient_layout(spec.layout));
+  });
 }
 
 at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements) const {
@@ -147,21 +154,21 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
 
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
-  return DistributedTensor::from_local(local.detach(), spec, std::move(sizes)).tensor();
+  return wrap_local(local.detach(), spec, sizes, detail::gradient_layout(spec.layout));
 }
 
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements) {
-  TESSERA_CHECK(!tessera::is_distributed(tensor),
-                "distribute_tensor of a tensor that is distributed "
-                "already: redistribute() changes its placements");
-  const auto sizes = tensor.sizes().vec();
-  const auto& mesh_sizes = mesh.shape().sizes();
-  const auto* target = to_layout(mesh_sizes, placements, sizes);
-  const auto* whole = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
-  const auto replicated = DistributedTensor::from_local(tensor, ShardingSpec{mesh, whole}, sizes);
-  if (detail::checks_agreement()) check_agreement(replicated);
-  return replicated.redistribute(target);
+  return detail::make_agreed(mesh, [&] {
+    TESSERA_CHECK(!tessera::is_distributed(tensor),
+                  "distribute_tensor of a tensor that is distributed "
+                  "already: redistribute() changes its placements");
+    const auto sizes = tensor.sizes().vec();
+    const auto& mesh_sizes = mesh.shape().sizes();
+    const auto* target = to_layout(mesh_sizes, placements, sizes);
+    const auto* whole = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
+    return wrap_local(tensor, {mesh, whole}, sizes, whole).redistribute(target);
+  });
 }
 
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
@@ -169,11 +176,16 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
                                     const DistributeOptions& options) {
   if (!options.source) return distribute_tensor(tensor, mesh, placements);
   const auto sizes = tensor.sizes().vec();
-  const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
-  TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
-                *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
-  const auto part = detail::scatter_from(tensor.detach(), *options.source, target);
-  return DistributedTensor(make_distributed(part, target, sizes));
+  // What this rank will have: ranks that disagree on it would wait for one another in the scatter.
+  const auto room = detail::make_agreed(mesh, [&] {
+    const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
+    TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
+                  *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
+    const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
+    return wrap_local(none, target, sizes, detail::gradient_layout(target.layout));
+  });
+  const auto part = detail::scatter_from(tensor.detach(), *options.source, room.spec());
+  return DistributedTensor(make_distributed(part, room.spec(), sizes));
 }
 
 }  // namespace tessera

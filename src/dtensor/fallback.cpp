@@ -9,10 +9,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "agreed_call.h"
 #include "below_autograd.h"
 #include "bound_call.h"
 #include "call_cache.h"
 #include "distributed_impl.h"
+#include "drop_by_element.h"
 #include "fallback.h"
 #include "fresh_tensor.h"
 #include "operator_info.h"
@@ -116,6 +118,7 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (info.draws_random && fill_by_element(info, arguments)) {
     return torch::jit::drop(stack, arguments.size() - 1);
   }
+  if (info.draws_random && drop_by_element(info, stack)) return;
   thread_local CallKey key;
   key.build(info, arguments);
   const auto hash = key.hash();
@@ -128,7 +131,11 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
   }
   if (info.functional && plan->moves && write_to_fresh(info, stack)) return;
   check_policy(info, *plan);
-  run_call(op, info, *plan, stack);
+  if (may_fail_apart(info, *plan, arguments)) {
+    if (!run_agreed(op, info, *plan, stack)) return run_operator(op, info, stack);
+  } else {
+    run_call(op, info, *plan, stack);
+  }
   if (info.makes_zeros) note_fresh(stack.back().toTensor());
 }
 

@@ -86,6 +86,14 @@ std::optional<c10::OperatorHandle> functional_form(std::string_view name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(found->name, found->overload);
 }
 
+/// Factorisations that throw without being asked to.
+bool checks_its_matrices(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kNames{
+      "aten::_linalg_eigh",   "aten::_linalg_svd",     "aten::linalg_eig",
+      "aten::linalg_eigvals", "aten::_linalg_eigvals", "aten::cholesky_inverse"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
@@ -106,6 +114,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     const bool after_size = i > 0 && schema.arguments()[i - 1].name() == "size";
     if (argument.name() == "stride" && after_size) stride = index;
     if (argument.name() == "generator") generator = index;
+    if (argument.name() == "check_errors") check_errors = index;
   }
   for (const auto& result : schema.returns()) {
     const auto* alias = result.alias_info();
@@ -120,6 +129,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
   }
   changes_shape = op.hasTag(at::Tag::inplace_view);
   makes_zeros = name == "aten::new_zeros" || name == "aten::zeros_like";
+  fails_by_value = check_errors >= 0 || checks_its_matrices(name);
   functional = functional_form(name);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // rand_like is empty_like and uniform_: of a random operator every composite form will do.

@@ -18,7 +18,7 @@ struct OperatorInfo {
     kOptionalTensorList,  ///< Tensor?[]
     kScalar,              ///< a number that no rule reads: of the key of a call, only its type
     kStatic,              ///< anything else that a call is looked up by
-    kIgnored,             ///< a generator
+    kIgnored,             ///< a generator, a list of numbers
   };
   struct Return {
     bool is_tensor = false;  ///< or a list of them
@@ -39,7 +39,9 @@ struct OperatorInfo {
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
   bool draws_random = false;
-  bool makes_zeros = false;  ///< new_zeros, zeros_like (see fresh_tensor.h)
+  bool fails_by_value = false;  ///< throws for a matrix that it cannot factorise
+  int check_errors = -1;        ///< the argument without which it does not, or -1
+  bool makes_zeros = false;     ///< new_zeros, zeros_like (see fresh_tensor.h)
   /// Of an operator that formulas of gradients write with: what returns the result instead.
   std::optional<c10::OperatorHandle> functional;
   RuleFunction rule;

@@ -1,10 +1,12 @@
 #include <ATen/core/Formatting.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <ostream>
 #include <sstream>
 
+#include "autograd_functions.h"
 #include "below_autograd.h"
 #include "distributed_impl.h"
 #include "tessera/core/layout_math.h"
@@ -39,16 +41,29 @@ std::string values(const at::Tensor& local) {
   return text.str();
 }
 
+/// How `tensor` lies, and this rank's part of `shown`.
+std::string text_of(const DistributedTensor& tensor, const DistributedTensor& shown,
+                    const char* holds) {
+  const auto& value = tensor.tensor();
+  const auto& mesh = tensor.mesh();
+  return fmt::format("DistributedTensor([{}], {}, {}, {}), rank {} {} {}:\n{}",
+                     fmt::join(value.sizes(), ", "), c10::toString(value.scalar_type()),
+                     to_string(mesh), to_string(tensor.placements()), mesh.world()->rank(), holds,
+                     places(shown), values(local_tensor(shown)));
+}
+
 }  // namespace
 
+std::string local_to_string(const DistributedTensor& tensor) {
+  if (!tensor.tensor().defined()) return "DistributedTensor()";
+  return text_of(tensor, tensor, "holds");
+}
+
 std::string to_string(const DistributedTensor& tensor) {
-  const auto& value = tensor.tensor();
-  if (!value.defined()) return "DistributedTensor()";
-  const auto& mesh = tensor.mesh();
-  return fmt::format("DistributedTensor([{}], {}, {}, {}), rank {} holds {}:\n{}",
-                     fmt::join(value.sizes(), ", "), c10::toString(value.scalar_type()),
-                     to_string(mesh), to_string(tensor.placements()), mesh.world()->rank(),
-                     places(tensor), values(local_tensor(value)));
+  if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) return local_to_string(tensor);
+  const at::NoGradGuard no_grad;
+  const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
+  return text_of(tensor, reduced, "holds, reduced,");
 }
 
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) {

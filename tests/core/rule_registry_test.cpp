@@ -7,6 +7,8 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "core_test_calls.h"
 #include "tessera/core/error.h"
@@ -65,6 +67,19 @@ TEST(RuleRegistry, MarksOperatorsThatDrawRandomNumbers) {
   const auto attention = call("aten::_scaled_dot_product_flash_attention_for_cpu",
                               {{2, 4, 5, 8}, {2, 4, 5, 8}, {2, 4, 5, 8}}, {0.1, false});
   EXPECT_TRUE(find_rule(attention.op)(attention)->random);
+}
+
+TEST(RuleRegistry, KnowsThatAttentionKeepsStatisticsOnlyWhereAsked) {
+  const std::vector<std::int64_t> sizes{4, 2, 5, 8};
+  const std::vector<LayoutPtr> split(3, to_layout({2}, {Shard{0}}, sizes));
+  for (const bool asked : {true, false}) {
+    const auto attention = call("aten::_scaled_dot_product_efficient_attention",
+                                {sizes, sizes, sizes}, {std::monostate{}, asked, 0.0, false});
+    const auto decided = testing::decide(attention, split);
+    const std::vector<std::int64_t> statistics{4, 2, asked ? 32 : 0};
+    EXPECT_EQ(decided.output_sizes[1], statistics);
+    EXPECT_EQ(decided.outputs[1], to_layout({2}, {Shard{0}}, statistics));
+  }
 }
 
 TEST(RuleRegistry, CoversNoCallWhoseResultDependsOnData) {

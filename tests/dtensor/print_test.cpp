@@ -4,9 +4,11 @@
 #include <sstream>
 #include <string>
 
+#include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
+#include "testing/ranks.h"
 
 namespace tessera {
 namespace {
@@ -41,6 +43,25 @@ TEST(Printing, OfAnEmptyPartAndOfScalars) {
   expect_in(to_string(zeros({2}, square(3), {Shard{0}, Shard{0}})), {"rank 3 holds nothing"});
   expect_in(to_string(full({}, 2.5, square(3), {Replicate{}, Partial{}})), {"Partial(sum)", "0"});
   EXPECT_EQ(to_string(DistributedTensor()), "DistributedTensor()");
+}
+
+TEST(Printing, ReducesWhatIsPartial) {
+  RunRanks(3, [](Rank& rank) {
+    const auto local = at::full({2}, rank.rank() + 1.0);
+    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
+    expect_in(to_string(x), {"Partial(sum)", "holds, reduced, [0:2]:", " 6\n 6"});
+    EXPECT_EQ(x.placements(), Placements{Partial{}});
+  });
+}
+
+TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
+  RunRanks(3, [](Rank& rank) {
+    const auto local = at::full({2}, rank.rank() + 1.0);
+    const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
+    if (rank.rank() != 1) return;
+    expect_in(local_to_string(x), {"Partial(sum)", "rank 1 holds [0:2]:", " 2\n 2"});
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
 }
 
 TEST(Printing, NeedsNoValues) {

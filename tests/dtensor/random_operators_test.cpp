@@ -4,12 +4,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <ostream>
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/policy.h"
 #include "testing/ranks.h"
 
 namespace tessera {
@@ -75,6 +77,61 @@ TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
     at::dropout(x, 0.5, true);
     x.normal_();
     EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+/// What docs/operators.md lists as random.
+TEST(RandomOperators, OfTheListRunInAStrictScope) {
+  RunRanks(4, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
+    const StrictScope strict;
+    at::native_dropout(x, 0.5, true);
+    at::rand_like(x);
+    at::randn_like(x);
+    at::normal_functional(x, 0, 1);
+    x.bernoulli_(0.5);
+    x.normal_();
+    x.uniform_();
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
+  const auto run = [](const DeviceMesh& mesh, const Placements& placements) {
+    manual_seed(5);
+    const at::Tensor x = distribute_tensor(at::full(kSizes, 3.0), mesh, placements)
+                             .tensor()
+                             .detach()
+                             .requires_grad_();
+    const StrictScope strict;
+    const auto [y, kept] = at::native_dropout(x, 0.25, true);
+    y.sum().backward();
+    EXPECT_EQ(kept.scalar_type(), at::kBool);
+    return std::array{DistributedTensor(y).full_tensor(), DistributedTensor(kept).full_tensor(),
+                      DistributedTensor(x.grad()).full_tensor()};
+  };
+  RunRanks(4, [&](Rank& rank) {
+    const auto line = rank.mesh({4}, {"x"});
+    const auto [whole, kept, gradient] = run(line, {Replicate{}});
+    EXPECT_TRUE(at::allclose(whole, kept.to(at::kFloat).mul(4)));
+    EXPECT_TRUE(at::allclose(gradient, kept.to(at::kFloat).div(0.75)));
+    EXPECT_TRUE(kept.any().item<bool>() && !kept.all().item<bool>());
+    for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}}) {
+      const auto [y, own_kept, own_gradient] = run(line, {placement});
+      EXPECT_TRUE(at::equal(y, whole));
+      EXPECT_TRUE(at::equal(own_kept, kept));
+      EXPECT_TRUE(at::equal(own_gradient, gradient));
+    }
+  });
+}
+
+TEST(NativeDropout, KeepsOrDropsAllAtTheEnds) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
+    const auto whole = [](const at::Tensor& t) { return DistributedTensor(t).full_tensor(); };
+    EXPECT_TRUE(at::equal(whole(std::get<0>(at::native_dropout(x, 0.5, false))), at::ones(kSizes)));
+    EXPECT_TRUE(whole(std::get<1>(at::native_dropout(x, 0.0, true))).all().item<bool>());
+    EXPECT_TRUE(at::equal(whole(std::get<0>(at::native_dropout(x, 1.0, true))), at::zeros(kSizes)));
   });
 }
 

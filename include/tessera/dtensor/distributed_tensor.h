@@ -47,7 +47,8 @@ class DistributedTensor {
   explicit DistributedTensor(at::Tensor tensor);
 
   /// Wraps this rank's part. Without `sizes` the global sizes are computed from the local ones
-  /// (even shards assumed; with uneven shards pass them). No communication.
+  /// (even shards assumed; with uneven shards pass them). No communication, but for the check of
+  /// debug builds (check_agreement).
   /// Gradient: Shard -> Shard, Replicate -> Replicate, Partial -> Replicate; or as
   /// `grad_placements` say (Partial for a replicated tensor: each rank gets its own term).
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
@@ -111,15 +112,19 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, const DistributeOptions& options);
 
-/// Sizes, type, mesh and placements, then this rank's part and where it lies in the whole. Not
-/// collective: what is partial is shown as the term that this rank holds. (Streaming the plain
-/// at::Tensor handle throws: libtorch's printer reads memory that a distributed tensor lacks.)
+/// Sizes, type, mesh and placements, then this rank's part and where it lies in the whole. What is
+/// partial is reduced first, which is collective: call it on every rank then, or local_to_string.
+/// (Streaming the plain at::Tensor handle throws: libtorch's printer reads memory that a
+/// distributed tensor lacks.)
 std::string to_string(const DistributedTensor& tensor);
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
+/// The same, but what is partial is shown as the term that this rank holds. Never collective.
+std::string local_to_string(const DistributedTensor& tensor);
 
 /// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
-/// placements. Collective. With TESSERA_DEBUG=1 in the environment from_local with placements and
-/// distribute_tensor do it themselves, and are then collective too.
+/// placements. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the environment,
+/// from_local and distribute_tensor do it themselves, and are then collective too, also where a
+/// rank throws for an error of its own; TESSERA_DEBUG=0 turns that off.
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera

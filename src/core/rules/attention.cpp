@@ -72,6 +72,7 @@ struct Kernel {
   int causal = 4;
   int debug = -1;  ///< asks for a mask that no rule describes
   Statistics statistics = kRows;
+  int asks_statistics = -1;       ///< flag without which there are none: (batch, heads, 0)
   std::size_t other_outputs = 0;  ///< replicated: seeds, offsets, empty ones
 };
 
@@ -114,6 +115,9 @@ RuleFunction::Body attention(Kernel kernel) {
       input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
     }
     rule.outputs = {f->result, statistics_factors(rule, *f, kernel, call.tensor(0).size(2))};
+    if (kernel.asks_statistics >= 0 && !is_set(call, kernel.asks_statistics)) {
+      rule.outputs[1].back() = {add_whole(rule, 0)};
+    }
     rule.outputs.resize(rule.outputs.size() + kernel.other_outputs);
     rule.random = drops(call, kernel);
     // The others are no sums: they are decided apart, as replicated.
@@ -167,8 +171,12 @@ RuleFunction::Body attention_backward(Backward backward) {
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};
-  const Kernel efficient{
-      .bias = 3, .dropout = 5, .causal = 6, .statistics = Kernel::kPaddedRows, .other_outputs = 2};
+  const Kernel efficient{.bias = 3,
+                         .dropout = 5,
+                         .causal = 6,
+                         .statistics = Kernel::kPaddedRows,
+                         .asks_statistics = 4,
+                         .other_outputs = 2};
   const Kernel cudnn{.bias = 3,
                      .dropout = 5,
                      .causal = 6,

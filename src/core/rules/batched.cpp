@@ -90,7 +90,6 @@ std::optional<ShardingRule> solve_rule(const OpCall& call) {
   if (a.size() < 2) return std::nullopt;
   const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
   const std::size_t own = vectors ? 1 : 2;
-  if (call.boolean_or(3, false)) return std::nullopt;  // would throw on some ranks alone
   return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}});
 }
 

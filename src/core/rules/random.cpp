@@ -29,12 +29,8 @@ Table random_table() {
       "random",
       {
           {"native_dropout", draw(2, true)},
-          {"bernoulli bernoulli.p normal.{Tensor_float,float_Tensor,Tensor_Tensor}", draw(1, true)},
-          {"bernoulli_.{float,Tensor} normal_ uniform_ random_{,.from,.to} exponential_ "
-           "log_normal_ "
-           "cauchy_ geometric_",
+          {"normal_functional {rand,randn}_like bernoulli_.float normal_ uniform_",
            draw(1, false)},
-          {"{rand,randn}_like randint_like{,.low_dtype} normal_functional", draw(1, false)},
       }};
 }
 

@@ -1,0 +1,114 @@
+// from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
+// ranks throw, also where only one finds an error.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/trace.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+/// TESSERA_DEBUG of this process while it lives.
+class Debug {
+ public:
+  explicit Debug(const char* value) : outer_(std::getenv(kName)) { setenv(kName, value, 1); }
+  Debug(const Debug&) = delete;
+  Debug& operator=(const Debug&) = delete;
+  ~Debug() { setenv(kName, outer_.c_str(), 1); }
+
+ private:
+  static constexpr const char* kName = "TESSERA_DEBUG";
+  std::string outer_;  // RunRanks' default
+};
+
+/// What each of two ranks says of its own error, caught: the other rank must not wait for it.
+std::vector<std::string> errors_of(const testing::Body& body) {
+  std::vector<std::string> errors(2);
+  RunRanks(2, [&](Rank& rank) {
+    try {
+      body(rank);
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(rank.rank())] = error.what();
+    }
+    // Both are still in step.
+    const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_TRUE(at::equal(x.full_tensor(), at::ones({4})));
+  });
+  return errors;
+}
+
+void expect_in(const std::string& text, const char* part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Agreement, OfARankThatFailsAloneEndsAll) {
+  const Debug debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
+    DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
+  });
+  expect_in(errors[0], "disagree");
+  expect_in(errors[1], "rank 1 of");
+}
+
+TEST(Agreement, OfSpecsIsChecked) {
+  const Debug debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto* layout = Layout::replicated({2}, 1);
+    const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
+    DistributedTensor::from_local(at::zeros({3}, dtype), ShardingSpec{mesh, layout}, {3});
+  });
+  expect_in(errors[0], "Float");
+  expect_in(errors[1], "Double");
+}
+
+TEST(Agreement, IsCheckedBeforeASourceScatters) {
+  const Debug debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    distribute_tensor(at::zeros({rank.rank() == 0 ? 4 : 6}), rank.mesh({2}, {"x"}), {Shard{0}},
+                      {.source = 0});
+  });
+  expect_in(errors[0], "[4]");
+  expect_in(errors[1], "[6]");
+}
+
+TEST(Agreement, OfPlacementsIsCheckedByDistributeTensor) {
+  const Debug debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
+  });
+  expect_in(errors[0], "Shard(0)");
+  expect_in(errors[1], "Shard(1)");
+}
+
+TEST(Agreement, CostsNothingWhereItIsOff) {
+  const Debug debug("0");
+  RunRanks(2, [](Rank& rank) {
+    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
+  const Debug unset("");
+#ifdef NDEBUG
+  static constexpr int kCalls = 0;
+#else
+  static constexpr int kCalls = 1;
+#endif
+  RunRanks(2, [](Rank& rank) {
+    DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, kCalls);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
