@@ -83,6 +83,12 @@ std::vector<std::int64_t> strides_of_whole(at::Tensor& local, c10::IntArrayRef s
   return detail::contiguous_strides(sizes);
 }
 
+/// This rank's part, to be written to. What a detached view holds is a copy already, and a write to
+/// it would reach the view and not the viewed tensor: such a view gives away another copy.
+at::Tensor own_local(const DistributedTensorImpl& impl) {
+  return plain_alias(impl.detached_view() ? impl.local().clone() : impl.local());
+}
+
 /// The value below autograd, waited for later. Undefined, and nothing is done, where no collective
 /// is needed or the mesh is another.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
@@ -142,13 +148,14 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
 
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   const auto& impl = impl_of(tensor);
-  return record<ToLocalBackward>(plain_alias(impl.local()), tensor,
-                                 with_layout(*impl.spec(), gradient));
+  check_readable(impl, "to_local()");
+  return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient));
 }
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options) {
   const auto& impl = impl_of(tensor);
+  check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
   if (source == target) return tensor;
   auto result = options.async ? pending(impl, target) : at::Tensor();

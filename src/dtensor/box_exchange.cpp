@@ -10,7 +10,7 @@
 #include "below_autograd.h"
 #include "redistribute_steps.h"
 #include "tessera/comm/communicator.h"
-#include "transfer.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::detail {
 namespace {
@@ -121,8 +121,7 @@ at::Tensor BoxExchange::run(const at::Tensor& local, c10::IntArrayRef sizes,
   const auto input = at::cat(sent);
   const auto total = std::accumulate(receive_counts.begin(), receive_counts.end(), std::int64_t{0});
   const auto output = at::empty({total / parts}, local.options());
-  if (local.is_cpu()) finish_transfers();
-  mesh.group(all_dims(mesh))
+  in_order(mesh.group(all_dims(mesh)))
       .all_to_all(reals(output), reals(input), receive_counts, send_counts)
       ->wait();
   std::int64_t offset = 0;

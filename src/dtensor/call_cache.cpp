@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "redistribute.h"
+
 namespace tessera::detail {
 
 void CallCache::make_here() {
@@ -46,6 +48,7 @@ DispatchCacheStatistics dispatch_cache_statistics() {
 
 void clear_dispatch_cache() {
   detail::CallCache::of_thread().clear();
+  detail::clear_plans();
 }
 
 }  // namespace tessera

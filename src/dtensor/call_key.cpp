@@ -59,9 +59,13 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) return add_none();
   const auto wrapped =
       static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const auto meta = static_cast<std::uint64_t>(tensor.is_meta());
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
-  add(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | wrapped, kPlainTensor));
+  add(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
+             kPlainTensor));
   for (const auto size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
+  if (tensor.layout() != c10::kStrided) return;
+  for (const auto stride : tensor.strides()) add(static_cast<std::uint64_t>(stride));
 }
 
 void CallKey::add_static(const c10::IValue& value) {

@@ -14,8 +14,8 @@
 namespace tessera::detail {
 
 /// What the outcome of a call depends on, as a flat list of words: the operator, the interned spec
-/// of each distributed tensor, sizes and type of each plain one, and the arguments that rules read.
-/// Reused from call to call, so that building one allocates nothing.
+/// of each distributed tensor, sizes, strides and type of each plain one, and the arguments that
+/// rules read. Reused from call to call, so that building one allocates nothing.
 class CallKey {
  public:
   /// Rebuilds the key for a call of `info` with `arguments`.
@@ -29,7 +29,8 @@ class CallKey {
   void add_tensor(const at::Tensor& tensor) {
     const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
     if (impl != nullptr) [[likely]] {
-      add(reinterpret_cast<std::uintptr_t>(impl->spec().get()));
+      add(reinterpret_cast<std::uintptr_t>(impl->spec().get()) |
+          (impl->is_meta() ? kMeta : std::uint64_t{0}));
     } else {
       add_plain(tensor);
     }
@@ -73,6 +74,8 @@ class CallKey {
   static constexpr std::uint64_t kPlainTensor = 3;
   static constexpr std::uint64_t kList = 5;
   static constexpr std::uint64_t kValue = 7;
+  /// Added to a pointer: forms that look at the data take no meta tensors.
+  static constexpr std::uint64_t kMeta = 2;
   static constexpr std::uint64_t tagged(std::uint64_t value, std::uint64_t tag) {
     return value << 3 | tag;
   }

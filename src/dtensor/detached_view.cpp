@@ -5,11 +5,15 @@
 #include "below_autograd.h"
 #include "distributed_impl.h"
 #include "redistribute.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/policy.h"
 
 namespace tessera::detail {
 namespace {
 
-std::uint32_t version_of(const at::Tensor& tensor) {
+/// None of an inference tensor.
+std::optional<std::uint32_t> version_of(const at::Tensor& tensor) {
+  if (tensor.is_inference()) return std::nullopt;
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
@@ -45,8 +49,32 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
 }  // namespace
 
 bool DetachedView::is_stale() const {
+  if (!base_version) return false;
   const auto now = version_of(base);
-  return now != base_version && !(written && now == base_version + 1);
+  return now != base_version && !(written && now == *base_version + 1);
+}
+
+DetachedViewPtr detached_view_of(const at::Tensor& base) {
+  return std::make_shared<DetachedView>(
+      DetachedView{.base = base, .base_version = version_of(base)});
+}
+
+void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
+  TESSERA_CHECK(!impl.detached_view() || !impl.detached_view()->is_stale(), what,
+                " uses a view that had to be gathered, after the viewed tensor was written: "
+                "take the view again");
+}
+
+void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
+  check_readable(impl, what);
+  TESSERA_CHECK(!is_strict(), what,
+                " writes through a view of a dimension that is split, which gathers the viewed "
+                "tensor; the strict scope refuses that: redistribute it first");
+  TESSERA_CHECK(
+      impl.detached_view()->base_version, what,
+      " writes through a view of a dimension that is split, of an inference tensor, "
+      "whose writes are not counted: redistribute it first, or use NoGradGuard instead of "
+      "InferenceMode");
 }
 
 void write_through(const at::Tensor& view) {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/layout.h"
@@ -28,13 +29,24 @@ struct DetachedView {
   };
 
   at::Tensor base;
-  std::uint32_t base_version;
+  /// None where the base is an inference tensor, which counts none: it is not written to then.
+  std::optional<std::uint32_t> base_version;
   bool written = false;            ///< through this view, which bumps the version once more
   std::shared_ptr<Replay> replay;  ///< none: shares memory with `base`, a detached view itself
 
   bool is_stale() const;
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
+
+/// A view of `base`, a distributed tensor, as it is now.
+DetachedViewPtr detached_view_of(const at::Tensor& base);
+
+class DistributedTensorImpl;
+
+/// Throws Error if `impl` is a detached view whose base was written since. `what` asks for it.
+void check_readable(const DistributedTensorImpl& impl, std::string_view what);
+/// Throws Error if `impl`, a detached view, may not be written.
+void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// Carries what was written to `view`, a distributed tensor that is a detached view, on to its
 /// base, and from there on if that is one too. Collective: the base is gathered and sliced again.

@@ -149,7 +149,9 @@ const ShardingSpec& sharding_spec(const at::Tensor& tensor) {
 
 const at::Tensor& local_tensor(const at::Tensor& tensor) {
   const auto* impl = tensor.defined() ? detail::as_distributed(tensor) : nullptr;
-  return impl != nullptr ? impl->local() : tensor;
+  if (impl == nullptr) return tensor;
+  detail::check_readable(*impl, "local_tensor()");
+  return impl->local();
 }
 
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,

@@ -194,6 +194,12 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
                                [](auto& input) { return input.plan || input.written; });
 }
 
+/// Rules read real numbers; a call with a complex one has no rule where they are read.
+bool rule_reads_complex(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
+  return info.rule.reads_numbers() && std::any_of(arguments.begin(), arguments.end(),
+                                                  [](auto& a) { return a.isComplexDouble(); });
+}
+
 }  // namespace
 
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -209,7 +215,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
   std::optional<std::vector<std::vector<std::int64_t>>> strides;
   if (info.viewed >= 0) strides = view_strides(op, arguments);
 
-  auto rule = info.rule ? info.rule(bound.call) : std::nullopt;
+  auto rule =
+      info.rule && !rule_reads_complex(info, arguments) ? info.rule(bound.call) : std::nullopt;
   // The operator on each shard would draw the same numbers for all of them: it is run as a whole.
   plan.random = rule ? rule->random : info.draws_random;
   if (plan.random) rule.reset();

@@ -57,7 +57,7 @@ bool fill_by_element(const OperatorInfo& info, Arguments arguments) {
   const auto& self = arguments.front().toTensor();
   const auto* impl = as_distributed(self);
   if (impl == nullptr || !self.is_floating_point()) return false;
-  if (impl->detached_view()) return false;
+  if (impl->detached_view()) check_writable(*impl, info.name);
   const auto key = next_random_key();
   BelowAutograd guard;
   if (impl->local().is_meta()) return true;
@@ -66,6 +66,7 @@ bool fill_by_element(const OperatorInfo& info, Arguments arguments) {
   } else {
     fill->run(self, arguments, key);
   }
+  if (impl->detached_view()) write_through(self);
   return true;
 }
 

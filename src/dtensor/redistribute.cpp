@@ -27,6 +27,12 @@ struct PlanKeyHash {
   }
 };
 
+/// Of a thread, not of the process: it holds meshes, which belong to a rank.
+auto& plans() {
+  thread_local BoundedCache<PlanKey, Plan, PlanKeyHash> plans(kCachedPlans);
+  return plans;
+}
+
 Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                    c10::IntArrayRef sizes) {
   switch (step.kind) {
@@ -71,10 +77,12 @@ at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const Device
 
 }  // namespace
 
+void clear_plans() {
+  plans().clear();
+}
+
 PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
-  // Of a thread, not of the process: it holds meshes, which belong to a rank.
-  thread_local BoundedCache<PlanKey, Plan, PlanKeyHash> plans(kCachedPlans);
-  return plans.get({spec, target}, [](const PlanKey& key) {
+  return plans().get({spec, target}, [](const PlanKey& key) {
     return plan_redistribution(key.spec->sharding.layout, key.target, key.spec->sizes,
                                static_cast<std::int64_t>(c10::elementSize(key.spec->dtype)));
   });

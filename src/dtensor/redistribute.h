@@ -20,6 +20,8 @@ inline bool communicates(const Step& step) {
 
 /// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
 PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
+/// Empties that cache.
+void clear_plans();
 
 /// Runs a plan on this rank's part of a tensor of global `sizes`. Collective over the groups that
 /// the plan names. The result may share memory with `local`. A meta tensor moves no data.

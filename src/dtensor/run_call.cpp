@@ -13,7 +13,6 @@
 #include "leaf_gradient.h"
 #include "seeded_generator.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/policy.h"
 
 namespace tessera::detail {
 namespace {
@@ -118,13 +117,9 @@ class Run {
     keep_gradient_layout(impl, tensor);
     if (!impl.detached_view()) [[likely]]
       return;
-    TESSERA_CHECK(!impl.detached_view()->is_stale(), info_.name,
-                  " uses a view that had to be gathered, after the viewed tensor was written: "
-                  "take the view again");
+    check_readable(impl, info_.name);
     if (!writes(argument)) return;
-    TESSERA_CHECK(!is_strict(), info_.name,
-                  " writes through a view of a dimension that is split, which gathers the viewed "
-                  "tensor; the strict scope refuses that: redistribute it first");
+    check_writable(impl, info_.name);
     through_.push_back(tensor);
   }
 
@@ -261,9 +256,7 @@ class Run {
           base->local().unsafeGetTensorImpl()->version_counter());
     }
     auto result = wrap(std::move(local), std::move(spec));
-    if (detached && !base->is_inference()) {
-      as_distributed(result)->set_detached_view(detach_from(*base));
-    }
+    if (detached) as_distributed(result)->set_detached_view(detach());
     return result;
   }
 
@@ -280,10 +273,8 @@ class Run {
     view_arguments_.assign(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
   }
 
-  DetachedViewPtr detach_from(const DistributedTensorImpl& base) {
-    auto view = std::make_shared<DetachedView>();
-    view->base = viewed_;
-    view->base_version = base.version_counter().current_version();
+  DetachedViewPtr detach() {
+    auto view = detached_view_of(viewed_);
     if (!is_moved()) return view;
     const auto& input = plan_.inputs.front();
     const auto viewed = static_cast<std::size_t>(info_.viewed);

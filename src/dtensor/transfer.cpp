@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "below_autograd.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::detail {
 namespace {
@@ -93,3 +94,12 @@ void Transfer::complete() {
 }
 
 }  // namespace tessera::detail
+
+namespace tessera {
+
+comm::Communicator& in_order(comm::Communicator& group) {
+  detail::finish_transfers();
+  return group;
+}
+
+}  // namespace tessera

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::optim {
 namespace {
@@ -96,7 +97,7 @@ at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& 
   at::Tensor output = at::empty({total}, like.options());
   std::vector<int> dims(static_cast<std::size_t>(mesh_.ndim()));
   std::iota(dims.begin(), dims.end(), 0);
-  mesh_.group(dims).all_to_all(output, input, from_ranks, counts)->wait();
+  in_order(mesh_.group(dims)).all_to_all(output, input, from_ranks, counts)->wait();
   return output;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "grad_terms.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::optim {
 namespace {
@@ -43,7 +44,7 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   if (mesh.size() == 1) return;
   std::vector<int> dims(static_cast<std::size_t>(mesh.ndim()));
   std::iota(dims.begin(), dims.end(), 0);
-  mesh.group(dims).all_reduce(values, op)->wait();
+  in_order(mesh.group(dims)).all_reduce(values, op)->wait();
 }
 
 /// The maximum over all ranks. Back ends differ in whether a maximum keeps a NaN, so that it

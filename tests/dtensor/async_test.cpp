@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/dtensor/deferred_sums.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/ranks.h"
 
@@ -127,6 +128,29 @@ TEST(Async, RanksMayUseResultsInUnlikeOrders) {
     if (rank.rank() == 1) EXPECT_EQ(a.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
     EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(kLarge)));
     EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
+  });
+}
+
+TEST(Async, WhatIsUnderWayIsFinishedBeforeAnyCollectiveThatIsWaitedForAtOnce) {
+  const std::vector<void (*)(const DeviceMesh&, const at::Tensor&)> waits{
+      [](const DeviceMesh&, const at::Tensor& b) { at::argmax(b); },
+      [](const DeviceMesh&, const at::Tensor& b) { b.max(0); },
+      [](const DeviceMesh& mesh, const at::Tensor&) {
+        DeferredSums sums;
+        sums.add(mesh.group("tp"), at::ones({2}), [](const at::Tensor&) {});
+        sums.run();
+      }};
+  RunRanks(4, [&](Rank& rank) {
+    Log log;
+    const auto mesh = logged_mesh(rank, log);
+    const auto a = distribute_tensor(values({7, 5}), mesh, {Shard{0}, Replicate{}});
+    const auto b = distribute_tensor(values({5, 3}), mesh, {Replicate{}, Shard{0}});
+    for (const auto wait : waits) {
+      log.clear();
+      const auto whole_a = a.redistribute(kWhole, kAsync);
+      wait(mesh, b);
+      EXPECT_EQ(log, (Log{"start dp", "wait dp", "start tp", "wait tp"}));
+    }
   });
 }
 

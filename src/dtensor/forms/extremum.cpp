@@ -20,6 +20,7 @@
 #include "parts.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::detail {
 namespace {
@@ -168,7 +169,7 @@ Candidates gather(const Candidates& own, comm::Communicator& group) {
   };
   const auto packed = at::cat({bytes_of(own.values), bytes_of(own.indices)}, 1);
   const auto all = at::empty({group.size() * packed.numel()}, packed.options());
-  if (packed.numel() > 0) group.all_gather(all, packed.view({-1}))->wait();
+  if (packed.numel() > 0) in_order(group).all_gather(all, packed.view({-1}))->wait();
   const auto rows = all.view({group.size(), packed.size(0), packed.size(1)});
   const auto unpack = [&](std::int64_t first, const at::Tensor& like) {
     return rows.narrow(2, first, like.element_size())

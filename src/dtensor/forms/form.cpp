@@ -7,7 +7,6 @@
 
 #include "../distributed_impl.h"
 #include "../leaf_gradient.h"
-#include "tessera/core/error.h"
 
 namespace tessera::detail {
 namespace {
@@ -31,9 +30,7 @@ void prepare(const at::Tensor& tensor, const OperatorInfo& info) {
   auto* impl = as_distributed(tensor);
   if (impl == nullptr) return;
   keep_gradient_layout(*impl, tensor);
-  TESSERA_CHECK(!impl->detached_view() || !impl->detached_view()->is_stale(), info.name,
-                " uses a view that had to be gathered, after the viewed tensor was written: "
-                "take the view again");
+  check_readable(*impl, info.name);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "../redistribute_steps.h"
-#include "../transfer.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::detail {
 namespace {
@@ -46,8 +46,7 @@ class Side {
     const auto total =
         std::accumulate(receive_counts.begin(), receive_counts.end(), std::int64_t{0});
     const auto received = at::empty({total}, local_.options());
-    if (local_.is_cpu()) finish_transfers();
-    group.all_to_all(received, at::cat(sent), receive_counts, send_counts)->wait();
+    in_order(group).all_to_all(received, at::cat(sent), receive_counts, send_counts)->wait();
     return received;
   }
 

@@ -1,0 +1,121 @@
+// Views of a dimension that is split: they hold a copy of what they view, which no reader and no
+// writer may mistake for the viewed tensor itself.
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/policy.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+
+at::Tensor split(Rank& rank, const at::Tensor& value, const Placement& placement = Shard{0}) {
+  return distribute_tensor(value, rank.mesh({4}, {"x"}), {placement}).tensor().detach();
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  return DistributedTensor(tensor).full_tensor();
+}
+
+// Inference tensors count no versions, so that a later read of the view could not tell.
+TEST(DetachedView, InInferenceModeRefusesAWrite) {
+  RunRanks(4, [](Rank& rank) {
+    const c10::InferenceMode inference;
+    auto x = split(rank, at::ones(4));
+    EXPECT_THROW(x.slice(0, 0, 3).zero_(), Error);
+    EXPECT_THROW(x.slice(0, 0, 3).slice(0, 1, 2).zero_(), Error);
+    EXPECT_THROW(x.slice(0, 0, 3).uniform_(), Error);
+    EXPECT_TRUE(at::equal(whole(x), at::ones(4)));
+    EXPECT_TRUE(at::equal(whole(x.slice(0, 0, 3).add(1)), at::full({3}, 2.0)));
+  });
+}
+
+TEST(DetachedView, IsNotReadOnceTheViewedTensorWasWritten) {
+  RunRanks(4, [](Rank& rank) {
+    auto x = split(rank, values({5, 3}));
+    const DistributedTensor h(x.slice(0, 0, 3));
+    EXPECT_TRUE(at::equal(h.full_tensor(), values({5, 3}).slice(0, 0, 3)));
+    x.add_(1);
+    EXPECT_THROW(h.full_tensor(), Error);
+    EXPECT_THROW(h.to_local(), Error);
+    EXPECT_THROW(h.redistribute({Shard{1}}), Error);
+    EXPECT_THROW(h.redistribute({Shard{1}}, {.async = true}), Error);
+    EXPECT_THROW(local_tensor(h), Error);
+    EXPECT_THROW(to_string(h), Error);
+    EXPECT_TRUE(at::equal(whole(x.slice(0, 0, 3)), values({5, 3}).slice(0, 0, 3).add(1)));
+  });
+}
+
+TEST(DetachedView, GivesItsLocalTensorAsACopy) {
+  RunRanks(4, [](Rank& rank) {
+    auto x = split(rank, at::zeros(5));
+    const auto h = x.slice(0, 0, 3);
+    DistributedTensor(h).to_local().add_(1);
+    whole(h).add_(1);
+    EXPECT_TRUE(at::equal(whole(h), at::zeros(3)));
+    EXPECT_TRUE(at::equal(whole(x), at::zeros(5)));
+    h.add_(2);
+    EXPECT_TRUE(at::equal(whole(x), at::tensor({2.0F, 2.0F, 2.0F, 0.0F, 0.0F})));
+  });
+}
+
+TEST(DetachedView, SendsTheGradientOfItsLocalTensorBack) {
+  RunRanks(4, [](Rank& rank) {
+    const auto x = split(rank, values({5, 3})).requires_grad_();
+    DistributedTensor(x.slice(0, 1, 4)).to_local().pow(2).sum().backward();
+    auto expected = at::zeros({5, 3}, at::kDouble);
+    expected.slice(0, 1, 4).copy_(values({5, 3}).slice(0, 1, 4).mul(2));
+    EXPECT_TRUE(at::allclose(whole(x.grad()), expected));
+  });
+}
+
+/// x of ones, three of its rows filled by `fill`.
+template <class Fill>
+at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
+  manual_seed(1);
+  auto x = split(rank, at::ones({5, 3}), placement);
+  fill(x.slice(0, 1, 4));
+  return whole(x);
+}
+
+TEST(DetachedView, IsFilledWithTheNumbersThatItsElementsHave) {
+  const auto fills = std::vector<void (*)(at::Tensor)>{
+      [](at::Tensor h) { h.uniform_(); }, [](at::Tensor h) { h.normal_(1, 2); },
+      [](at::Tensor h) { h.bernoulli_(0.5); }, [](at::Tensor h) { h.slice(1, 1, 3).uniform_(); }};
+  RunRanks(4, [&](Rank& rank) {
+    for (const auto fill : fills) {
+      const auto expected = filled(rank, Replicate{}, fill);
+      EXPECT_TRUE(at::equal(expected[0], at::ones(3)));
+      EXPECT_FALSE(at::equal(expected[1], expected[2]));
+      EXPECT_TRUE(at::equal(filled(rank, Shard{0}, fill), expected));
+      EXPECT_TRUE(at::equal(filled(rank, Shard{1}, fill), expected));
+    }
+  });
+}
+
+TEST(DetachedView, IsNotFilledOnceTheViewedTensorWasWrittenOrInAStrictScope) {
+  RunRanks(4, [](Rank& rank) {
+    auto x = split(rank, at::ones(5));
+    const auto h = x.slice(0, 0, 3);
+    {
+      const StrictScope strict;
+      EXPECT_THROW(h.uniform_(), Error);
+    }
+    x.add_(1);
+    EXPECT_THROW(h.uniform_(), Error);
+    EXPECT_TRUE(at::equal(whole(x), at::full({5}, 2.0)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
