@@ -138,7 +138,7 @@ Family batches() {
               {"linalg_inv",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_inv(t[0])}; },
-               {{"S0", "S0", "all_gather 8", "S0", "-"}}},
+               {{"S0", "S0", "all_reduce 4", "S0", "-"}}},
               {"linalg_det",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_det(t[0])}; },
@@ -146,19 +146,19 @@ Family batches() {
               {"linalg_solve",
                {{{8, 3, 3}}, {{8, 3, 2}}},
                [](auto& t) { return Tensors{at::linalg_solve(t[0], t[1])}; },
-               {{"S0 S0", "S0", "all_gather 8", "S0 S0", "-"}}},
+               {{"S0 S0", "S0", "all_reduce 4", "S0 S0", "-"}}},
               {"cholesky",
                {{{8, 3, 3}}},
                [](auto& t) {
                  const auto rows = t[0].mul(0.1).diagonal(0, 1, 2).exp();
                  return Tensors{at::linalg_cholesky(rows.diag_embed())};
                },
-               {{"S0", "S0", "all_gather 8"}},
+               {{"S0", "S0", "all_reduce 4"}},
                false},
               {"linalg_eigvalsh",
                {{{8, 3, 3}}},
                [](auto& t) { return Tensors{at::linalg_eigvalsh(t[0])}; },
-               {{"S0", "S0", "-"}},
+               {{"S0", "S0", "all_reduce 4"}},
                false},
           }};
 }

@@ -55,9 +55,8 @@ struct Plan {
 
 /// The cheapest sequence of steps from `from` to `to` for a tensor of `sizes` with elements of
 /// `itemsize` bytes: a shortest path over layouts, which sends no more bytes than PyTorch's greedy
-/// planner would. Pure and deterministic: every rank finds the
-/// same plan without talking. Throws Error if the layouts are of different meshes or ranks, or if
-/// no sequence exists.
+/// planner would. Pure and deterministic: every rank finds the same plan without talking. Throws
+/// Error if the layouts are of different meshes or ranks, or if no sequence exists.
 Plan plan_redistribution(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes,
                          std::int64_t itemsize, const CostModel& model = {});
 /// One line per step.
