@@ -17,8 +17,8 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/in_order.h"
 #include "tessera/dtensor/random.h"
-#include "transfer.h"
 
 namespace tessera {
 namespace {
@@ -42,8 +42,7 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
   const auto own = at::full({1}, std::bit_cast<std::int64_t>(stream_of(text.c_str())),
                             at::dtype(at::kLong).device(device));
   const auto found = own.expand({group.size()}).contiguous();
-  if (own.is_cpu()) detail::finish_transfers();
-  group.all_gather(found, own)->wait();
+  in_order(group).all_gather(found, own)->wait();
   const auto hashes = found.cpu();
   std::vector<int> others;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -74,8 +73,7 @@ bool detail::any_rank(const DeviceMesh& mesh, bool own) {
   const BelowAutograd guard;
   const auto flag =
       at::full({1}, own ? 1 : 0, at::dtype(at::kInt).device(c10::Device(mesh.device_type())));
-  if (flag.is_cpu()) finish_transfers();
-  whole_group(mesh).all_reduce(flag, ReduceOp::kMax)->wait();
+  in_order(whole_group(mesh)).all_reduce(flag, ReduceOp::kMax)->wait();
   return flag.item<int>() != 0;
 }
 
