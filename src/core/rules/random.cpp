@@ -29,8 +29,7 @@ Table random_table() {
       "random",
       {
           {"native_dropout", draw(2, true)},
-          {"normal_functional {rand,randn}_like bernoulli_.float normal_ uniform_",
-           draw(1, false)},
+          {"normal_functional {rand,randn}_like bernoulli_.float normal_ uniform_", draw(1, false)},
       }};
 }
 
