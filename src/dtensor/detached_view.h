@@ -31,8 +31,8 @@ struct DetachedView {
   at::Tensor base;
   /// None where the base is an inference tensor, which counts none: it is not written to then.
   std::optional<std::uint32_t> base_version;
-  bool written = false;            ///< through this view, which bumps the version once more
-  std::shared_ptr<Replay> replay;  ///< none: shares memory with `base`, a detached view itself
+  bool written = false;              ///< through this view, which bumps the version once more
+  std::shared_ptr<Replay> replay{};  ///< none: shares memory with `base`, a detached view itself
 
   bool is_stale() const;
 };
