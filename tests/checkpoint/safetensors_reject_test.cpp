@@ -64,7 +64,8 @@ TEST_F(SafetensorsReject, HeaderLongerThanTheFile) {
 
 TEST_F(SafetensorsReject, InvalidUtf8) {
   for (const std::string bad : {"\xc0\xaf", "\xed\xa0\x80", "\xe2\x82", "\xff"}) {
-    RefusesHeader("{" + Entry("\"U8\"", "[16]", "[0,16]", "w" + bad) + "}", "bad JSON");
+    RefusesHeader(std::string("{") + Entry("\"U8\"", "[16]", "[0,16]", "w" + bad) + "}",
+                  "bad JSON");
   }
 }
 
@@ -216,7 +217,7 @@ TEST_F(SafetensorsReject, BitsThatFillNoByte) {
 
 TEST_F(SafetensorsReject, MillionsOfEntries) {
   std::string header = "{";
-  for (int i = 0; i < 1'000'001; ++i) header += "\"" + std::to_string(i) + "\":1,";
+  for (int i = 0; i < 1'000'001; ++i) header.append("\"").append(std::to_string(i)).append("\":1,");
   header.back() = '}';
   RefusesHeader(header, "more than 1000000 keys");
 }
@@ -253,7 +254,8 @@ TEST_F(SafetensorsReject, SymbolicLinkWhereRefused) {
 
 TEST_F(SafetensorsReject, NamesThatLookLikePaths) {
   for (const std::string name : {"a/b", "..", "../w", "a\\\\b", "/etc/passwd"}) {
-    RefusesHeader("{" + Entry("\"U8\"", "[16]", "[0,16]", name) + "}", "looks like a path");
+    RefusesHeader(std::string("{") + Entry("\"U8\"", "[16]", "[0,16]", name) + "}",
+                  "looks like a path");
   }
 }
 
