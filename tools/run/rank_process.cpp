@@ -30,6 +30,7 @@ struct Child {
   int err;
   int failure;  // gets errno where the program cannot be run
   pid_t launcher;
+  Guardian* guardian;
 };
 
 void restore_signals() {
@@ -41,6 +42,8 @@ void restore_signals() {
 
 [[noreturn]] void become(const Child& child) {
   setpgid(0, 0);
+  // By the rank itself, before it can start anything: the launcher may be killed at any time.
+  child.guardian->watch(getpid());
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != child.launcher) {
     _exit(1);  // the launcher ended before the line above took effect
@@ -89,13 +92,13 @@ std::string describe(const std::string& program, int error) {
 CannotExecute::CannotExecute(const std::string& program, int error)
     : message_(describe(program, error)), exit_code_(error == ENOENT ? 127 : 126) {}
 
-RankProcess start_rank(const RankCommand& command) {
+RankProcess start_rank(const RankCommand& command, Guardian& guardian) {
   Pipe out = command.own_stdout ? Pipe{} : make_pipe();
   Pipe err = make_pipe();
   Pipe failure = make_pipe();
   const Child child{
       pointers(command.program), pointers(command.environment), command.inherited, out.write.get(),
-      err.write.get(),           failure.write.get(),           getpid()};
+      err.write.get(),           failure.write.get(),           getpid(),          &guardian};
   const pid_t pid = fork();
   if (pid < 0) {
     fail_errno("cannot start a process");
@@ -106,6 +109,7 @@ RankProcess start_rank(const RankCommand& command) {
   setpgid(pid, pid);  // as the child does: whichever comes first
   failure.write.close();
   if (const int error = exec_error(failure.read); error != 0) {
+    guardian.forget(pid);
     waitpid(pid, nullptr, 0);
     throw CannotExecute(command.program.front(), error);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "file_descriptor.h"
+#include "guardian.h"
 
 namespace tessera::run {
 
@@ -37,7 +38,8 @@ class CannotExecute : public std::exception {
   int exit_code_;
 };
 
-/// Returns once the program runs. Throws CannotExecute, or Error where no process can be had.
-RankProcess start_rank(const RankCommand& command);
+/// Returns once the program runs, in a process group that `guardian` watches. Throws CannotExecute,
+/// or Error where no process can be had.
+RankProcess start_rank(const RankCommand& command, Guardian& guardian);
 
 }  // namespace tessera::run

@@ -73,8 +73,7 @@ void Supervisor::start() {
     // Rank 0 has the launcher's standard output, terminal or not, for its progress line.
     RankCommand command{options_.program, rank_environment(options_, rendezvous, token, local),
                         rank == 0 ? rendezvous.listener.get() : -1, rank == 0};
-    RankProcess process = start_rank(command);
-    guardian_.watch(process.pid);
+    RankProcess process = start_rank(command, guardian_);
     ranks_.push_back(std::make_unique<Rank>(rank, std::move(process), out_, err_));
   }
 }
