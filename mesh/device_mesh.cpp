@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ostream>
 #include <set>
 #include <utility>
 
@@ -94,7 +95,9 @@ std::int64_t DeviceMesh::size(int dim) const {
   return shape().size(dim);
 }
 std::int64_t DeviceMesh::size(std::string_view name) const {
-  return size(shape().dim(name));
+  const auto dims = dims_called(name);
+  return std::accumulate(dims.begin(), dims.end(), std::int64_t{1},
+                         [&](std::int64_t sizes, int dim) { return sizes * size(dim); });
 }
 const std::vector<int>& DeviceMesh::ranks() const {
   return impl().ranks;
@@ -114,11 +117,12 @@ DeviceMesh DeviceMesh::root() const {
 
 std::int64_t DeviceMesh::local_rank(int dim) const {
   check_member("coordinate");
-  return coordinate().at(static_cast<std::size_t>(dim));
+  return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
-  return local_rank(shape().dim(name));
+  const auto dims = dims_called(name);
+  return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
 }
 
 std::int64_t DeviceMesh::local_rank() const {
@@ -127,8 +131,7 @@ std::int64_t DeviceMesh::local_rank() const {
 }
 
 comm::Communicator& DeviceMesh::group(int dim) const {
-  TESSERA_CHECK(dim >= 0 && dim < ndim(), to_string(*this), ": there is no dimension ", dim,
-                "; give 0 to ", ndim() - 1);
+  dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
   comm::Communicator* found = known.load(std::memory_order_acquire);
   if (found == nullptr) {
@@ -139,7 +142,8 @@ comm::Communicator& DeviceMesh::group(int dim) const {
 }
 
 comm::Communicator& DeviceMesh::group(std::string_view name) const {
-  return group(shape().dim(name));
+  const auto dims = dims_called(name);
+  return dims.size() == 1 ? group(dims.front()) : (*this)[name].group();
 }
 
 comm::Communicator& DeviceMesh::group() const {
@@ -148,17 +152,15 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
+  std::vector<int> wrapped;
+  for (const int dim : dims) wrapped.push_back(shape().dim(dim));
   const std::lock_guard lock(impl().mutex);
-  comm::CommunicatorPtr& known = impl().groups[dims];
+  comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
     check_member("group");
     std::vector<std::string> names;
-    for (const int dim : dims) {
-      TESSERA_CHECK(dim >= 0 && dim < ndim(), to_string(*this), ": there is no dimension ", dim,
-                    "; give 0 to ", ndim() - 1);
-      names.push_back(dim_name(shape(), dim));
-    }
-    known = world()->group(ranks_through(ranks(), shape(), coordinate(), dims),
+    for (const int dim : wrapped) names.push_back(dim_name(shape(), dim));
+    known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }
   return *known;
@@ -187,6 +189,10 @@ DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> size
 std::string to_string(const DeviceMesh& mesh) {
   return mesh ? fmt::format("DeviceMesh({}, {})", to_string(mesh.shape()), mesh.device_type())
               : "DeviceMesh()";
+}
+
+std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
+  return stream << to_string(mesh);
 }
 
 }  // namespace tessera

@@ -81,6 +81,19 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
+/// One, or those that flatten() gave the name to.
+std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
+  const std::string text(name);
+  std::vector<int> dims;
+  if (!has(shape().names(), text)) {
+    for (const auto& dim : impl().family->flattened_dims(impl().root, text)) {
+      dims.push_back(shape().dim(dim));
+    }
+  }
+  if (dims.empty()) dims.push_back(shape().dim(name));
+  return dims;
+}
+
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "call_history.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -52,11 +53,13 @@ std::string text_of(const at::Tensor& bytes) {
 
 class CheckedCommunicator final : public Communicator {
  public:
-  CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic)
+  CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
+                      std::unique_ptr<LazyHostGroup> hosts)
       : Communicator(inner->rank(), inner->size()),
         inner_(std::move(inner)),
         group_(std::move(group)),
-        traffic_(std::move(traffic)) {}
+        traffic_(std::move(traffic)),
+        hosts_(std::move(hosts)) {}
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     check_pair("all_gather", output, input);
@@ -105,6 +108,10 @@ class CheckedCommunicator final : public Communicator {
     return inner_->reduce_scatter_group(outputs, inputs, op);
   }
 
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    return inner_->allocate(numel, options);
+  }
+
   bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
   bool compares_calls() const override { return inner_->compares_calls(); }
   void set_purpose(std::string purpose) override {
@@ -130,14 +137,54 @@ class CheckedCommunicator final : public Communicator {
     return inner_->broadcast(tensor, root);
   }
 
-  void barrier() override { inner_->barrier(); }
-  void abort() override { inner_->abort(); }
+  void barrier() override {
+    remember("barrier");
+    inner_->barrier();
+  }
+  void any_rank(std::span<std::uint8_t> flags) override {
+    (hosts_ != nullptr ? hosts_->get() : *inner_).any_rank(flags);
+  }
+  void abort() override {
+    if (hosts_ != nullptr) {
+      hosts_->abort();  // first: it takes no time
+    }
+    inner_->abort();
+  }
+
+  void agree_on_calls(const std::string& trouble) override {
+    if (hosts_ == nullptr) {
+      return;
+    }
+    if (!trouble.empty()) {
+      history_.add("an error (" + trouble + ")");
+    }
+    const CallHistory history = std::exchange(history_, {});
+    std::string difference;
+    try {
+      difference = first_difference(history, hosts_->get(), group_.ranks);
+    } catch (const PeerError& error) {
+      throw PeerError(detail::concat(describe(group_, "agreement on the calls"), ", after ",
+                                     history.last(), ": ", error.what()));
+    }
+    TESSERA_CHECK(difference.empty(), describe(group_, "agreement on the calls"),
+                  ": the ranks' calls since the last agreement differ: ", difference,
+                  "; make the ranks issue the same collectives in the same order");
+  }
+
   std::string name() const override { return inner_->name(); }
 
  private:
+  /// Of a call that is about to be made.
   void count(const char* collective, std::int64_t bytes) {
     if (size() > 1) {
-      traffic_->record(group_.name, collective, bytes);
+      traffic_->record(group_.name, collective, bytes, purpose());
+    }
+    remember(collective);
+  }
+
+  void remember(const char* collective) {
+    if (hosts_ != nullptr && !purpose().empty()) {
+      history_.add(with_purpose(collective, purpose()));
     }
   }
 
@@ -225,14 +272,17 @@ class CheckedCommunicator final : public Communicator {
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;
+  std::unique_ptr<LazyHostGroup> hosts_;
+  CallHistory history_;
 };
 
 }  // namespace
 
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
-                                          TrafficCounterPtr traffic) {
+                                          TrafficCounterPtr traffic,
+                                          std::unique_ptr<LazyHostGroup> hosts) {
   return std::make_shared<CheckedCommunicator>(std::move(inner), std::move(group),
-                                               std::move(traffic));
+                                               std::move(traffic), std::move(hosts));
 }
 
 }  // namespace tessera::comm

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include "tessera/core/error.h"
 
@@ -90,6 +91,16 @@ WorkPtr Communicator::all_to_all(const at::Tensor&, const at::Tensor&,
 
 WorkPtr Communicator::broadcast(const at::Tensor&, int) {
   unsupported(*this, "broadcast");
+}
+
+at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& options) {
+  return at::empty({numel}, options);
+}
+
+void Communicator::any_rank(std::span<std::uint8_t> flags) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto numel = static_cast<std::int64_t>(flags.size());
+  all_reduce(at::from_blob(flags.data(), {numel}, at::kByte), ReduceOp::kMax)->wait();
 }
 
 void Communicator::barrier() {

@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <atomic>
-#include <thread>
+#include <functional>
 
 #include "c10d_arguments.h"
 #include "done_work.h"

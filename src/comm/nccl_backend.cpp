@@ -6,6 +6,7 @@
 
 #include <future>
 #include <thread>
+#include <type_traits>
 
 #include "c10d_arguments.h"
 #include "cuda_backend.h"
@@ -127,6 +128,18 @@ class NcclCommunicator final : public Communicator {
     return run("broadcast", [&](auto& group) { return group.broadcast(tensors, options); });
   }
 
+  // The memory pool registers what it holds with the communicator, which must be there by then.
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    const at::Device device = options.device();
+    if (!device.is_cuda() || !process_group_->supportsTensorAlloc(device.index())) {
+      return Communicator::allocate(numel, options);
+    }
+    return guarded("allocate", [&](auto& group) {
+      if (!group.isInitialized()) group.eagerConnectSingleDevice(device);
+      return group.allocateTensor(numel, options);
+    });
+  }
+
   void barrier() override {
     c10d::BarrierOptions options;
     options.device = at::Device(at::kCUDA, c10::cuda::current_device());
@@ -147,12 +160,18 @@ class NcclCommunicator final : public Communicator {
  private:
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
+    return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
+                                      guarded(collective, start));
+  }
+
+  /// Asks something of the process group, whose errors become ours.
+  template <class Ask>
+  std::invoke_result_t<Ask&, c10d::ProcessGroupNCCL&> guarded(const char* what, Ask&& ask) {
     try {
-      return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
-                                        start(*process_group_));
+      return ask(*process_group_);
     } catch (const std::exception& error) {
-      fail(describe(*group_, with_purpose(collective, purpose()).c_str()), ": ",
-           first_line(error.what()), "; NCCL_DEBUG=INFO shows more");
+      fail(describe(*group_, with_purpose(what, purpose()).c_str()), ": ", first_line(error.what()),
+           "; NCCL_DEBUG=INFO shows more");
     }
   }
 

@@ -79,6 +79,7 @@ class StagedCommunicator final : public Communicator {
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }
+  void any_rank(std::span<std::uint8_t> flags) override { host_->any_rank(flags); }
   void abort() override { host_->abort(); }
   std::string name() const override { return host_->name() + " (staged)"; }
 

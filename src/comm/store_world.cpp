@@ -25,20 +25,56 @@ void disable_flight_recorder() {
   static_cast<void>(done);
 }
 
+using JobPtr = std::shared_ptr<const JobInfo>;
+
+/// Keys of this group and this use of it alone.
+c10::intrusive_ptr<c10d::Store> store_for(const JobInfo& job, const GroupInfo& info,
+                                          const std::string& use) {
+  return c10::make_intrusive<c10d::PrefixStore>(
+      detail::concat(use, "/", info.name, "/", join(info.ranks)), job.store);
+}
+
+bool on_one_host(const JobInfo& job, const GroupInfo& info) {
+  return std::ranges::all_of(info.ranks, [&](int r) {
+    return job.hosts.at(static_cast<std::size_t>(r)) ==
+           job.hosts.at(static_cast<std::size_t>(job.rank));
+  });
+}
+
+/// `use`: in front of the name of the backend, to keep several such groups of the same ranks apart.
+CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
+                                       const std::string& use = {}) {
+  const bool one_host = on_one_host(job, info);
+  if (one_host) {
+    if (auto shared = make_shm_communicator(store_for(job, info, use + "shm"), info)) {
+      return shared;
+    }
+  }
+  return make_gloo_communicator(store_for(job, info, use + "gloo"), info,
+                                one_host ? "127.0.0.1" : job.address);
+}
+
+/// Over which the ranks of `info` agree on their calls.
+std::unique_ptr<LazyHostGroup> make_agreement_group(const JobPtr& job, const GroupInfo& info) {
+  return std::make_unique<LazyHostGroup>(
+      store_for(*job, info, "agreement/meeting"), info,
+      [job, info] { return make_host_communicator(*job, info, "agreement/"); });
+}
+
 class StoreWorld final : public World {
  public:
   StoreWorld(JobInfo job, WorldOptions options)
-      : job_(std::move(job)), options_(std::move(options)) {
+      : job_(std::make_shared<const JobInfo>(std::move(job))), options_(std::move(options)) {
     disable_flight_recorder();
     if (options_.device == "cuda") {
       const CudaBackend& cuda = cuda_backend();
-      cuda.set_device(job_.local_rank % cuda.device_count());
+      cuda.set_device(job_->local_rank % cuda.device_count());
     }
   }
 
-  int rank() const override { return job_.rank; }
-  int size() const override { return job_.size; }
-  int local_rank() const override { return job_.local_rank; }
+  int rank() const override { return job_->rank; }
+  int size() const override { return job_->size; }
+  int local_rank() const override { return job_->local_rank; }
   const WorldOptions& options() const override { return options_; }
   TrafficCounter& traffic() override { return *traffic_; }
 
@@ -51,7 +87,9 @@ class StoreWorld final : public World {
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world was aborted; start the job again");
     const GroupInfo info = checked_info(ranks, name);
-    auto made = make_checked_communicator(make_backend(info), info, traffic_);
+    CommunicatorPtr backend = make_backend(info);
+    auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
+    auto made = make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     groups_.emplace(key, made);
     return made;
   }
@@ -83,39 +121,13 @@ class StoreWorld final : public World {
       return make_solo_communicator();
     }
     if (options_.backend == "nccl") {
-      return cuda_backend().make_nccl_communicator(store_for(info, "nccl"), info);
+      return cuda_backend().make_nccl_communicator(store_for(*job_, info, "nccl"), info);
     }
-    CommunicatorPtr host = make_host_communicator(info);
+    CommunicatorPtr host = make_host_communicator(*job_, info);
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  CommunicatorPtr make_host_communicator(const GroupInfo& info) const {
-    if (on_one_host(info)) {
-      if (auto shared = make_shm_communicator(store_for(info, "shm"), info)) {
-        return shared;
-      }
-    }
-    return make_gloo_communicator(store_for(info, "gloo"), info, address_for(info));
-  }
-
-  /// Keys of this group and this backend alone.
-  c10::intrusive_ptr<c10d::Store> store_for(const GroupInfo& info, const char* backend) const {
-    return c10::make_intrusive<c10d::PrefixStore>(
-        detail::concat(backend, "/", info.name, "/", join(info.ranks)), job_.store);
-  }
-
-  bool on_one_host(const GroupInfo& info) const {
-    return std::ranges::all_of(info.ranks, [this](int r) {
-      return job_.hosts.at(static_cast<std::size_t>(r)) ==
-             job_.hosts.at(static_cast<std::size_t>(rank()));
-    });
-  }
-
-  std::string address_for(const GroupInfo& info) const {
-    return on_one_host(info) ? "127.0.0.1" : job_.address;
-  }
-
-  JobInfo job_;
+  JobPtr job_;
   WorldOptions options_;
   TrafficCounterPtr traffic_ = std::make_shared<TrafficCounter>();
   std::mutex mutex_;

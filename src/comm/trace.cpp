@@ -1,12 +1,29 @@
 #include "tessera/comm/trace.h"
 
-namespace tessera::comm {
+#include <torch/csrc/autograd/function.h>
 
-void TrafficCounter::record(const std::string& group, const char* collective, std::int64_t bytes) {
+namespace tessera::comm {
+namespace {
+
+/// What a call that starts now in this thread is for.
+std::string purpose_of_call(const std::string& purpose) {
+  std::string text = purpose.empty() ? std::string(CallerScope::current()) : purpose;
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return text;
+  return (text.empty() ? "in " : text + " in ") + node->name();
+}
+
+}  // namespace
+
+void TrafficCounter::record(const std::string& group, const char* collective, std::int64_t bytes,
+                            const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   Traffic& entry = table_[{group, collective}];
   ++entry.calls;
   entry.bytes += bytes;
+  for (auto* list : lists_) {
+    list->push_back({group, collective, bytes, purpose_of_call(purpose)});
+  }
 }
 
 TrafficTable TrafficCounter::table() const {
@@ -23,6 +40,21 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
   }
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
+}
+
+CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
+  const std::lock_guard lock(counter_.mutex_);
+  counter_.lists_.push_back(&calls_);
+}
+
+CallRecorder::~CallRecorder() {
+  const std::lock_guard lock(counter_.mutex_);
+  std::erase(counter_.lists_, &calls_);
+}
+
+std::vector<CollectiveCall> CallRecorder::calls() const {
+  const std::lock_guard lock(counter_.mutex_);
+  return calls_;
 }
 
 Traffic total(const TrafficTable& table) {

@@ -1,7 +1,6 @@
 // A user's list of accepted placements as a rule of factors.
 
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "canonical_digits.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 

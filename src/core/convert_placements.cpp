@@ -195,7 +195,7 @@ LayoutPtr to_layout(const Sizes& mesh_sizes, const Placements& placements,
   TESSERA_CHECK(placements.size() == mesh_sizes.size(), "placements ", to_string(placements),
                 " are ", placements.size(), " for a mesh of ", mesh_sizes.size(),
                 " dimensions; give one a mesh dimension");
-  const auto layout = try_to_layout(mesh_sizes, placements, sizes);
+  auto layout = try_to_layout(mesh_sizes, placements, sizes);
   TESSERA_CHECK(layout, "placements ", to_string(placements),
                 " cut a tensor dimension at places that don't line up; use split factors that "
                 "divide the dimension, or Shard");
@@ -210,7 +210,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) return out;
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
-      back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(&layout),
+      back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),
       "layout ", to_string(layout),
       " has no form as a list of placements: a digit in front is split unevenly");
   return out;

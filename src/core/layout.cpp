@@ -12,14 +12,19 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
 
 /// What identifies a layout, in canonical form.
-struct Content {
+struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
   std::vector<PartialDim> partial;
+
+  std::uint64_t hash() const;
+  void check() const;
+  void canonicalise();
 };
+
+namespace {
 
 class Hasher {
  public:
@@ -33,64 +38,6 @@ class Hasher {
   std::uint64_t state_ = 0x243F6A8885A308D3ULL;
 };
 
-std::uint64_t hash(const Content& content) {
-  Hasher hasher;
-  for (const auto size : content.mesh_sizes) hasher.add(static_cast<std::uint64_t>(size));
-  for (const auto& digits : content.dims) {
-    hasher.add(digits.size() + 101);
-    for (const auto& digit : digits) {
-      hasher.add(static_cast<std::uint64_t>(digit.extent) << 8 | digit.mesh_dims.size());
-      for (const int dim : digit.mesh_dims) hasher.add(static_cast<std::uint64_t>(dim));
-    }
-  }
-  for (const auto& [dim, op] : content.partial) {
-    hasher.add(static_cast<std::uint64_t>(dim) << 8 | static_cast<std::uint64_t>(op));
-  }
-  return hasher.value();
-}
-
-bool same(const Layout& layout, const Content& content) {
-  return layout.dims() == content.dims && layout.partial() == content.partial &&
-         layout.mesh_sizes() == content.mesh_sizes;
-}
-
-/// The set of all layouts, in shards so that threads seldom meet.
-class Table {
- public:
-  template <class Make>
-  LayoutPtr find_or_make(Content content, const Make& make) {
-    const auto key = hash(content);
-    auto& shard = shards_[key >> 60];
-    {
-      const std::shared_lock lock(shard.mutex);
-      if (const auto found = shard.find(key, content)) return found;
-    }
-    const std::unique_lock lock(shard.mutex);
-    if (const auto found = shard.find(key, content)) return found;
-    return shard.layouts.emplace(key, make(std::move(content)))->second.get();
-  }
-
- private:
-  struct Shard {
-    LayoutPtr find(std::uint64_t key, const Content& content) const {
-      const auto [begin, end] = layouts.equal_range(key);
-      const auto found =
-          std::find_if(begin, end, [&](const auto& entry) { return same(*entry.second, content); });
-      return found == end ? nullptr : found->second.get();
-    }
-
-    mutable std::shared_mutex mutex;
-    std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
-  };
-
-  std::array<Shard, 16> shards_;
-};
-
-Table& table() {
-  static auto* const instance = new Table;  // never destroyed: layouts outlive every static
-  return *instance;
-}
-
 void check_mesh_dim(std::vector<bool>& used, int dim) {
   TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
                 "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
@@ -99,40 +46,122 @@ void check_mesh_dim(std::vector<bool>& used, int dim) {
   used[static_cast<std::size_t>(dim)] = true;
 }
 
-void check(const Content& content) {
-  std::vector<bool> used(content.mesh_sizes.size(), false);
-  for (const auto& digits : content.dims) {
+bool needs_canonical(const std::vector<Digit>& digits) {
+  return digits.size() > 1 ||
+         (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
+}
+
+}  // namespace
+
+std::uint64_t Layout::Content::hash() const {
+  Hasher hasher;
+  for (const auto size : mesh_sizes) hasher.add(static_cast<std::uint64_t>(size));
+  for (const auto& digits : dims) {
+    hasher.add(digits.size() + 101);
+    for (const auto& digit : digits) {
+      hasher.add(static_cast<std::uint64_t>(digit.extent) << 8 | digit.mesh_dims.size());
+      for (const int dim : digit.mesh_dims) hasher.add(static_cast<std::uint64_t>(dim));
+    }
+  }
+  for (const auto& [dim, op] : partial) {
+    hasher.add(static_cast<std::uint64_t>(dim) << 8 | static_cast<std::uint64_t>(op));
+  }
+  return hasher.value();
+}
+
+void Layout::Content::check() const {
+  std::vector<bool> used(mesh_sizes.size(), false);
+  for (const auto& digits : dims) {
     for (const auto& digit : digits) {
       TESSERA_CHECK(digits.size() == 1 || digit.extent >= 1, "layout has a digit of extent ",
                     digit.extent, " beside others; each of several digits needs its extent");
       for (const int dim : digit.mesh_dims) check_mesh_dim(used, dim);
     }
   }
-  for (const auto& partial : content.partial) check_mesh_dim(used, partial.mesh_dim);
+  for (const auto& pending : partial) check_mesh_dim(used, pending.mesh_dim);
 }
 
-bool needs_canonical(const std::vector<Digit>& digits) {
-  return digits.size() > 1 ||
-         (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
-}
-
-void canonicalise(Content& content) {
-  for (auto& digits : content.dims) {
+void Layout::Content::canonicalise() {
+  for (auto& digits : dims) {
     if (!needs_canonical(digits)) continue;
-    digits = detail::canonical_digits(content.mesh_sizes, std::move(digits));
+    digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  std::sort(content.partial.begin(), content.partial.end(),
+  std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-}  // namespace
+/// The set of all layouts, in shards so that threads seldom meet.
+class Layout::Table {
+ public:
+  static Table& instance() {
+    static auto* const table = new Table;  // never destroyed: layouts outlive every static
+    return *table;
+  }
 
-Layout::Layout(std::vector<std::int64_t> mesh_sizes, Dims dims, std::vector<PartialDim> partial)
-    : mesh_sizes_(std::move(mesh_sizes)),
-      dims_(std::move(dims)),
-      partial_(std::move(partial)),
+  LayoutPtr find_or_make(Content content) {
+    const auto hash = content.hash();
+    auto& shard = shard_of(hash);
+    {
+      const std::shared_lock lock(shard.mutex);
+      if (auto found = shard.find(hash, content)) return found;
+    }
+    const std::unique_lock lock(shard.mutex);
+    if (auto found = shard.find(hash, content)) return found;
+    const auto* made = new Layout(std::move(content), hash);
+    shard.layouts.emplace(hash, std::unique_ptr<const Layout>(made));
+    return LayoutPtr(made);
+  }
+
+  /// Ends what may be the last hold on a layout. Nobody finds it meanwhile, and takes another.
+  void release(const Layout* layout) {
+    auto& shard = shard_of(layout->hash_);
+    const std::unique_lock lock(shard.mutex);
+    if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const auto [begin, end] = shard.layouts.equal_range(layout->hash_);
+    shard.layouts.erase(
+        std::find_if(begin, end, [&](const auto& entry) { return entry.second.get() == layout; }));
+  }
+
+  std::size_t count() {
+    std::size_t sum = 0;
+    for (auto& shard : shards_) {
+      const std::shared_lock lock(shard.mutex);
+      sum += shard.layouts.size();
+    }
+    return sum;
+  }
+
+ private:
+  struct Shard {
+    LayoutPtr find(std::uint64_t hash, const Content& content) const {
+      const auto [begin, end] = layouts.equal_range(hash);
+      for (auto entry = begin; entry != end; ++entry) {
+        const auto& layout = *entry->second;
+        const bool same = layout.dims_ == content.dims && layout.partial_ == content.partial &&
+                          layout.mesh_sizes_ == content.mesh_sizes;
+        if (same) return LayoutPtr(&layout);
+      }
+      return nullptr;
+    }
+
+    mutable std::shared_mutex mutex;
+    std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
+  };
+
+  Shard& shard_of(std::uint64_t hash) { return shards_[hash >> 60]; }
+
+  std::array<Shard, 16> shards_;
+};
+
+Layout::Layout(Content content, std::uint64_t hash)
+    : mesh_sizes_(std::move(content.mesh_sizes)),
+      dims_(std::move(content.dims)),
+      partial_(std::move(content.partial)),
       sharded_dim_(mesh_sizes_.size(), -1),
-      replicated_(partial_.empty()) {
+      replicated_(partial_.empty()),
+      sized_(std::any_of(dims_.begin(), dims_.end(),
+                         [](const auto& digits) { return digits.size() > 1; })),
+      hash_(hash) {
   for (int d = 0; d < tensor_ndim(); ++d) {
     for (const int m : mesh_dims_of(d)) {
       sharded_dim_[static_cast<std::size_t>(m)] = d;
@@ -144,12 +173,24 @@ Layout::Layout(std::vector<std::int64_t> mesh_sizes, Dims dims, std::vector<Part
 LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                          std::vector<PartialDim> partial) {
   Content content{std::move(mesh_sizes), std::move(dims), std::move(partial)};
-  check(content);
-  canonicalise(content);
-  return table().find_or_make(std::move(content), [](Content made) {
-    return std::unique_ptr<const Layout>(
-        new Layout(std::move(made.mesh_sizes), std::move(made.dims), std::move(made.partial)));
-  });
+  content.check();
+  content.canonicalise();
+  return Table::instance().find_or_make(std::move(content));
+}
+
+void Layout::release(const Layout* layout) {
+  auto holders = layout->holders_.load(std::memory_order_relaxed);
+  while (holders > 1) {
+    if (layout->holders_.compare_exchange_weak(holders, holders - 1, std::memory_order_release,
+                                               std::memory_order_relaxed)) {
+      return;
+    }
+  }
+  Table::instance().release(layout);
+}
+
+std::size_t Layout::count() {
+  return Table::instance().count();
 }
 
 LayoutPtr Layout::replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim) {

@@ -1,7 +1,6 @@
 #include "tessera/core/layout_math.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 
 #include "tessera/core/error.h"

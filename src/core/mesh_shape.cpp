@@ -37,6 +37,12 @@ int MeshShape::dim(std::string_view name) const {
   return static_cast<int>(found - names_.begin());
 }
 
+int MeshShape::dim(int dim) const {
+  TESSERA_CHECK(dim >= -ndim() && dim < ndim(), "mesh ", to_string(*this), " has no dimension ",
+                dim, "; give 0 to ", ndim() - 1, ", or -1 to ", -ndim(), " from the end");
+  return dim < 0 ? dim + ndim() : dim;
+}
+
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
                 to_string(*this), ", which has ", numel());

@@ -2,7 +2,6 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <utility>
 
 #include "factor_digits.h"
 #include "propagate_choice.h"
@@ -22,7 +21,7 @@ std::vector<int> iota(std::size_t count) {
 
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
-  for (LayoutPtr layout : inputs) {
+  for (const LayoutPtr& layout : inputs) {
     if (!layout) continue;
     if (!first) first = layout;
     TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
@@ -195,7 +194,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
                 rule.inputs.size(), " tensors, found ", inputs.size(), " layouts");
   const std::vector<std::int64_t> mesh_sizes = common_mesh(call, inputs);
   Propagation result;
-  for (LayoutPtr layout : inputs) {  // what no group decides: replicated
+  for (const LayoutPtr& layout : inputs) {  // what no group decides: replicated
     result.inputs.push_back(layout ? Layout::replicated(mesh_sizes, layout->tensor_ndim())
                                    : nullptr);
   }

@@ -1,7 +1,6 @@
 #include "propagate_choice.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "factor_digits.h"
 #include "tessera/core/error.h"

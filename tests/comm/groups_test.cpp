@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "tessera/core/error.h"

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/oracle.h"
 #include "tessera/core/error.h"
@@ -172,6 +174,49 @@ TEST(Layout, IsOneObjectForAllThreads) {
   }
   for (auto& thread : threads) thread.join();
   for (const auto& mine : seen) EXPECT_EQ(mine, seen.front());
+}
+
+LayoutPtr folded(std::int64_t rows, std::int64_t columns) {
+  return Layout::intern({7, 5}, {{{rows, {}}, {columns, {0}}}, {{0, {1}}}});
+}
+
+TEST(Layout, OfSizesGoesWithItsLastHolder) {
+  const auto before = Layout::count();
+  for (int size = 2; size < 500; ++size) {
+    const auto layout = folded(3, size);
+    auto other = layout;
+    const auto moved = std::move(other);
+    other = moved;
+    EXPECT_EQ(folded(3, size), layout);
+    EXPECT_EQ(layout->ptr(), moved);
+    EXPECT_EQ(layout->digits(0)[1].extent, size);
+    EXPECT_EQ(Layout::count(), before + 1);
+  }
+  EXPECT_EQ(Layout::count(), before);
+}
+
+TEST(Layout, OfNoSizesStays) {
+  const void* first = Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get();
+  const auto before = Layout::count();
+  EXPECT_EQ(Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get(), first);
+  EXPECT_EQ(Layout::count(), before);
+}
+
+TEST(Layout, IsMadeAndDroppedByManyThreads) {
+  const auto before = Layout::count();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 5000; ++i) {
+        const auto layout = folded(3, 1000 + i % 3);
+        const std::vector<LayoutPtr> copies(4, layout);
+        ASSERT_EQ(copies.back()->digits(0)[1].extent, 1000 + i % 3);
+        ASSERT_EQ(folded(3, 1000 + i % 3), layout);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(Layout::count(), before);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 
 #include "core/oracle.h"
 #include "tessera/core/redistribute_plan.h"

@@ -3,11 +3,11 @@
 
 #include <limits>
 #include <ostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tessera/core/sharding_rule.h"
+#include "testing/placement_text.h"
 
 namespace tessera {
 namespace {
@@ -28,34 +28,17 @@ void PrintTo(const Expectation& expectation, std::ostream* out) {
   *out << expectation.op << " " << expectation.before;
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-Placement placement(const std::string& text) {
-  if (text == "P") return Partial{};
-  if (text == "Pavg") return Partial{ReduceOp::kAvg};
-  if (text == "Pmax") return Partial{ReduceOp::kMax};
-  if (text == "Pmin") return Partial{ReduceOp::kMin};
-  if (text == "R") return Replicate{};
-  return Shard{text[1] - '0'};
-}
-
 /// "-" is a plain tensor.
 std::vector<LayoutPtr> layouts(const Expectation& expectation) {
   std::vector<LayoutPtr> result;
-  const auto parts = split(expectation.before, ' ');
+  const auto parts = testing::split(expectation.before, ' ');
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] == "-") {
       result.push_back(nullptr);
       continue;
     }
-    Placements placements;
-    for (const auto& part : split(parts[i], ',')) placements.push_back(placement(part));
-    result.push_back(to_layout(expectation.mesh, placements, expectation.tensors[i]));
+    result.push_back(
+        to_layout(expectation.mesh, testing::placements_of(parts[i]), expectation.tensors[i]));
   }
   return result;
 }

@@ -1,11 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
-#include <map>
-#include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
@@ -18,38 +12,6 @@ namespace tessera {
 namespace {
 
 using testing::call;
-
-/// docs/operators.md: for each family its operators, overloads after their name.
-std::string render() {
-  std::ostringstream out;
-  out << "# Operators with a sharding rule\n\n"
-         "Generated from the tables in `src/core/rules/`: after a change, run `core_test` with\n"
-         "`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. Every other operator "
-         "takes\n"
-         "the default: its arguments are gathered, with a warning, or refused in a strict "
-         "scope.\n\n"
-      << ruled_operators().size() << " overloads in " << rule_families().size() << " families.\n";
-  for (const RuleFamily& family : rule_families()) {
-    std::map<std::string, std::string> overloads;
-    for (std::string_view op : family.operators) {
-      op.remove_prefix(std::string_view("aten::").size());
-      const std::size_t dot = std::min(op.find('.'), op.size());
-      std::string& list = overloads[std::string(op.substr(0, dot))];
-      if (dot < op.size()) list += " " + std::string(op.substr(dot));
-    }
-    out << "\n## " << family.name << " (" << family.operators.size() << ")\n\n";
-    for (const auto& [name, list] : overloads) out << "* `" << name << "`" << list << "\n";
-  }
-  return out.str();
-}
-
-TEST(RuleRegistry, IsWhatTheDocumentationLists) {
-  if (std::getenv("TESSERA_UPDATE_DOCS")) std::ofstream(TESSERA_OPERATORS_DOC) << render();
-  std::ifstream file(TESSERA_OPERATORS_DOC);
-  const std::string found{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_TRUE(found == render()) << "docs/operators.md is out of date: run this test with "
-                                    "TESSERA_UPDATE_DOCS=1 in the environment";
-}
 
 TEST(RuleRegistry, HasNoRuleForAnUnknownOperator) {
   EXPECT_FALSE(find_rule("aten::no_such_operator"));

@@ -3,6 +3,8 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "tessera/core/error.h"
 #include "testing/ranks.h"
 
@@ -76,6 +78,37 @@ TEST(DeviceMesh, SlicesAFlatteningBesideADimension) {
   EXPECT_EQ(both.shape(), MeshShape({4, 2}, {"data", "tp"}));
   EXPECT_EQ(both.ranks(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(both["data"].ranks(), (std::vector<int>{0, 2, 4, 6}));
+}
+
+TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const DeviceMesh flat = mesh.flatten("dt");
+    EXPECT_EQ(mesh.size("dt"), 4);
+    EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
+    EXPECT_EQ(&mesh.group("dt"), &flat.group());
+    EXPECT_THROW(mesh["tp"].size("dt"), Error);
+  });
+}
+
+TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
+  EXPECT_EQ(mesh.size(-1), 3);
+  EXPECT_EQ(mesh.local_rank(-2), 1);
+  EXPECT_EQ(&mesh.group(-1), &mesh.group("tp"));
+  EXPECT_EQ(&mesh.group(std::vector<int>{-1}), &mesh.group("tp"));
+  EXPECT_EQ(mesh.shape().size(-2), 2);
+}
+
+TEST(DeviceMesh, RefusesADimensionThatThereIsNot) {
+  const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
+  for (const int dim : {2, 5, -3}) {
+    EXPECT_THROW(mesh.size(dim), Error);
+    EXPECT_THROW(mesh.shape().size(dim), Error);
+    EXPECT_THROW(mesh.local_rank(dim), Error);
+    EXPECT_THROW(mesh.group(dim), Error);
+    EXPECT_THROW(mesh.group(std::vector<int>{dim}), Error);
+  }
 }
 
 TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
@@ -171,7 +204,11 @@ TEST(DeviceMesh, EmptyHandleThrows) {
 }
 
 TEST(DeviceMesh, Prints) {
-  EXPECT_EQ(to_string(fake_mesh(0, {2, 2}, {"dp", "tp"})), "DeviceMesh((dp=2, tp=2), cpu)");
+  const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  EXPECT_EQ(to_string(mesh), "DeviceMesh((dp=2, tp=2), cpu)");
+  std::ostringstream stream;
+  stream << mesh;
+  EXPECT_EQ(stream.str(), to_string(mesh));
 }
 
 TEST(DeviceMesh, GroupsReduceOverTheirDimensionOnly) {

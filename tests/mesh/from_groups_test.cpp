@@ -3,7 +3,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera {

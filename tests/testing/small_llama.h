@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 

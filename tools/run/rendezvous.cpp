@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <string_view>
 
 #include "tessera/core/error.h"
 

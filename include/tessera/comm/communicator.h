@@ -13,6 +13,9 @@
 namespace at {
 class Tensor;
 }
+namespace c10 {
+struct TensorOptions;
+}
 
 namespace tessera::comm {
 
@@ -69,15 +72,28 @@ class Communicator {
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
   /// Whether groups are moved from and to where they lie, without packing.
   virtual bool moves_groups_in_place() const { return false; }
+  /// A flat tensor of `numel` elements, not initialised, for this group's collectives: with NCCL in
+  /// memory that it has registered, if the device can; this default just allocates. Collective.
+  virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
   /// Returns when all ranks have called it.
   virtual void barrier();
+  /// Sets the flags that any rank has set: bytes of 0 or 1, as many on all ranks. Goes between the
+  /// hosts, waits for no device and is not counted. This default reduces a CPU tensor.
+  virtual void any_rank(std::span<std::uint8_t> flags);
   /// What the next calls are for ("unit 'layers.3'"; "": nothing in particular): part of the
   /// messages about them. Must be the same on all ranks: shared memory compares it in each call,
-  /// the other back ends only with TESSERA_DEBUG=1, by a small collective ahead of the call.
+  /// the other back ends in agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective ahead
+  /// of each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
   /// Whether ranks that call different collectives, or for different purposes, are told so.
   virtual bool compares_calls() const { return false; }
+  /// Compares what the ranks have called for a purpose since the last time. Throws Error on every
+  /// rank if that differs, with the first calls that do and the ranks; later calls work. `trouble`:
+  /// what this rank will throw anyway, of which its peers are so told; "": nothing. Collective,
+  /// over the hosts: waits for no device, and is not counted. Does nothing where every call is
+  /// compared.
+  virtual void agree_on_calls([[maybe_unused]] const std::string& trouble = {}) {}
   /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
   /// "gloo", "shm", "nccl", "loopback".

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/placement.h"
@@ -25,6 +29,8 @@ struct PartialDim {
   friend bool operator==(const PartialDim&, const PartialDim&) = default;
 };
 
+class LayoutPtr;
+
 /// How a tensor lies on a mesh: for each tensor dimension an ordered list of digits, major first,
 /// whose extents multiply to the size; and the mesh dimensions over which it is partial. A mesh
 /// dimension that appears nowhere replicates.
@@ -34,7 +40,9 @@ struct PartialDim {
 /// dimension with a single digit has extent 0; neighbouring digits that are one digit are merged
 /// ([2 over dp][8] is [16 over dp] for dp=2); `partial` is ordered by mesh dimension. Layouts
 /// therefore do not depend on tensor sizes, except where a dimension has several digits (a
-/// flattened view of a sharded inner dimension).
+/// flattened view of a sharded inner dimension). Those that do go with their last LayoutPtr, so
+/// that a program of ever new sizes keeps no more than it uses; the others, of which a mesh has
+/// few, stay, and cost nothing to hold.
 ///
 /// Partial over several mesh dimensions of unlike reductions: each term of an outer mesh dimension
 /// is itself the reduction over the inner ones, so inner mesh dimensions are reduced first.
@@ -42,13 +50,18 @@ class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
-  /// The one layout with this content, canonicalised. Thread safe; never freed.
+  /// The one layout with this content, canonicalised. Thread safe.
   /// Throws Error if a mesh dimension is used twice or is out of range, or if one of several digits
   /// of a dimension lacks its extent.
-  static const Layout* intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
-                              std::vector<PartialDim> partial = {});
+  static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
+                          std::vector<PartialDim> partial = {});
   /// Replicated on every mesh dimension.
-  static const Layout* replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
+  static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
+  /// How many layouts there are in this process.
+  static std::size_t count();
+
+  /// A hold on this layout.
+  LayoutPtr ptr() const;
 
   const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
   int mesh_ndim() const { return static_cast<int>(mesh_sizes_.size()); }
@@ -70,16 +83,59 @@ class Layout {
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
-  Layout(std::vector<std::int64_t> mesh_sizes, Dims dims, std::vector<PartialDim> partial);
+  friend class LayoutPtr;
+  class Table;
+  struct Content;
+
+  explicit Layout(Content content, std::uint64_t hash);
+  /// Ends a hold on a layout that depends on sizes.
+  static void release(const Layout* layout);
 
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
   std::vector<int> sharded_dim_;  // of each mesh dimension
   bool replicated_ = false;
+  bool sized_ = false;  // depends on sizes: its holders are counted
+  mutable std::atomic<std::int64_t> holders_{0};
+  const std::uint64_t hash_;
 };
 
-using LayoutPtr = const Layout*;
+/// Holds a layout, or none. As cheap as a pointer but for layouts that depend on sizes, whose
+/// holders are counted. Thread safe as a shared_ptr is.
+class LayoutPtr {
+ public:
+  LayoutPtr(std::nullptr_t = nullptr) noexcept {}
+  LayoutPtr(const LayoutPtr& other) noexcept : LayoutPtr(other.layout_) {}
+  LayoutPtr(LayoutPtr&& other) noexcept : layout_(std::exchange(other.layout_, nullptr)) {}
+  LayoutPtr& operator=(LayoutPtr other) noexcept {
+    std::swap(layout_, other.layout_);
+    return *this;
+  }
+  ~LayoutPtr() {
+    if (layout_ != nullptr && layout_->sized_) Layout::release(layout_);
+  }
+
+  const Layout* get() const { return layout_; }
+  const Layout& operator*() const { return *layout_; }
+  const Layout* operator->() const { return layout_; }
+  explicit operator bool() const { return layout_ != nullptr; }
+  friend bool operator==(const LayoutPtr&, const LayoutPtr&) = default;
+
+ private:
+  friend class Layout;
+  explicit LayoutPtr(const Layout* layout) noexcept : layout_(layout) {
+    if (layout != nullptr && layout->sized_) {
+      layout->holders_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  const Layout* layout_ = nullptr;
+};
+
+inline LayoutPtr Layout::ptr() const {
+  return LayoutPtr(this);
+}
 
 /// From PyTorch's form. Later mesh dimensions split what earlier ones left, and a StridedShard is
 /// turned into the order that it stands for. `sizes` are the tensor's global sizes. Negative Shard
@@ -95,3 +151,10 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
 std::string to_string(const Layout& layout);
 
 }  // namespace tessera
+
+template <>
+struct std::hash<tessera::LayoutPtr> {
+  std::size_t operator()(const tessera::LayoutPtr& layout) const noexcept {
+    return std::hash<const void*>()(layout.get());
+  }
+};

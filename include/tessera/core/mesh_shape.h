@@ -15,13 +15,17 @@ class MeshShape {
   explicit MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names = {});
 
   int ndim() const { return static_cast<int>(sizes_.size()); }
-  std::int64_t size(int dim) const { return sizes_.at(static_cast<std::size_t>(dim)); }
+  /// Of a dimension, from 0 or backwards from -1. Throws Error if there is none.
+  std::int64_t size(int dim) const { return sizes_[static_cast<std::size_t>(this->dim(dim))]; }
   const std::vector<std::int64_t>& sizes() const { return sizes_; }
   const std::vector<std::string>& names() const { return names_; }
   /// The product of the sizes.
   std::int64_t numel() const;
   /// The index of the dimension called `name`. Throws Error, listing the names, if there is none.
   int dim(std::string_view name) const;
+  /// `dim` as an index from 0; negative ones count backwards from -1. Throws Error if there is
+  /// none.
+  int dim(int dim) const;
   /// Row-major coordinate of the `index`-th position, and back.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;

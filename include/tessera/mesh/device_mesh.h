@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,7 +15,11 @@ namespace tessera {
 
 /// An n-dimensional arrangement of ranks, with a communication group per dimension. A cheap value:
 /// copies share one immutable object. Seen from one rank, which must be a member for anything that
-/// communicates. PyTorch's DeviceMesh.
+/// communicates: on a rank outside, coordinate() is empty, and groups, slices and tensors on the
+/// mesh throw Error. PyTorch's DeviceMesh.
+///
+/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1; a name is that of a
+/// dimension or one given to flatten(). Error is thrown for others.
 class DeviceMesh {
  public:
   /// No mesh; only assignable and comparable.
@@ -86,6 +91,7 @@ class DeviceMesh {
   const Impl& impl() const;
   DeviceMesh relative(std::vector<int> ranks, MeshShape shape) const;
   DeviceMesh slice_dims(const std::vector<std::string>& names) const;
+  std::vector<int> dims_called(std::string_view name) const;
   void check_member(const char* wish) const;
   std::shared_ptr<const Impl> impl_;
 };
@@ -98,6 +104,7 @@ DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> size
 
 /// "DeviceMesh((dp=2, tp=2), cpu)".
 std::string to_string(const DeviceMesh& mesh);
+std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);
 
 }  // namespace tessera
 

@@ -42,7 +42,7 @@ class Place {
  public:
   Place(const Problem& problem, LayoutPtr at);
 
-  LayoutPtr layout() const { return at_; }
+  const LayoutPtr& layout() const { return at_; }
   const Problem& problem() const { return problem_; }
   bool is_settled(int mesh_dim) const { return settled_[static_cast<std::size_t>(mesh_dim)]; }
   /// All of it, both the order and that no other mesh dimension stands in the way.

@@ -1,9 +1,5 @@
 #include "step_cost.h"
 
-#include <algorithm>
-#include <functional>
-#include <numeric>
-
 #include "../canonical_digits.h"
 #include "tessera/core/layout_math.h"
 

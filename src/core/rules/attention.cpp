@@ -1,7 +1,6 @@
 #include <cstddef>
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "rule_builder.h"

@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,9 +37,15 @@ struct ConvolutionFactors {
   }
 };
 
+/// What libtorch makes of no in channels has sizes of its own.
+bool has_no_channels(const TensorMeta& input) {
+  return input.size(1) == 0;
+}
+
 /// convolution(input, weight, bias, stride, padding, dilation, transposed, output padding, groups)
 std::optional<ShardingRule> convolution_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() != call.tensor(1).ndim() || call.tensor(0).ndim() < 3) {
+  if (call.tensor(0).ndim() != call.tensor(1).ndim() || call.tensor(0).ndim() < 3 ||
+      has_no_channels(call.tensor(0))) {
     return std::nullopt;
   }
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
@@ -72,7 +77,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 /// output padding, groups, mask) -> gradients of input, weight, bias. The bias's is no sum over the
 /// in channels, which every shard of them has whole: where it is asked for, they stay whole.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
-  if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3) {
+  if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3 ||
+      has_no_channels(call.tensor(1))) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);

@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 

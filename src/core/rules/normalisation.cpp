@@ -1,6 +1,5 @@
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "rule_builder.h"

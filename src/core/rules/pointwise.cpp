@@ -1,7 +1,5 @@
 #include <optional>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "laws.h"

@@ -1,7 +1,5 @@
 #include <cmath>
 #include <optional>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "rule_builder.h"

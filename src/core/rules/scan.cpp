@@ -1,5 +1,4 @@
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "rule_builder.h"

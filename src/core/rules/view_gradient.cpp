@@ -1,13 +1,22 @@
 #include <cstddef>
 #include <optional>
-#include <string_view>
-#include <vector>
+#include <utility>
 
 #include "rule_builder.h"
 #include "rule_table.h"
 
 namespace tessera::rules {
 namespace {
+
+/// Completes the rule of an operator(grad, sizes, ...) that is linear in the gradient.
+ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const TensorFactors& grad,
+                                const TensorFactors& result) {
+  input_of(rule, call.tensor_index(0)) = grad;
+  rule.outputs.push_back(result);
+  rule.size_arguments.push_back({1, 0});
+  add_linear(rule, {call.tensor_index(0)});
+  return rule;
+}
 
 /// select_backward(grad, sizes, dim, ...), slice_backward: zeros but for the gradient's place.
 RuleFunction::Body place_gradient(bool keeps_dim) {
@@ -24,11 +33,7 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
     } else {
       grad.erase(grad.begin() + dim);
     }
-    input_of(rule, call.tensor_index(0)) = grad;
-    rule.outputs.push_back(result);
-    rule.size_arguments.push_back({1, 0});
-    add_linear(rule, {call.tensor_index(0)});
-    return rule;
+    return linear_in_gradient(call, std::move(rule), grad, result);
   };
 }
 
@@ -69,11 +74,7 @@ std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   keep_whole(rule, result[dim]);
   grad[dim].clear();
   grad.emplace_back();
-  input_of(rule, call.tensor_index(0)) = grad;
-  rule.outputs.push_back(result);
-  rule.size_arguments.push_back({1, 0});
-  add_linear(rule, {call.tensor_index(0)});
-  return rule;
+  return linear_in_gradient(call, std::move(rule), grad, result);
 }
 
 /// diagonal_backward(grad, sizes, offset, dim1, dim2): the last dimension of the gradient is the
@@ -95,11 +96,7 @@ std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
     }
   }
   grad.emplace_back();
-  input_of(rule, call.tensor_index(0)) = grad;
-  rule.outputs.push_back(result);
-  rule.size_arguments.push_back({1, 0});
-  add_linear(rule, {call.tensor_index(0)});
-  return rule;
+  return linear_in_gradient(call, std::move(rule), grad, result);
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+
+namespace tessera::testing {
+
+/// Passes every call on to another communicator. For tests to derive from, which override the calls
+/// that they watch or disturb.
+class ForwardingCommunicator : public comm::Communicator {
+ public:
+  explicit ForwardingCommunicator(comm::CommunicatorPtr inner)
+      : Communicator(inner->rank(), inner->size()), inner_(std::move(inner)) {}
+
+  comm::WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return inner_->all_gather(output, input);
+  }
+  comm::WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    return inner_->all_reduce(tensor, op);
+  }
+  comm::WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                               ReduceOp op) override {
+    return inner_->reduce_scatter(output, input, op);
+  }
+  comm::WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                           std::span<const std::int64_t> output_counts,
+                           std::span<const std::int64_t> input_counts) override {
+    return inner_->all_to_all(output, input, output_counts, input_counts);
+  }
+  comm::WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    return inner_->broadcast(tensor, root);
+  }
+  comm::WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                                 const std::vector<at::Tensor>& inputs) override {
+    return inner_->all_gather_group(outputs, inputs);
+  }
+  comm::WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                                     const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    return inner_->reduce_scatter_group(outputs, inputs, op);
+  }
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    return inner_->allocate(numel, options);
+  }
+  bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
+  void barrier() override { inner_->barrier(); }
+  void any_rank(std::span<std::uint8_t> flags) override { inner_->any_rank(flags); }
+  void set_purpose(std::string purpose) override {
+    Communicator::set_purpose(purpose);
+    inner_->set_purpose(std::move(purpose));
+  }
+  bool compares_calls() const override { return inner_->compares_calls(); }
+  void agree_on_calls(const std::string& trouble) override { inner_->agree_on_calls(trouble); }
+  void abort() override { inner_->abort(); }
+  std::string name() const override { return inner_->name(); }
+
+ protected:
+  comm::Communicator& inner() const { return *inner_; }
+
+ private:
+  comm::CommunicatorPtr inner_;
+};
+
+}  // namespace tessera::testing
