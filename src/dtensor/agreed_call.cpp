@@ -13,11 +13,6 @@
 namespace tessera::detail {
 namespace {
 
-bool is_split(const CallPlan::Input& input) {
-  const auto* layout = input.target != nullptr ? input.target : input.spec->sharding.layout;
-  return !layout->is_replicated();
-}
-
 /// Collective where `argument` is a tensor that is spread out.
 c10::IValue replicated(const c10::IValue& argument) {
   const auto* impl = argument.isTensor() && argument.toTensor().defined()
@@ -25,7 +20,7 @@ c10::IValue replicated(const c10::IValue& argument) {
                          : nullptr;
   if (impl == nullptr) return argument;
   const auto& spec = *impl->spec();
-  const auto* whole =
+  const auto whole =
       Layout::replicated(spec.sharding.layout->mesh_sizes(), static_cast<int>(spec.sizes.size()));
   const BelowAutograd guard;
   return make_distributed(redistribute_local(impl->local(), impl->spec(), whole),

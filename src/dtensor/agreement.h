@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <string_view>
+#include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -11,6 +13,20 @@ bool any_rank(const DeviceMesh& mesh, bool own);
 
 /// Whether ranks compare what they make: as TESSERA_DEBUG says, else in builds without NDEBUG.
 bool checks_agreement();
+
+/// Whether TESSERA_DEBUG asks for checks that cost collectives in the middle of a step. Read when a
+/// thread first asks.
+bool checks_calls();
+
+/// Runs `work`, which must not communicate. If it throws on some rank of the mesh, every rank
+/// throws an Error with the message of the first such rank. `what` is done. Collective.
+void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
+                          const std::function<void()>& work);
+
+/// Throws Error, on every rank, unless `tensors`, plain ones that operator `what` takes, hold the
+/// same values on all ranks of the mesh. Collective.
+void check_replicated(const DeviceMesh& mesh, std::string_view what,
+                      const std::vector<at::Tensor>& tensors);
 
 /// What `make` returns. If checks_agreement(), a rank on which it throws still takes part in the
 /// comparison, so that all ranks of the mesh throw. `make` must not communicate.

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "distributed_impl.h"
+#include "leaf_gradient.h"
 #include "other_mesh.h"
 #include "redistribute.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/operator_mode.h"
 
@@ -147,8 +149,9 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
 }
 
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
-  const auto& impl = impl_of(tensor);
+  auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
+  keep_gradient_layout(impl, tensor);
   return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient));
 }
 
@@ -158,6 +161,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
   if (source == target) return tensor;
+  const comm::CallerScope caller("redistribute");
   auto result = options.async ? pending(impl, target) : at::Tensor();
   if (!result.defined()) result = redistributed_by_mode(impl, target);
   return record<RedistributeBackward>(std::move(result), tensor,

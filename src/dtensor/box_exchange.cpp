@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "below_autograd.h"
 #include "redistribute_steps.h"

@@ -4,18 +4,29 @@
 #include <cstring>
 
 namespace tessera::detail {
-namespace {
 
-CallKey::Number number_in(const c10::IValue& value) {
-  using Number = CallKey::Number;
-  return value.isInt()      ? Number::kInteger
-         : value.isDouble() ? Number::kDouble
-         : value.isBool()   ? Number::kBool
-         : value.isNone()   ? Number::kNone
-                            : Number::kOther;
+CallKey::Number CallKey::number_of(const c10::IValue& value) {
+  return value.isInt()             ? number_of(value.toInt())
+         : value.isDouble()        ? number_of(value.toDouble())
+         : value.isBool()          ? Number::kBool
+         : value.isNone()          ? Number::kNone
+         : value.isComplexDouble() ? number_of(value.toComplexDouble())
+                                   : Number::kOther;
 }
 
-}  // namespace
+CallKey::Number CallKey::number_of(const at::Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) return Number::kNone;
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double:
+      return number_of(*tensor.const_data_ptr<double>());
+    case c10::ScalarType::Long:
+      return number_of(*tensor.const_data_ptr<std::int64_t>());
+    case c10::ScalarType::ComplexDouble:
+      return number_of(*tensor.const_data_ptr<c10::complex<double>>());
+    default:
+      return Number::kNone;
+  }
+}
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
@@ -36,12 +47,14 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
         for (const auto& element : value.toListRef()) add_element(element);
         break;
       case Kind::kScalar:
-        add_type_of(number_in(value));
+        add_type_of(number_of(value));
         break;
       case Kind::kStatic:
         add_static(value);
         break;
       case Kind::kIgnored:
+        if (!value.isList()) break;
+        for (const auto& element : value.toListRef()) add_type_of(number_of(element));
         break;
     }
   }
@@ -63,6 +76,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   add(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
              kPlainTensor));
+  if (wrapped != 0) add_type_of(number_of(tensor));
   for (const auto size : tensor.sizes()) add(static_cast<std::uint64_t>(size));
   if (tensor.layout() != c10::kStrided) return;
   for (const auto stride : tensor.strides()) add(static_cast<std::uint64_t>(stride));

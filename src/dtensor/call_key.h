@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -54,8 +55,35 @@ class CallKey {
     add(tagged(values.size(), kList));
     for (const auto value : values) add(static_cast<std::uint64_t>(value));
   }
-  /// A number of which only the type counts.
-  enum class Number : std::uint8_t { kInteger = 1, kDouble, kBool, kNone, kOther };
+  /// A number of which only the type counts, and whether a sum may be multiplied or divided by it
+  /// term by term.
+  enum class Number : std::uint8_t {
+    kInteger = 1,
+    kDouble,
+    kBool,
+    kNone,
+    kOther,
+    kZeroInteger,
+    kZero,
+    kNotFinite,
+    kNotFiniteOther
+  };
+  static Number number_of(bool) { return Number::kBool; }
+  static Number number_of(std::int64_t value) {
+    return value == 0 ? Number::kZeroInteger : Number::kInteger;
+  }
+  static Number number_of(double value) {
+    return !std::isfinite(value) ? Number::kNotFinite
+           : value == 0          ? Number::kZero
+                                 : Number::kDouble;
+  }
+  static Number number_of(const c10::complex<double>& value) {
+    const bool finite = std::isfinite(value.real()) && std::isfinite(value.imag());
+    return finite ? Number::kOther : Number::kNotFiniteOther;
+  }
+  static Number number_of(const c10::IValue& value);
+  /// Of a plain tensor; one that is not a wrapped number: kNone.
+  static Number number_of(const at::Tensor& tensor);
   void add_type_of(Number number) { add(tagged(static_cast<std::uint64_t>(number), kValue)); }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }

@@ -51,8 +51,10 @@ struct CallPlan {
   bool has_rule = false;
   bool direct = false;          ///< run on the local tensors, wrap the result if any: nothing else
   bool random = false;          ///< draws random numbers
+  bool together = false;        ///< if it fails on one rank, all throw (TESSERA_DEBUG)
   bool moves = false;           ///< an input is redistributed with a collective
   bool mixes_plain = false;     ///< a plain tensor of more than one element takes part
+  bool compares_plain = false;  ///< ranks compare those first (TESSERA_DEBUG)
   std::vector<Input> inputs;    ///< every defined tensor, in schema order
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
   std::vector<Rewritten> rewritten;
@@ -60,6 +62,12 @@ struct CallPlan {
   /// Run so instead, which sends less: nothing of the above but the mesh and the flags counts then.
   const Form* form = nullptr;
 };
+
+/// Whether ranks hold different values of what the operator gets.
+inline bool is_split(const CallPlan::Input& input) {
+  const LayoutPtr layout = input.target != nullptr ? input.target : input.spec->sharding.layout;
+  return !layout->is_replicated();
+}
 
 /// Decides how to run the call. Not collective: every rank comes to the same decision, or throws
 /// the same Error, from what all of them know.

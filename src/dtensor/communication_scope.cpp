@@ -5,7 +5,7 @@
 namespace tessera {
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
-    : world_(mesh.world()), before_(world_->traffic().table()) {}
+    : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}
 
 comm::TrafficTable CommunicationScope::table() const {
   return world_->traffic().since(before_);
@@ -25,6 +25,17 @@ std::string CommunicationScope::report() const {
   for (const auto& [key, traffic] : table()) {
     text += fmt::format("{:12} {:16} {:>8} {:>14}\n", key.first, key.second, traffic.calls,
                         traffic.bytes);
+  }
+  return text;
+}
+
+std::string CommunicationScope::listing() const {
+  std::string text = fmt::format("{:>6} {:12} {:16} {:>14} {}\n", "call", "dimension", "collective",
+                                 "bytes", "for");
+  int number = 0;
+  for (const auto& call : calls()) {
+    text += fmt::format("{:>6} {:12} {:16} {:>14} {}\n", ++number, call.group, call.collective,
+                        call.bytes, call.purpose);
   }
   return text;
 }

@@ -4,6 +4,7 @@
 
 #include "below_autograd.h"
 #include "distributed_impl.h"
+#include "expanded.h"
 #include "redistribute.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/policy.h"
@@ -28,22 +29,25 @@ at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
 }
 
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
-  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+  auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
+  copy_to_expanded(result, tensor);
+  return result;
 }
 
 /// Takes the view anew, of a gathered base, writes to it, and puts the base back.
 void replay_write(const DetachedView::Replay& replay, const DistributedTensorImpl& base,
                   const at::Tensor& value) {
   auto whole = redistribute_local(base.local(), base.spec(), replay.layout);
-  if (replay.strides) whole = with_strides(whole, *replay.strides);
+  whole = replay.strides ? with_strides(whole, *replay.strides)
+                         : expanded_as(whole, base.spec()->strides);
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = whole;
   replay.op.callBoxed(stack);
-  nth_tensor(stack, replay.result).copy_(value);
+  copy_to_expanded(nth_tensor(stack, replay.result), value);
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
-  base.local().copy_(
-      redistribute_local(whole, intern_spec(std::move(spec)), base.spec()->sharding.layout));
+  copy_to_expanded(base.local(), redistribute_local(whole, intern_spec(std::move(spec)),
+                                                    base.spec()->sharding.layout));
 }
 
 }  // namespace
@@ -75,6 +79,15 @@ void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
       " writes through a view of a dimension that is split, of an inference tensor, "
       "whose writes are not counted: redistribute it first, or use NoGradGuard instead of "
       "InferenceMode");
+}
+
+DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
+  auto& view = *impl.detached_view();
+  view.base_version = version_of(view.base);
+  auto result = detached_view_of(
+      at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_change=*/true)));
+  view.written = result->written = true;  // so the version counts the change of sizes
+  return result;
 }
 
 void write_through(const at::Tensor& view) {

@@ -48,6 +48,10 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 /// Throws Error if `impl`, a detached view, may not be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
+/// What `impl`, a detached view, is once it gets other sizes in place: a view, sharing its memory,
+/// of what it was.
+DetachedViewPtr view_of_former(const DistributedTensorImpl& impl);
+
 /// Carries what was written to `view`, a distributed tensor that is a detached view, on to its
 /// base, and from there on if that is one too. Collective: the base is gathered and sliced again.
 void write_through(const at::Tensor& view);

@@ -22,11 +22,9 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
 
 /// A write through a view is differentiated by replaying the view, which the fallback understands,
 /// rather than by as_strided, which speaks of a storage that is not there. Said for every wrapper,
-/// since guards of libtorch put the state of a thread back. Returns that state.
-const c10::AutogradState& replay_views() {
-  auto& state = c10::AutogradState::get_tls_state();
-  state.set_view_replay_enabled(true);
-  return state;
+/// since guards of libtorch put the state of a thread back.
+void replay_views() {
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }
 
 }  // namespace
@@ -126,6 +124,10 @@ void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImp
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
   replace(from->local(), from->spec_);
+  // As of plain tensors: a module's to() changes its parameters so.
+  data_type_ = from->data_type_;
+  device_opt_ = from->device_opt_;
+  key_set_ = from->key_set_;
   detached_view_ = from->detached_view_;
 }
 
@@ -142,8 +144,10 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   auto* impl = local.unsafeGetTensorImpl();
-  const bool common = !impl->is_inference() && !replay_views().get_inference_mode();
-  if (const auto& storage = impl->unsafe_storage(); storage && common) [[likely]] {
+  replay_views();
+  // In inference mode too: a view of an ordinary tensor is one.
+  const bool ordinary = !impl->is_inference();
+  if (const auto& storage = impl->unsafe_storage(); storage && ordinary) [[likely]] {
     return at::Tensor(
         c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec), storage));
   }

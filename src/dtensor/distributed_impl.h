@@ -21,7 +21,7 @@ namespace tessera::detail {
 class DistributedTensorImpl final : public c10::TensorImpl {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// The same, cheaper, outside of inference mode, for a local tensor with this storage.
+  /// The same, cheaper, for a local tensor with this storage that is no inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Its local tensor is on its way; until then an empty one of its kind stands for it.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);

@@ -9,6 +9,7 @@
 #include "below_autograd.h"
 #include "distributed_impl.h"
 #include "other_mesh.h"
+#include "reducible.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 
@@ -45,11 +46,12 @@ void check_local(const at::Tensor& local, const ShardingSpec& spec,
   TESSERA_CHECK(!tessera::is_distributed(local),
                 "from_local of a tensor that is distributed already: "
                 "redistribute() changes its placements");
+  detail::check_partials(*spec.layout, local.scalar_type(), "from_local");
   const auto expected = detail::local_sizes(spec, sizes);
   TESSERA_CHECK(local.sizes() == expected, "from_local: rank ", spec.mesh.world()->rank(), " of ",
                 to_string(spec.mesh), " holds ", c10::IntArrayRef(expected), " of a tensor of ",
-                c10::IntArrayRef(sizes), " as ", to_string(to_placements(*spec.layout, sizes)),
-                ", found ", local.sizes(), ": with uneven shards pass the global sizes");
+                c10::IntArrayRef(sizes), " as ", detail::describe(*spec.layout, sizes), ", found ",
+                local.sizes(), ": with uneven shards pass the global sizes");
 }
 
 DistributedTensor wrap_local(const at::Tensor& local, const ShardingSpec& spec,
@@ -73,10 +75,10 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
                   "from_local: ", placements.size(), " placements for ", to_string(mesh),
                   ": give one per dimension");
     if (!sizes) sizes = even_global_sizes(local, mesh, placements);
-    const auto* layout = to_layout(mesh.shape().sizes(), placements, *sizes);
-    const auto* gradient = grad_placements
-                               ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
-                               : detail::gradient_layout(layout);
+    const auto layout = to_layout(mesh.shape().sizes(), placements, *sizes);
+    const auto gradient = grad_placements
+                              ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
+                              : detail::gradient_layout(layout);
     return wrap_local(local, {mesh, layout}, *sizes, gradient);
   });
 }
@@ -90,9 +92,9 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const S
 
 at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements) const {
   const auto& spec = impl_of(tensor_).spec();
-  const auto* gradient = grad_placements ? to_layout(spec->sharding.mesh.shape().sizes(),
-                                                     *grad_placements, spec->sizes)
-                                         : detail::gradient_layout(spec->sharding.layout);
+  const auto gradient = grad_placements ? to_layout(spec->sharding.mesh.shape().sizes(),
+                                                    *grad_placements, spec->sizes)
+                                        : detail::gradient_layout(spec->sharding.layout);
   return detail::to_local_with_gradient(tensor_, gradient);
 }
 
@@ -102,6 +104,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
 }
 
 DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
+  detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
 
@@ -114,12 +117,13 @@ DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
                                                   const Placements& placements,
                                                   const RedistributeOptions& options) const {
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
-  const auto* target = to_layout(mesh.shape().sizes(), placements, impl_of(source).spec()->sizes);
+  const auto target = to_layout(mesh.shape().sizes(), placements, impl_of(source).spec()->sizes);
+  detail::check_partials(*target, source.scalar_type(), "redistribute");
   return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
 }
 
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
-  const auto* own = layout();
+  const auto own = layout();
   return redistribute(Layout::replicated(own->mesh_sizes(), own->tensor_ndim()))
       .to_local(std::move(grad_placements));
 }
@@ -167,8 +171,9 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
                   "already: redistribute() changes its placements");
     const auto sizes = tensor.sizes().vec();
     const auto& mesh_sizes = mesh.shape().sizes();
-    const auto* target = to_layout(mesh_sizes, placements, sizes);
-    const auto* whole = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
+    const auto target = to_layout(mesh_sizes, placements, sizes);
+    detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
+    const auto whole = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return wrap_local(tensor, {mesh, whole}, sizes, whole).redistribute(target);
   });
 }
@@ -181,11 +186,13 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   // What this rank will have: ranks that disagree on it would wait for one another in the scatter.
   const auto room = detail::make_agreed(mesh, [&] {
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
+    detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
     TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
                   *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
     const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
     return wrap_local(none, target, sizes, detail::gradient_layout(target.layout));
   });
+  const comm::CallerScope caller("distribute_tensor");
   const auto part = detail::scatter_from(tensor.detach(), *options.source, room.spec());
   return DistributedTensor(make_distributed(part, room.spec(), sizes));
 }

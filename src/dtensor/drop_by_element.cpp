@@ -3,8 +3,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 
-#include <utility>
-
 #include "autograd_functions.h"
 #include "below_autograd.h"
 #include "distributed_impl.h"

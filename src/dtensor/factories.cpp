@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "autograd_functions.h"
+#include "reducible.h"
 #include "tensor_spec.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -22,10 +23,11 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
-  const auto* target = to_layout(mesh.shape().sizes(), placements, sizes);
+  const auto target = to_layout(mesh.shape().sizes(), placements, sizes);
   const ShardingSpec whole{mesh, detail::gradient_layout(target)};
   const auto local = at::empty(detail::local_sizes(whole, sizes),
                                on_mesh(options, mesh).requires_grad(std::nullopt));
+  detail::check_partials(*target, local.scalar_type(), "a factory");
   const auto made = make_distributed(local, whole, sizes);
   if (!local.is_meta()) fill(made);
   auto result = DistributedTensor(made).redistribute(target);

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "agreed_call.h"
+#include "agreement.h"
 #include "below_autograd.h"
 #include "bound_call.h"
 #include "call_cache.h"
@@ -17,8 +18,10 @@
 #include "drop_by_element.h"
 #include "fallback.h"
 #include "fresh_tensor.h"
+#include "list_writes.h"
 #include "operator_info.h"
 #include "random_fill.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -62,7 +65,7 @@ std::string describe_inputs(const CallPlan& plan) {
   for (const auto& input : plan.inputs) {
     auto text = describe(*input.spec);
     if (input.plan) {
-      text += " -> " + to_string(to_placements(*input.target, input.spec->sizes));
+      text += " -> " + describe(*input.target, input.spec->sizes);
     }
     parts.push_back(std::move(text));
   }
@@ -111,6 +114,16 @@ void decompose(const c10::OperatorHandle& op, const OperatorInfo& info,
       &stack);
 }
 
+/// Of the plain tensors that are taken for replicated.
+void compare_plain(const OperatorInfo& info, const CallPlan& plan,
+                   std::span<const c10::IValue> arguments) {
+  auto tensors = bind_call(info, arguments).tensors;
+  std::erase_if(tensors, [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
+  });
+  check_replicated(plan.replicated.mesh, info.name, tensors);
+}
+
 void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
                   torch::jit::Stack& stack) {
   const std::span<const c10::IValue> arguments(
@@ -131,6 +144,10 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
   }
   if (info.functional && plan->moves && write_to_fresh(info, stack)) return;
   check_policy(info, *plan);
+  if (goes_by_position(info, *plan, arguments)) return run_by_position(op, info, stack);
+  const comm::CallerScope caller(info.name);
+  if (plan->compares_plain) [[unlikely]]
+    compare_plain(info, *plan, arguments);
   if (may_fail_apart(info, *plan, arguments)) {
     if (!run_agreed(op, info, *plan, stack)) return run_operator(op, info, stack);
   } else {

@@ -5,18 +5,23 @@
 namespace tessera {
 namespace {
 
+using PlacementsOfArguments = std::vector<std::optional<Placements>>;
+
+std::optional<Placements> item(const PlacementsOfArguments& list, std::size_t number) {
+  return number < list.size() ? list[number] : std::nullopt;
+}
+
 at::Tensor local_argument(const at::Tensor& argument, std::size_t number,
                           const LocalMapOptions& options) {
   if (!tessera::is_distributed(argument)) return argument;
   DistributedTensor tensor(argument);
-  if (number < options.in_placements.size() && options.in_placements[number]) {
-    const auto& wanted = *options.in_placements[number];
-    TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == wanted,
-                  "local_map: argument ", number, " is to lie as ", to_string(wanted), ", found ",
+  if (const auto wanted = item(options.in_placements, number)) {
+    TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == *wanted,
+                  "local_map: argument ", number, " is to lie as ", to_string(*wanted), ", found ",
                   to_string(tensor.placements()), ": redistribute it, or set redistribute_inputs");
-    tensor = tensor.redistribute(wanted);
+    tensor = tensor.redistribute(*wanted);
   }
-  return tensor.to_local();
+  return tensor.to_local(item(options.in_grad_placements, number));
 }
 
 }  // namespace

@@ -94,6 +94,35 @@ bool checks_its_matrices(std::string_view name) {
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
+/// Operators whose local kernels throw for an index out of range, or another bad number.
+bool checks_its_numbers(std::string_view name) {
+  constexpr std::array<std::string_view, 16> kNames{"embedding",
+                                                    "_embedding_bag",
+                                                    "gather",
+                                                    "scatter",
+                                                    "scatter_add",
+                                                    "scatter_reduce",
+                                                    "index",
+                                                    "index_put",
+                                                    "index_add",
+                                                    "index_copy",
+                                                    "index_fill",
+                                                    "index_select",
+                                                    "take",
+                                                    "nll_loss_forward",
+                                                    "nll_loss2d_forward",
+                                                    "binary_cross_entropy"};
+  name.remove_prefix(std::min(name.size(), std::string_view("aten::").size()));
+  name = name.substr(0, name.find('.'));
+  if (name.ends_with('_')) name.remove_suffix(1);
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+/// as_strided, and its in-place and other forms.
+bool views_memory(std::string_view name) {
+  return name.starts_with("aten::as_strided");
+}
+
 }  // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
@@ -113,6 +142,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     // A convolution's stride is another thing.
     const bool after_size = i > 0 && schema.arguments()[i - 1].name() == "size";
     if (argument.name() == "stride" && after_size) stride = index;
+    if (argument.name() == "storage_offset" && views_memory(name)) storage_offset = index;
     if (argument.name() == "generator") generator = index;
     if (argument.name() == "check_errors") check_errors = index;
   }
@@ -127,9 +157,11 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op) {
     }
     returns.push_back(returned);
   }
+  unsafe_view = name == "aten::_unsafe_view";
   changes_shape = op.hasTag(at::Tag::inplace_view);
   makes_zeros = name == "aten::new_zeros" || name == "aten::zeros_like";
   fails_by_value = check_errors >= 0 || checks_its_matrices(name);
+  fails_by_part = checks_its_numbers(name);
   functional = functional_form(name);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   // rand_like is empty_like and uniform_: of a random operator every composite form will do.

@@ -34,12 +34,15 @@ struct OperatorInfo {
   int viewed = -1;           ///< the argument that the results are views of, or -1
   int device = -1;           ///< argument `device`, or -1
   int stride = -1;           ///< argument `stride` of a tensor's memory, or -1
+  int storage_offset = -1;   ///< argument `storage_offset` of a view of memory, or -1
   int generator = -1;        ///< argument `generator`, or -1
   bool takes_tensors = false;
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
+  bool unsafe_view = false;    ///< _unsafe_view (see viewable.h)
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
   bool draws_random = false;
   bool fails_by_value = false;  ///< throws for a matrix that it cannot factorise
+  bool fails_by_part = false;   ///< throws for an index or a number that only some parts may hold
   int check_errors = -1;        ///< the argument without which it does not, or -1
   bool makes_zeros = false;     ///< new_zeros, zeros_like (see fresh_tensor.h)
   /// Of an operator that formulas of gradients write with: what returns the result instead.

@@ -104,8 +104,8 @@ TensorSpecPtr on(const ShardingSpec& sharding, const TensorSpec& like) {
 /// Between two meshes of the same ranks.
 at::Tensor rearranged(at::Tensor local, const TensorSpecPtr& spec, const ShardingSpec& target) {
   const auto& mesh = spec->sharding.mesh;
-  const auto* from = gradient_layout(spec->sharding.layout);
-  const auto* to = gradient_layout(target.layout);
+  const auto from = gradient_layout(spec->sharding.layout);
+  const auto to = gradient_layout(target.layout);
   local = redistribute_local(local, spec, from);
   std::vector<std::vector<Box>> wanted;
   for (const int rank : mesh.ranks()) {
@@ -161,7 +161,7 @@ at::Tensor move_to_mesh(const at::Tensor& local, const TensorSpecPtr& spec,
 
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target) {
   const auto sizes = tensor.sizes().vec();
-  const auto* whole = gradient_layout(target.layout);
+  const auto whole = gradient_layout(target.layout);
   std::vector<HeldPart> held;
   const auto& mesh = target.mesh;
   const std::vector<std::int64_t> nowhere;

@@ -1,9 +1,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <algorithm>
 
+#include "agreement.h"
 #include "bound_call.h"
+#include "call_key.h"
 #include "call_plan.h"
 #include "distributed_impl.h"
+#include "expanded.h"
+#include "reducible.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "view_geometry.h"
@@ -28,7 +32,7 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
 
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const auto* impl = as_distributed(tensor)) return {impl->spec(), nullptr, nullptr};
-  const auto* layout =
+  const auto layout =
       Layout::replicated(replicated.layout->mesh_sizes(), static_cast<int>(tensor.dim()));
   return {intern_spec({{replicated.mesh, layout},
                        tensor.sizes().vec(),
@@ -127,8 +131,8 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   if (info.changes_shape) return;
   for (const auto number : written_inputs(info, bound)) {
     auto& input = plan.inputs[number];
-    const auto* own = input.spec->sharding.layout;
-    const auto* left = input.target != nullptr ? input.target : own;
+    const auto own = input.spec->sharding.layout;
+    auto left = input.target != nullptr ? input.target : own;
     for (const auto& pair : inplace) {
       if (static_cast<std::size_t>(pair.input) == number) {
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
@@ -180,9 +184,57 @@ void plan_form(CallPlan& plan, const BoundCall& bound) {
   if (choice.form != nullptr) plan.moves = choice.communicates;
 }
 
+/// Takes reductions out of the rule that the elements do not have: products and orders of complex
+/// numbers, and sums to which booleans are added. What would be reduced so must be whole.
+void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
+                            std::span<const c10::IValue> arguments) {
+  const bool complex =
+      std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.is_complex(); }) ||
+      std::any_of(arguments.begin(), arguments.end(), [](auto& a) { return a.isComplexDouble(); });
+  const bool booleans = std::any_of(rule.additive.begin(), rule.additive.end(), [&](int input) {
+    return tensors[static_cast<std::size_t>(input)].scalar_type() == at::kBool;
+  });
+  for (auto& factor : rule.factors) {
+    const bool refused = (complex && factor.reduction == ReduceOp::kProduct) ||
+                         (booleans && factor.reduction == ReduceOp::kSum);
+    if (refused) factor.reduction.reset();
+  }
+  if (!complex) return;
+  std::erase_if(rule.linear, [](auto& law) { return !is_reducible(at::kComplexDouble, law.op); });
+}
+
+/// Whether the operator writes to a tensor of which several positions are one in memory.
+bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
+  const auto inputs = written_inputs(info, bound);
+  return std::any_of(inputs.begin(), inputs.end(),
+                     [&](std::size_t input) { return is_expanded(bound.tensors[input]); });
+}
+
+/// Whether values are converted to integers or booleans that are written: terms of a sum, rounded,
+/// have another sum.
+bool rounds(const OperatorInfo& info, const BoundCall& bound) {
+  const auto inputs = written_inputs(info, bound);
+  return std::any_of(inputs.begin(), inputs.end(), [&](std::size_t input) {
+    const auto type = bound.tensors[input].scalar_type();
+    return c10::isIntegralType(type, /*includeBool=*/true) &&
+           std::any_of(bound.tensors.begin(), bound.tensors.end(), [&](auto& tensor) {
+             return c10::promoteTypes(type, tensor.scalar_type()) != type;
+           });
+  });
+}
+
+/// Whether ranks are to ask each other whether the operator has thrown for the values of a part, or
+/// because it writes to one place twice: not on a rank that has one position there, or none.
+bool fails_together(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
+  const bool may_fail = (info.fails_by_part && checks_calls()) || writes_expanded(info, bound);
+  return may_fail && !bound.tensors.front().is_meta() &&
+         std::any_of(plan.inputs.begin(), plan.inputs.end(), is_split);
+}
+
 /// Whether the operator only has to be run on the local tensors, and its result, if any, wrapped.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.random || plan.mixes_plain || plan.local_call || info.changes_shape) return false;
+  if (plan.together) return false;
   const bool one_result = info.returns.size() == 1 && plan.outputs.size() == 1;
   const bool new_results = std::all_of(info.returns.begin(), info.returns.end(), [](auto& result) {
     return result.is_tensor && result.written < 0;
@@ -200,6 +252,38 @@ bool rule_reads_complex(const OperatorInfo& info, std::span<const c10::IValue> a
                                                   [](auto& a) { return a.isComplexDouble(); });
 }
 
+/// Whether an argument is a number by which the terms of a sum cannot be multiplied, or divided,
+/// one by one: infinity times terms of both signs would be no number. Not where it only stands
+/// beside the sum.
+bool scales_to_infinity(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
+  using Number = CallKey::Number;
+  if (info.name.starts_with("aten::where") || info.name.starts_with("aten::masked_fill")) {
+    return false;
+  }
+  const bool divides = info.name.starts_with("aten::div") ||
+                       info.name.starts_with("aten::true_divide") ||
+                       info.name.starts_with("aten::_foreach_div");
+  const auto is_bad = [divides](const c10::IValue& value) {
+    const auto number = value.isTensor() && value.toTensor().defined()
+                            ? CallKey::number_of(value.toTensor())
+                            : CallKey::number_of(value);
+    const bool zero = number == Number::kZero || number == Number::kZeroInteger;
+    return number == Number::kNotFinite || number == Number::kNotFiniteOther || (divides && zero);
+  };
+  return std::ranges::any_of(arguments, [&](const c10::IValue& argument) {
+    return argument.isList() && !argument.isTensorList()
+               ? std::ranges::any_of(argument.toListRef(), is_bad)
+               : is_bad(argument);
+  });
+}
+
+/// What such a number multiplies is reduced first.
+void reduce_sums_first(ShardingRule& rule) {
+  std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
+    return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
+  });
+}
+
 }  // namespace
 
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -212,23 +296,29 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
     if (as_distributed(tensor) == nullptr && tensor.numel() > 1) plan.mixes_plain = true;
     plan.inputs.push_back(input_of(tensor, plan.replicated));
   }
+  plan.compares_plain = plan.mixes_plain && checks_calls() && !bound.tensors.front().is_meta();
   std::optional<std::vector<std::vector<std::int64_t>>> strides;
-  if (info.viewed >= 0) strides = view_strides(op, arguments);
+  const bool reshapes = info.changes_shape && info.rule;
+  if (info.viewed >= 0 || reshapes) strides = view_strides(op, arguments);
 
   auto rule =
       info.rule && !rule_reads_complex(info, arguments) ? info.rule(bound.call) : std::nullopt;
   // The operator on each shard would draw the same numbers for all of them: it is run as a whole.
   plan.random = rule ? rule->random : info.draws_random;
   if (plan.random) rule.reset();
+  if (rule) keep_irreducible_whole(*rule, bound.tensors, arguments);
+  if (rule && rounds(info, bound)) rule->linear.clear();
   if (!rule) {
     plan_default(plan);
     plan_writes(plan, info, bound, {});
     plan_form(plan, bound);
     return plan;
   }
+  if (scales_to_infinity(info, arguments)) reduce_sums_first(*rule);
   plan_by_rule(plan, info, *rule, bound, arguments);
   plan_form(plan, bound);
   if (strides) add_view_strides(plan, std::move(*strides));
+  plan.together = fails_together(plan, info, bound);
   plan.direct = is_direct(plan, info);
   return plan;
 }

@@ -2,11 +2,18 @@
 
 #include <ATen/ops/empty.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
 #include <span>
 #include <utility>
 
+#include "agreement.h"
 #include "below_autograd.h"
 #include "redistribute_steps.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/bounded_cache.h"
 #include "tessera/core/error.h"
 
@@ -23,7 +30,7 @@ struct PlanKey {
 
 struct PlanKeyHash {
   std::size_t operator()(const PlanKey& key) const {
-    return std::hash<const void*>{}(key.spec.get()) * 31 + std::hash<const void*>{}(key.target);
+    return std::hash<const void*>{}(key.spec.get()) * 31 + std::hash<LayoutPtr>{}(key.target);
   }
 };
 
@@ -33,8 +40,20 @@ auto& plans() {
   return plans;
 }
 
+/// What a step is for, in full: ranks that mean another one are told so (TESSERA_DEBUG).
+std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
+                                           const DeviceMesh& mesh, c10::IntArrayRef sizes) {
+  if (!checks_calls()) [[likely]]
+    return std::nullopt;
+  return std::make_optional<comm::PurposeScope>(
+      group_of(step, mesh), fmt::format("{} of {} [{}] {} -> {}", comm::CallerScope::current(),
+                                        c10::toString(local.scalar_type()), fmt::join(sizes, ", "),
+                                        to_string(*step.from), to_string(*step.to)));
+}
+
 Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                    c10::IntArrayRef sizes) {
+  const auto purpose = compared(step, local, mesh, sizes);
   switch (step.kind) {
     case StepKind::kAllGather:
       return all_gather_step(step, local, mesh, sizes);

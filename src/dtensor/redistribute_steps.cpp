@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "local_axis.h"
+#include "reducible.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 
@@ -24,9 +24,8 @@ Started there(const at::Tensor& tensor) {
 }
 
 void check_reducible(const Step& step, const at::Tensor& tensor) {
-  const bool linear = step.op == ReduceOp::kSum || step.op == ReduceOp::kAvg;
-  TESSERA_CHECK(linear || !tensor.is_complex(), "a complex tensor cannot be reduced with ",
-                to_string(step.op), ": only sum and avg are linear");
+  TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
+                tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
 }
 
 /// A flat tensor of `numel` elements that starts with those of the flat `tensor`.

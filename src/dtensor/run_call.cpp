@@ -1,18 +1,23 @@
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 
+#include "agreement.h"
 #include "below_autograd.h"
 #include "bound_call.h"
 #include "call_plan.h"
 #include "distributed_impl.h"
+#include "expanded.h"
 #include "implicit_count.h"
 #include "leaf_gradient.h"
+#include "list_writes.h"
+#include "memory_view.h"
 #include "seeded_generator.h"
 #include "tessera/core/error.h"
+#include "viewable.h"
 
 namespace tessera::detail {
 namespace {
@@ -22,6 +27,13 @@ struct Written {
   at::Tensor original;  ///< as the caller passed it
   at::Tensor local;     ///< what the operator wrote to
   std::size_t input;    ///< its number among the call's tensors
+};
+
+/// A tensor of the call that has been redistributed, and is only read.
+struct Moved {
+  at::Tensor from;
+  LayoutPtr target;
+  at::Tensor to;
 };
 
 /// The state of one call on its way through run_call.
@@ -36,16 +48,26 @@ class Run {
         first_(stack.size() - info.arguments.size()) {}
 
   void operator()() {
+    const ListWrites writes(info_, std::span(stack_).subspan(first_));
     keep_originals();
+    std::optional<c10::InferenceMode> ordinary;
+    if (views_ordinary_tensor() && is_moved()) ordinary.emplace(false);
     localize_arguments();
+    if (info_.storage_offset >= 0)
+      begin_at_local_tensor(info_, plan_, std::span(stack_).subspan(first_));
     for (const auto& rewritten : plan_.rewritten) at(rewritten.argument) = rewritten.value;
     {
       BelowAutograd guard;
       if (info_.viewed >= 0 && is_moved()) keep_view_arguments();
-      execute();
+      if (plan_.together) {
+        run_or_fail_together(plan_.replicated.mesh, info_.name, [this] { execute(); });
+      } else {
+        execute();
+      }
       write_back();
       for (const auto& view : through_) write_through(view);
     }
+    writes.count();
     wrap_results();
   }
 
@@ -105,8 +127,9 @@ class Run {
     auto* impl = as_distributed(tensor);
     if (impl != nullptr) prepare(*impl, tensor, argument);
     auto local = impl != nullptr ? impl->local() : tensor;
+    if (info_.changes_shape && is_detached(impl)) local = plain_alias(local);
     if (plan_.random && impl != nullptr) device_ = local.device();
-    if (input.plan) local = redistributed(local, input);
+    if (input.plan) local = moved(local, input);
     if (plan_.local_call) locals_.push_back(local);
     if (input.written != nullptr) written_.push_back({tensor, local, inputs_});
     ++inputs_;
@@ -119,8 +142,39 @@ class Run {
       return;
     check_readable(impl, info_.name);
     if (!writes(argument)) return;
+    if (info_.changes_shape) return check_reshapable();
     check_writable(impl, info_.name);
     through_.push_back(tensor);
+  }
+
+  static bool is_detached(const DistributedTensorImpl* impl) {
+    return impl != nullptr && impl->detached_view() != nullptr;
+  }
+
+  void check_reshapable() const {
+    TESSERA_CHECK(plan_.has_rule && !is_moved(), info_.name,
+                  " changes the sizes of a view that had to be gathered, which would part it from "
+                  "the viewed tensor: take a view of that with the wanted sizes, or a clone");
+  }
+
+  /// What the operator writes to is a copy, or the tensor itself; on some ranks a redistribution
+  /// gives the same memory with other strides.
+  at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
+    for (const auto& done : moved_) {  // as cat({x, x}) has it
+      const bool same = done.from.is_same(local) && done.target == input.target;
+      if (same && input.written == nullptr) return done.to;
+    }
+    auto result = redistributed(local, input);
+    if (input.written == nullptr) {
+      moved_.push_back({local, input.target, result});
+    } else {
+      if (result.is_alias_of(local)) result = result.clone();
+      result = expanded_as(result, input.spec->strides);
+    }
+    if (local.unsafeGetTensorImpl()->is_wrapped_number()) {
+      result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    return result;
   }
 
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
@@ -130,15 +184,15 @@ class Run {
     if (result.strides() == input.spec->strides) return result;
     BelowAutograd guard;
     auto strided = at::empty_strided(input.spec->sizes, input.spec->strides, result.options());
-    // An expanded tensor cannot be written; what it is read for does not depend on its strides.
-    if (at::has_internal_overlap(strided) == at::MemOverlap::Yes) return result;
-    return strided.copy_(result);
+    copy_to_expanded(strided, result);
+    return strided;
   }
 
   void execute() {
     if (!plan_.local_call) {
       std::optional<SeededGenerator> generator;
       if (draws_from_default_generator()) generator.emplace(device_, next_random_key());
+      if (info_.unsafe_view) at(0) = viewable(at(0).toTensor(), at(1).toIntVector());
       op_.callBoxed(stack_);
       return;
     }
@@ -179,7 +233,8 @@ class Run {
       if (there) continue;
       const auto left = intern_spec(
           {{plan_.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
-      own.copy_(redistribute_local(local, left, spec->sharding.layout));
+      const auto value = redistribute_local(local, left, spec->sharding.layout);
+      copy_to_expanded(own, value.is_alias_of(own) ? value.clone() : value);
     }
   }
 
@@ -232,7 +287,9 @@ class Run {
       if (auto* impl = as_distributed(original.toTensor())) {
         auto local = value.toTensor();
         auto spec = spec_of(local);
+        const auto view = is_detached(impl) ? view_of_former(*impl) : nullptr;
         impl->replace(std::move(local), std::move(spec));
+        if (view != nullptr) impl->set_detached_view(view);
       }
     }
     ++outputs_;
@@ -259,6 +316,10 @@ class Run {
     if (detached) as_distributed(result)->set_detached_view(detach());
     return result;
   }
+
+  /// Whether libtorch wants a tensor that counts its versions, even in inference mode: what is
+  /// viewed does.
+  bool views_ordinary_tensor() const { return viewed_.defined() && !viewed_.is_inference(); }
 
   /// Whether the tensor that a view operator views was brought elsewhere first.
   bool is_moved() const { return plan_.inputs.front().plan != nullptr; }
@@ -318,7 +379,7 @@ class Run {
     const bool told =
         parts_tell_order(*output.layout, output.sizes) &&
         std::all_of(plan_.inputs.begin(), plan_.inputs.end(), [](const CallPlan::Input& input) {
-          const auto* layout = input.target ? input.target : input.spec->sharding.layout;
+          const LayoutPtr layout = input.target ? input.target : input.spec->sharding.layout;
           return parts_tell_order(*layout, input.spec->sizes);
         });
     if (told) return strides_in_order_of(output.sizes, local.strides());
@@ -328,7 +389,7 @@ class Run {
   }
 
   TensorSpecPtr default_spec(const at::Tensor& local) {
-    const auto* layout =
+    const auto layout =
         Layout::replicated(plan_.replicated.layout->mesh_sizes(), static_cast<int>(local.dim()));
     return intern_spec({{plan_.replicated.mesh, layout},
                         local.sizes().vec(),
@@ -349,6 +410,7 @@ class Run {
   c10::Device device_ = c10::kCPU;
   c10::SmallVector<c10::IValue, 2> returned_;
   c10::SmallVector<Written, 2> written_;
+  c10::SmallVector<Moved, 2> moved_;
   std::vector<at::Tensor> locals_;
 };
 

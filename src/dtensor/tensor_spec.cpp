@@ -19,7 +19,7 @@ namespace tessera::detail {
 namespace {
 
 std::size_t hash_of(const TensorSpec& spec) {
-  std::size_t hash = std::hash<const void*>{}(spec.sharding.layout);
+  std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
   mix(std::hash<const void*>{}(spec.sharding.mesh.id()));
   mix(static_cast<std::size_t>(spec.dtype));
@@ -166,8 +166,7 @@ std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
-/// As placements, or, where that form cannot say it, as the layout itself.
-static std::string text_of(const Layout& layout, c10::IntArrayRef sizes) {
+std::string describe(const Layout& layout, c10::IntArrayRef sizes) {
   try {
     return to_string(to_placements(layout, sizes));
   } catch (const Error&) {
@@ -178,7 +177,7 @@ static std::string text_of(const Layout& layout, c10::IntArrayRef sizes) {
 std::string describe(const TensorSpec& spec) {
   return fmt::format("[{}] on {} as {}", fmt::join(spec.sizes, ", "),
                      to_string(spec.sharding.mesh.shape()),
-                     text_of(*spec.sharding.layout, spec.sizes));
+                     describe(*spec.sharding.layout, spec.sizes));
 }
 
 }  // namespace tessera::detail

@@ -55,6 +55,8 @@ bool parts_tell_order(const Layout& layout, c10::IntArrayRef sizes);
 
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
+/// As placements, or, where those cannot say it, as the layout itself. For messages.
+std::string describe(const Layout& layout, c10::IntArrayRef sizes);
 /// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
 std::string describe(const TensorSpec& spec);
 

@@ -21,14 +21,16 @@
 #include "distributed_impl.h"
 #include "fallback.h"
 #include "leaf_gradient.h"
+#include "list_writes.h"
+#include "local_list.h"
 #include "tessera/dtensor/operator_mode.h"
 
 namespace tessera::detail {
 
 /// The kernel of one operator with its arguments unboxed: on a hit in the call cache it goes from
 /// the wrappers to the local tensors and back without a stack. Everything else is left to
-/// dispatch(), with which it shares keys and plans. `Op` is a struct of at::_ops whose results, if
-/// any, are tensors.
+/// dispatch(), with which it shares keys and plans. `Op` is a struct of at::_ops whose results are
+/// tensors; one without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -44,23 +46,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
  private:
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
   static constexpr bool kNothing = std::is_void_v<Result>;
-
-  /// The local tensors of a list, borrowed from the arguments: counting references to hundreds of
-  /// tensors would cost more than all the rest.
-  struct LocalList {
-    using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
-
-    LocalList() = default;
-    LocalList(LocalList&& other) noexcept : tensors(std::exchange(other.tensors, {})) {}
-    LocalList& operator=(LocalList&&) = delete;
-    ~LocalList() {
-      for (auto& tensor : tensors) Borrow::destroyBorrow(tensor);
-    }
-
-    c10::SmallVector<at::Tensor, 8> tensors;
-    operator at::TensorList() const { return tensors; }
-    operator at::ITensorListRef() const { return at::TensorList(tensors); }
-  };
 
   template <class T>
   static constexpr bool kIsList =
@@ -123,9 +108,13 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     };
     // Braces fix the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
-    if constexpr (kInPlace || kNothing) {
+    if constexpr (kNothing) {
+      const DirectListWrites writes(std::get<0>(std::tie(arguments...)));
       run_local(locals);
-      if constexpr (kInPlace) return std::get<0>(std::tie(arguments...));
+      writes.count();
+    } else if constexpr (kInPlace) {
+      run_local(locals);
+      return std::get<0>(std::tie(arguments...));
     } else {
       auto result = run_local(locals);
       std::size_t output = 0;
@@ -162,7 +151,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   }
   static c10::DispatchKeySet keys_of(const LocalList& list) {
     c10::DispatchKeySet keys;
-    for (const auto& tensor : list.tensors) keys = keys | tensor.key_set();
+    for (const auto& tensor : list.tensors()) keys = keys | tensor.key_set();
     return keys;
   }
   template <class T>
@@ -229,11 +218,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   template <class List>
   requires kIsList<List>
   static LocalList local(const CallPlan&, std::size_t, const List& argument) {
-    LocalList list;
-    list.tensors.reserve(argument.size());
-    for (const auto& tensor : argument) {
-      list.tensors.push_back(LocalList::Borrow::createBorrow(local_or_self(tensor)));
-    }
+    LocalList list(argument.size());
+    for (const auto& tensor : argument) list.add(local_or_self(tensor));
     return list;
   }
 
@@ -278,22 +264,22 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     for (const auto& tensor : tensors) key.add_tensor(tensor);
   }
   static void add(CallKey& key, Kind kind, std::int64_t value) {
-    kind == Kind::kScalar ? key.add_type_of(Number::kInteger) : key.add_integer(value);
+    kind == Kind::kScalar ? key.add_type_of(CallKey::number_of(value)) : key.add_integer(value);
   }
   static void add(CallKey& key, Kind kind, const c10::SymInt& value) {
     add(key, kind, value.guard_int(__FILE__, __LINE__));
   }
   static void add(CallKey& key, Kind kind, bool value) {
-    kind == Kind::kScalar ? key.add_type_of(Number::kBool) : key.add_bool(value);
+    kind == Kind::kScalar ? key.add_type_of(CallKey::number_of(value)) : key.add_bool(value);
   }
   static void add(CallKey& key, Kind kind, double value) {
-    kind == Kind::kScalar ? key.add_type_of(Number::kDouble) : key.add_double(value);
+    kind == Kind::kScalar ? key.add_type_of(CallKey::number_of(value)) : key.add_double(value);
   }
   static void add(CallKey& key, Kind kind, const at::Scalar& value) {
     if (value.isBoolean()) return add(key, kind, value.toBool());
     if (value.isIntegral(false)) return add(key, kind, value.toLong());
     if (value.isFloatingPoint()) return add(key, kind, value.toDouble());
-    key.add_type_of(Number::kOther);
+    key.add_type_of(CallKey::number_of(value.toComplexDouble()));
   }
   static void add(CallKey& key, Kind kind, c10::ScalarType value) {
     add(key, kind, static_cast<std::int64_t>(value));

@@ -44,8 +44,31 @@
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
 
+#include "viewable.h"
+
 namespace tessera::detail {
+
+std::vector<LocalList::Room>& LocalList::spare() {
+  thread_local std::vector<Room> rooms = [] {
+    std::vector<Room> made;
+    made.reserve(4);
+    return made;
+  }();
+  return rooms;
+}
+
 namespace {
+
+struct UnsafeViewOfPart : at::_ops::_unsafe_view {
+  static at::Tensor call(const at::Tensor& part, c10::SymIntArrayRef sizes) {
+    return at::_ops::_unsafe_view::call(viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)), sizes);
+  }
+  static at::Tensor redispatch(c10::DispatchKeySet keys, const at::Tensor& part,
+                               c10::SymIntArrayRef sizes) {
+    return at::_ops::_unsafe_view::redispatch(keys, viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)),
+                                              sizes);
+  }
+};
 
 template <class... Ops>
 void implement(torch::Library& library) {
@@ -60,7 +83,7 @@ TORCH_LIBRARY_IMPL(aten, Fake, library) {
   implement<mm, bmm, addmm, embedding, _scaled_dot_product_flash_attention_for_cpu,
             _scaled_dot_product_flash_attention_for_cpu_backward>(library);
   implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax, _log_softmax_backward_data>(library);
-  implement<view, _unsafe_view, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
+  implement<view, UnsafeViewOfPart, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
             select_int, slice_Tensor, split_Tensor, cat, at::_ops::stack, at::_ops::clone>(library);
   implement<_foreach_add__List, _foreach_add__Scalar, _foreach_mul__List, _foreach_mul__Scalar,
             _foreach_mul__Tensor, _foreach_div__List, _foreach_sqrt_, _foreach_lerp__Scalar,

@@ -62,7 +62,7 @@ TEST(Agreement, OfSpecsIsChecked) {
   const Debug debug("1");
   const auto errors = errors_of([](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
-    const auto* layout = Layout::replicated({2}, 1);
+    const auto layout = Layout::replicated({2}, 1);
     const auto dtype = rank.rank() == 0 ? at::kFloat : at::kDouble;
     DistributedTensor::from_local(at::zeros({3}, dtype), ShardingSpec{mesh, layout}, {3});
   });
@@ -87,6 +87,21 @@ TEST(Agreement, OfPlacementsIsCheckedByDistributeTensor) {
   });
   expect_in(errors[0], "Shard(0)");
   expect_in(errors[1], "Shard(1)");
+}
+
+// As many elements, but of tensors of other sizes: nothing else would tell them apart.
+TEST(Agreement, OfEveryRedistributionIsChecked) {
+  const Debug debug("1");
+  const auto errors = errors_of([](Rank& rank) {
+    const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
+    const auto sizes =
+        rank.rank() == 0 ? std::vector<std::int64_t>{2, 8} : std::vector<std::int64_t>{8, 2};
+    DistributedTensor(x.tensor().view(sizes)).full_tensor();
+  });
+  for (const auto& error : errors) {
+    expect_in(error, "Float [2, 8] [m0 | -] -> [- | -]");
+    expect_in(error, "Float [8, 2] [m0 | -] -> [- | -]");
+  }
 }
 
 TEST(Agreement, CostsNothingWhereItIsOff) {

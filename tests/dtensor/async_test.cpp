@@ -124,8 +124,10 @@ TEST(Async, RanksMayUseResultsInUnlikeOrders) {
     const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
     const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
     const auto a = x.redistribute(kWhole, kAsync), b = y.redistribute(kWhole, kAsync);
-    if (rank.rank() % 3 == 0) EXPECT_EQ(b.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
-    if (rank.rank() == 1) EXPECT_EQ(a.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+    if (rank.rank() != 2) {
+      const auto& first = rank.rank() == 1 ? a : b;
+      EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+    }
     EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(kLarge)));
     EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
   });

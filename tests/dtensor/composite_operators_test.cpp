@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "operator_case.h"
-#include "tessera/dtensor/policy.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/ranks.h"
 
 namespace tessera {
 namespace {
@@ -60,10 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
     Expanded, Composite,
     ::testing::Values(OperatorCase{"combinations",
                                    {{5}},
-                                   [](const Tensors& t) {
-                                     const ReplicationScope of_its_mask;
-                                     return at::combinations(t[0]);
-                                   }},
+                                   [](const Tensors& t) { return at::combinations(t[0]); }},
                       OperatorCase{"masked_select",
                                    {{5}},
                                    [](const Tensors& t) {
@@ -73,10 +72,86 @@ INSTANTIATE_TEST_SUITE_P(
                       OperatorCase{"istft",
                                    {{5, 7, 2}},
                                    [](const Tensors& t) {
-                                     const ReplicationScope of_its_window;
                                      return at::istft(at::view_as_complex(t[0].contiguous()), 8, 2);
                                    }}),
     [](const auto& param_info) { return param_info.param.name; });
+
+// Their masks, positions and numbers are plain tensors.
+INSTANTIATE_TEST_SUITE_P(
+    WithTensorsOfTheirOwn, Composite,
+    ::testing::Values(
+        OperatorCase{
+            "quantile", {{5, 3}}, [](const Tensors& t) { return at::quantile(t[0], 0.3, 0); }},
+        OperatorCase{"quantiles",
+                     {{5, 3}, {4}},
+                     [](const Tensors& t) { return at::quantile(t[0], t[1].square(), 1); }},
+        OperatorCase{"nanquantile",
+                     {{5, 3}},
+                     [](const Tensors& t) { return at::nanquantile(t[0], 0.5, 0, true); }},
+        OperatorCase{
+            "one_hot",
+            {{5, 2}},
+            [](const Tensors& t) {
+              return at::one_hot(t[0].detach().abs().mul(3).to(at::kLong), 4).to(at::kDouble);
+            },
+            false},
+        OperatorCase{"matrix_power_0",
+                     {{2, 4, 4}},
+                     [](const Tensors& t) { return at::linalg_matrix_power(t[0], 0) + t[0]; }},
+        OperatorCase{
+            "matrix_rank",
+            {{5, 3, 4}},
+            [](const Tensors& t) { return at::linalg_matrix_rank(t[0], 1e-9).to(at::kDouble); },
+            false},
+        OperatorCase{"ctc_loss_of_lengths",
+                     {{5, 2, 4}, {2, 3}, {2}},
+                     [](const Tensors& t) {
+                       const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
+                       const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
+                       return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
+                     }},
+        OperatorCase{"ctc_loss",
+                     {{5, 2, 4}, {2, 3}},
+                     [](const Tensors& t) {
+                       const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
+                       return at::ctc_loss(t[0].log_softmax(2), targets, {5, 4}, {2, 2});
+                     }}),
+    [](const auto& param_info) { return param_info.param.name; });
+
+// It views a product of expanded tensors, which a part of size 1 has in another order in memory
+// than the whole.
+TEST(Kronecker, OfTransposedMatricesEqualsOneRank) {
+  const auto kron = [](const Tensors& t) { return at::kron(t[0].t(), t[1].t()); };
+  for (const auto& mesh : {std::vector<std::int64_t>{2, 2}, {4}}) {
+    for (const auto& sizes : {std::vector<std::int64_t>{4, 2}, {5, 3}, {4, 3}}) {
+      testing::expect_equals_one_rank({"kron", {sizes, {2, 3}}, kron}, mesh);
+    }
+  }
+}
+
+// Where no gradient is wanted libtorch would run a kernel on the memory of its argument.
+TEST(Pooling, WithoutAGradientEqualsOneRank) {
+  RunRanks(4, [](Rank& rank) {
+    const auto value = at::sin(at::arange(30.0)).view({5, 6});
+    for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Partial{}}}) {
+      const auto x = distribute_tensor(value, rank.mesh({4}, {"x"}), {placement}).tensor().detach();
+      const auto pooled = DistributedTensor(at::max_pool1d(x, 2)).full_tensor();
+      EXPECT_TRUE(at::equal(pooled, at::max_pool1d(value, 2)));
+    }
+  });
+}
+
+TEST(Concatenation, OfATensorWithItselfGathersItOnce) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const auto value = at::sin(at::arange(15.0)).view({5, 3});
+    const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
+    const CommunicationScope communication(mesh);
+    const auto joined = at::cat({x, x, x});
+    EXPECT_EQ(communication.total().calls, 1);
+    EXPECT_TRUE(at::equal(DistributedTensor(joined).full_tensor(), at::cat({value, value, value})));
+  });
+}
 
 }  // namespace
 }  // namespace tessera

@@ -117,5 +117,44 @@ TEST(DetachedView, IsNotFilledOnceTheViewedTensorWasWrittenOrInAStrictScope) {
   });
 }
 
+TEST(DetachedView, OfOtherSizesInPlaceIsWrittenThroughAllTheSame) {
+  const auto reshapes = {+[](at::Tensor h) { h.unsqueeze_(0); }, +[](at::Tensor h) { h.t_(); },
+                         +[](at::Tensor h) { h.transpose_(0, 1).unsqueeze_(1).squeeze_(); }};
+  RunRanks(4, [&](Rank& rank) {
+    for (const auto reshape : reshapes) {
+      auto x = split(rank, values({5, 3})), expected = values({5, 3});
+      for (const auto& tensor : {x, expected}) {
+        auto h = tensor.slice(0, 1, 3);
+        reshape(h);
+        h.select(-1, 0).add_(1);
+        h.mul_(2);
+        h.select(0, 0).zero_();
+      }
+      EXPECT_TRUE(at::equal(whole(x), expected));
+    }
+  });
+}
+
+TEST(DetachedView, OfOtherSizesInPlaceKnowsWhenTheViewedTensorIsWritten) {
+  RunRanks(4, [](Rank& rank) {
+    auto x = split(rank, values({5, 3}));
+    auto h = x.slice(0, 1, 3);
+    h.t_();
+    EXPECT_TRUE(at::equal(whole(h), values({5, 3}).slice(0, 1, 3).t()));
+    x.add_(1);
+    EXPECT_THROW(whole(h), Error);
+    EXPECT_THROW(h.add_(1), Error);
+  });
+}
+
+TEST(DetachedView, IsNotResizedOrGatheredForOtherSizesInPlace) {
+  RunRanks(4, [](Rank& rank) {
+    auto x = split(rank, values({5, 3}));
+    EXPECT_THROW(x.slice(0, 1, 3).resize_({2, 2}), Error);
+    EXPECT_THROW(x.slice(0, 1, 3).as_strided_({2}, {1}), Error);
+    EXPECT_TRUE(at::equal(whole(x), values({5, 3})));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -128,6 +128,17 @@ TEST(DispatchCost, OfAListAllocatesNothingForItsTensors) {
   EXPECT_EQ(cost_of(add, distributed(list)).objects, cost_of(add, list).objects);
 }
 
+TEST(DispatchCost, OfSeveralListsAllocatesNothing) {
+  const at::AutoGradMode no_grad(false);
+  const Call update = [](const Tensors& t) {
+    const at::TensorList all(t);
+    at::_foreach_addcdiv_(all.slice(0, 100), all.slice(100, 100), all.slice(200, 100), 0.5);
+    return Tensors{};
+  };
+  const Tensors lists(300, at::ones({4}));
+  EXPECT_EQ(cost_of(update, distributed(lists)).objects, cost_of(update, lists).objects);
+}
+
 TEST(DispatchCache, FindsACallAgain) {
   const auto x = distributed({at::rand({3, 5})})[0];
   clear_dispatch_cache();
@@ -151,6 +162,24 @@ TEST(DispatchCache, StaysWithinItsCapacity) {
   EXPECT_GT(full.plans, full.capacity / 2);
   expand(calls);
   EXPECT_EQ(dispatch_cache_statistics().hits, full.hits + 1);
+}
+
+// Flattening (batch, sharded sequence) makes a layout of its own for each sequence length.
+TEST(DispatchCache, KeepsNoLayoutOfSizesThatNobodyUses) {
+  const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
+  clear_dispatch_cache();
+  const auto before = Layout::count();
+  constexpr std::size_t kOfNoSizes = 4;
+  const auto capacity = dispatch_cache_statistics().capacity;
+  const auto calls = static_cast<std::int64_t>(capacity) * 5 / 4;
+  for (std::int64_t length = 2; length < calls; ++length) {
+    const auto x = distribute_tensor(at::empty({2, 2 * length}, at::kByte), two, {Shard{1}});
+    const auto flat = x.tensor().view({4 * length});
+    ASSERT_EQ(sharding_spec(flat).layout->digits(0).size(), 2u);
+  }
+  EXPECT_LE(Layout::count() - before, capacity + kOfNoSizes);
+  clear_dispatch_cache();
+  EXPECT_LE(Layout::count() - before, kOfNoSizes);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera {

@@ -5,35 +5,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <map>
-#include <sstream>
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "testing/placement_text.h"
 
 namespace tessera::testing {
 namespace {
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-Placement placement(const std::string& text) {
-  if (text == "R") return Replicate{};
-  if (text == "P") return Partial{};
-  if (text == "Pmax") return Partial{ReduceOp::kMax};
-  if (text == "Pmin") return Partial{ReduceOp::kMin};
-  return Shard{text[1] - '0'};
-}
-
-Placements placements(const std::string& text) {
-  Placements result;
-  for (const auto& part : split(text, ',')) result.push_back(placement(part));
-  return result;
-}
 
 std::string text_of(const Placement& placement) {
   if (is_replicate(placement)) return "R";
@@ -175,7 +154,7 @@ Tensors distribute(const Tensors& values, const std::string& lies, const DeviceM
   const auto each = split(lies, ' ');
   Tensors result;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    result.push_back(distribute_tensor(values[i], mesh, placements(each.at(i))));
+    result.push_back(distribute_tensor(values[i], mesh, placements_of(each.at(i))));
   }
   return result;
 }

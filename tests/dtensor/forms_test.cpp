@@ -184,5 +184,20 @@ TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
   });
 }
 
+// A part of one position is contiguous with the strides that it has.
+TEST(Extremum, OfAStridedViewIsFoundOnPartsOfOnePosition) {
+  const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
+  const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
+  RunRanks(3, [&](Rank& rank) {
+    const auto mesh = rank.mesh({3}, {"x"});
+    const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
+    const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
+    EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
+    EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
+    const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -38,8 +38,7 @@ INSTANTIATE_TEST_SUITE_P(
                      {{7, 5}},
                      [](auto& t) { return t[0].view(at::kLong).to(at::kDouble); },
                      false},
-        OperatorCase{
-            "half", {{7, 5}}, [](auto& t) { return t[0].to(at::kHalf).to(at::kDouble); }, false},
+        OperatorCase{"half", {{7, 5}}, [](auto& t) { return t[0].to(at::kHalf).to(at::kDouble); }},
         OperatorCase{"norm_inf_with_empty_shard",
                      {{6, 2}},
                      [](auto& t) { return t[0].norm(std::numeric_limits<double>::infinity()); }},
@@ -92,7 +91,8 @@ TEST(UnlikePartials, AddUpAndJoin) {
   });
 }
 
-TEST(PendingReductions, AreReducedBeforeTheyDivide) {
+/// 8 / x, where x is the sum of unlike terms, forward and backward.
+void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_eight_by) {
   auto plain = values({7, 5}).add(3).requires_grad_();
   const auto expected = 8.0 / plain;
   expected.mul(values({7, 5}, 1)).sum().backward();
@@ -103,12 +103,22 @@ TEST(PendingReductions, AreReducedBeforeTheyDivide) {
     const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
     leaf.tensor().requires_grad_();
     ASSERT_EQ(leaf.placements(), Placements{Partial{}});
-    const auto found = 8.0 / leaf.tensor();
+    const auto found = divide_eight_by(leaf.tensor());
     found.mul(distribute_tensor(values({7, 5}, 1), mesh, {Replicate{}})).sum().backward();
     EXPECT_TRUE(at::allclose(DistributedTensor(found.detach()).full_tensor(), expected));
     const DistributedTensor gradient(leaf.tensor().grad());
     EXPECT_EQ(gradient.placements(), Placements{Replicate{}});
     EXPECT_TRUE(at::allclose(local_tensor(gradient), plain.grad()));
+  });
+}
+
+TEST(PendingReductions, AreReducedBeforeTheyDivide) {
+  check_quotient([](const at::Tensor& x) { return 8.0 / x; });
+  check_quotient([](const at::Tensor& x) { return at::scalar_tensor(8.0, at::kDouble) / x; });
+  check_quotient([](const at::Tensor& x) {
+    const at::Tensor eight = distribute_tensor(at::scalar_tensor(8.0, at::kDouble),
+                                               sharding_spec(x).mesh, {Replicate{}});
+    return eight / x;
   });
 }
 

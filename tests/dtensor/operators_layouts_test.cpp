@@ -226,7 +226,7 @@ void check(const Case& c, const Sizes& mesh_sizes) {
       Tensors distributed;
       for (const auto& value : plain) {
         const auto sizes = value.sizes().vec();
-        const auto* layout = random_layout(engine, mesh_sizes, sizes);
+        const auto layout = random_layout(engine, mesh_sizes, sizes);
         how += " " + to_string(*layout);
         distributed.push_back(
             make_distributed(part_of(value, mesh, *layout), ShardingSpec{mesh, layout}, sizes));

@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera {

@@ -5,8 +5,11 @@
 
 #include <random>
 
+#include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/policy.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera {
@@ -60,8 +63,8 @@ void check_random_pairs(const Sizes& mesh_sizes, const Sizes& sizes) {
     const auto whole = at::arange(numel, at::kFloat).view(sizes);
     std::mt19937 engine(7);
     for (int i = 0; i < 150; ++i) {
-      const auto* from = random_layout(engine, mesh_sizes, sizes);
-      const auto* to = random_layout(engine, mesh_sizes, sizes);
+      const auto from = random_layout(engine, mesh_sizes, sizes);
+      const auto to = random_layout(engine, mesh_sizes, sizes);
       const auto t = DistributedTensor::from_local(part_of(whole, mesh, *from),
                                                    ShardingSpec{mesh, from}, sizes);
       const auto moved = local_tensor(t.redistribute(to));
@@ -85,6 +88,27 @@ TEST(RedistributeLayouts, MovesUnevenTensorsOn3x2) {
 }
 TEST(RedistributeLayouts, MovesTensorsWithEmptyShardsOn1x2x2) {
   check_random_pairs({1, 2, 2}, {2, 6});
+}
+
+// Of 12 positions 8 and 4: no list of placements says that.
+TEST(RedistributeLayouts, ErrorsNameALayoutThatHasNoPlacements) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
+    const auto whole = at::arange(12, at::kFloat);
+    EXPECT_THROW(to_placements(*layout, whole.sizes()), Error);
+    EXPECT_THAT_ERROR(
+        DistributedTensor::from_local(whole.slice(0, 0, 6), ShardingSpec{mesh, layout}, {12}),
+        "as [3:m0 x 4]");
+    const auto x = DistributedTensor::from_local(part_of(whole, mesh, *layout),
+                                                 ShardingSpec{mesh, layout}, {12});
+    const auto y = distribute_tensor(whole, mesh, {Shard{0}});
+    {
+      const StrictScope strict;
+      EXPECT_THAT_ERROR(at::add(x, y), "[3:m0 x 4]");
+    }
+    EXPECT_TRUE(at::equal(DistributedTensor(at::add(x, y)).full_tensor(), whole + whole));
+  });
 }
 
 }  // namespace

@@ -76,8 +76,8 @@ Case random_case(const Indices& mesh, unsigned seed) {
   Draw draw(seed);
   Indices sizes(1 + draw.below(3));
   for (auto& size : sizes) size = draw.of<std::int64_t>({0, 1, 2, 3, 5, 7, 8, 11, 13});
-  const auto* from = random_layout(draw, mesh, sizes);
-  const auto* to = random_layout(draw, mesh, sizes);
+  const auto from = random_layout(draw, mesh, sizes);
+  const auto to = random_layout(draw, mesh, sizes);
   return {sizes, from, to};
 }
 
@@ -200,7 +200,7 @@ void check(const Case& c, const Outcome& outcome) {
   expect_bytes(outcome.home, {c.sizes, c.to, c.from});
   const auto plain = whole.clone().requires_grad_();
   plain.mul(plain).mul(weights_of(c.sizes)).sum().backward();
-  const auto* layout = Layout::intern(c.from->mesh_sizes(), c.from->dims());
+  const auto layout = Layout::intern(c.from->mesh_sizes(), c.from->dims());
   ASSERT_EQ(outcome.gradient_layout, layout);
   expect_parts(outcome.gradient, plain.grad(), *layout, exact);
 }

@@ -53,8 +53,8 @@ void expect_value(const DistributedTensor& t, const std::vector<std::int64_t>& s
 void check_pair(const DeviceMesh& mesh, const Placements& from, const Placements& to,
                 const std::vector<std::int64_t>& sizes) {
   const auto what = to_string(from) + " -> " + to_string(to);
-  const auto* source = to_layout(mesh.shape().sizes(), from, sizes);
-  const auto* target = to_layout(mesh.shape().sizes(), to, sizes);
+  const auto source = to_layout(mesh.shape().sizes(), from, sizes);
+  const auto target = to_layout(mesh.shape().sizes(), to, sizes);
   const auto t = DistributedTensor::from_local(expected_local(mesh, *source, sizes),
                                                ShardingSpec{mesh, source}, sizes);
   const auto moved = t.redistribute(to);

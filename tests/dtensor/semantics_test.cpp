@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
+#include <vector>
+
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/meta_factory.h"
@@ -22,7 +25,7 @@ at::Tensor split(const at::Tensor& value, Rank& rank, const Placement& placement
   return distribute_tensor(value, mesh, {placement}).tensor().detach();
 }
 
-at::Tensor whole(const at::Tensor& tensor) {
+at::Tensor full_of(const at::Tensor& tensor) {
   return DistributedTensor(tensor).full_tensor();
 }
 
@@ -33,11 +36,70 @@ TEST(InferenceMode, RunsCompositeAndViewAndInPlaceOperators) {
     const auto x = split(values({5, 4}), rank);
     const auto w = split(values({3, 4}, 1), rank, Replicate{});
     EXPECT_TRUE(
-        at::allclose(whole(at::linear(x, w)), at::linear(values({5, 4}), values({3, 4}, 1))));
-    EXPECT_TRUE(at::equal(whole(x.t().matmul(outside).add_(1)),
-                          values({5, 4}).t().matmul(values({5, 4})).add(1)));
+        at::allclose(full_of(at::linear(x, w)), at::linear(values({5, 4}), values({3, 4}, 1))));
+    EXPECT_TRUE(at::allclose(full_of(x.t().matmul(outside).add_(1)),
+                             values({5, 4}).t().matmul(values({5, 4})).add(1)));
     x.view({20}).mul_(2);
-    EXPECT_TRUE(at::equal(whole(x), values({5, 4}).mul(2)));
+    EXPECT_TRUE(at::equal(full_of(x), values({5, 4}).mul(2)));
+  });
+}
+
+/// Views of a tensor of 7 by 4, of its split dimension 0 for the most part.
+const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
+  static const std::vector<std::function<at::Tensor(const at::Tensor&)>> all{
+      [](const at::Tensor& x) { return x.slice(0, 2, 6); },
+      [](const at::Tensor& x) { return x.slice(1, 1, 3); },
+      [](const at::Tensor& x) { return x.select(0, 5); },
+      [](const at::Tensor& x) { return x.split(3)[1]; },
+      [](const at::Tensor& x) { return x.chunk(3)[2]; },
+      [](const at::Tensor& x) { return x.narrow(0, 1, 5); },
+      [](const at::Tensor& x) { return x.view({28}); },
+      [](const at::Tensor& x) { return x.transpose(0, 1); },
+      [](const at::Tensor& x) { return x.narrow(0, 1, 5).select(0, 2); },
+  };
+  return all;
+}
+
+// libtorch makes views of them ordinary tensors, too.
+TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
+  for (const int ranks : {2, 4}) {
+    RunRanks(ranks, [](Rank& rank) {
+      for (const auto& view : views()) {
+        for (const Placement placement : {Placement(Shard{0}), Placement(Shard{1})}) {
+          const auto plain = values({7, 4});
+          const auto x = split(values({7, 4}), rank, placement);
+          at::Tensor h;
+          {
+            const c10::InferenceMode inference;
+            h = view(x);
+            EXPECT_FALSE(h.is_inference());
+            EXPECT_TRUE(at::equal(full_of(h), view(plain)));
+            EXPECT_TRUE(full_of(h.add(1)).is_inference());
+            h.mul_(2);
+            view(plain).mul_(2);
+            EXPECT_TRUE(at::equal(full_of(x), plain));
+            EXPECT_TRUE(at::equal(full_of(h), view(plain)));
+          }
+          h.add_(1);
+          view(plain).add_(1);
+          EXPECT_TRUE(at::equal(full_of(x), plain));
+          EXPECT_EQ(x._version(), 2);
+        }
+      }
+    });
+  }
+}
+
+TEST(InferenceMode, DoesNotReadAGatheredViewOnceTheViewedTensorWasWritten) {
+  RunRanks(2, [](Rank& rank) {
+    const auto x = split(values({7, 4}), rank);
+    const c10::InferenceMode inference;
+    const auto h = x.slice(0, 2, 6);
+    x.add_(1);
+    EXPECT_THROW(full_of(h), Error);
+    EXPECT_THROW(h.add(1), Error);
+    EXPECT_THROW(h.zero_(), Error);
+    EXPECT_TRUE(at::equal(full_of(x), values({7, 4}).add(1)));
   });
 }
 
@@ -50,7 +112,7 @@ TEST(Autograd, DifferentiatesTwice) {
     const auto y = DistributedTensor(x).redistribute({Shard{1}}).tensor();
     const auto first = torch::autograd::grad({y.pow(3).sum()}, {x}, {}, {}, true)[0];
     const auto second = torch::autograd::grad({first.mul(x).sum()}, {x})[0];
-    EXPECT_TRUE(at::allclose(whole(second), expected));
+    EXPECT_TRUE(at::allclose(full_of(second), expected));
   });
 }
 
@@ -70,7 +132,7 @@ TEST(Autograd, TakesLocalGradientsForWhatTheyAreSaidToBe) {
     const auto x = split(values({4}), rank, Replicate{}).requires_grad_();
     // Every rank adds its own part of the gradient.
     DistributedTensor(x).to_local(Placements{Partial{}}).mul(rank.rank() + 1).sum().backward();
-    EXPECT_TRUE(at::equal(whole(x.grad()), at::full({4}, 3, at::kDouble)));
+    EXPECT_TRUE(at::equal(full_of(x.grad()), at::full({4}, 3, at::kDouble)));
   });
 }
 
@@ -81,7 +143,7 @@ TEST(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements) {
     auto plain = values({4, 3}, 1).requires_grad_();
     values({6, 4}).matmul(plain).sum().mul(2).backward();
     EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
-    EXPECT_TRUE(at::allclose(whole(weight.grad()), plain.grad()));
+    EXPECT_TRUE(at::allclose(full_of(weight.grad()), plain.grad()));
   });
 }
 
@@ -90,9 +152,9 @@ TEST(LazyBits, ShowOnTheOutside) {
     const auto z = at::complex(values({5, 2}), values({5, 2}, 3));
     const auto conjugate = split(z, rank).conj();
     EXPECT_TRUE(conjugate.is_conj());
-    EXPECT_TRUE(at::equal(whole(conjugate), z.conj().resolve_conj()));
-    EXPECT_TRUE(at::equal(whole(conjugate.mul(2)), z.conj().mul(2)));
-    EXPECT_TRUE(at::equal(whole(at::imag(conjugate)), at::imag(z.conj()).resolve_neg()));
+    EXPECT_TRUE(at::equal(full_of(conjugate), z.conj().resolve_conj()));
+    EXPECT_TRUE(at::equal(full_of(conjugate.mul(2)), z.conj().mul(2)));
+    EXPECT_TRUE(at::equal(full_of(at::imag(conjugate)), at::imag(z.conj()).resolve_neg()));
   });
 }
 
@@ -102,7 +164,7 @@ TEST(Detach, SharesValuesAndVersion) {
     const auto alias = x.detach();
     EXPECT_FALSE(alias.requires_grad());
     alias.zero_();
-    EXPECT_TRUE(at::equal(whole(x).detach(), at::zeros({4}, at::kDouble)));
+    EXPECT_TRUE(at::equal(full_of(x).detach(), at::zeros({4}, at::kDouble)));
     EXPECT_EQ(x._version(), alias._version());
   });
 }

@@ -241,5 +241,15 @@ TEST(SpatialConvolution, OfWhatLibtorchRefusesIsRefusedOnAllRanks) {
   });
 }
 
+TEST(SpatialConvolution, OfNoChannelsHasTheSizesThatLibtorchGivesIt) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const auto x = at::ones({3, 0, 1}), w = at::ones({4, 0, 1});
+    const auto on = distribute_tensor(x, mesh, {Shard{0}}).tensor();
+    const auto by = distribute_tensor(w, mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(at::conv1d(on, by).sizes(), at::conv1d(x, w).sizes());
+  });
+}
+
 }  // namespace
 }  // namespace tessera

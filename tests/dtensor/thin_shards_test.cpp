@@ -111,5 +111,28 @@ TEST(ThinShards, AddAPartialTermToASumOfNoProducts) {
   });
 }
 
+TEST(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole) {
+  const auto shards = {std::pair(values({4, 2}), Shard{0}), std::pair(values({2, 5}), Shard{1})};
+  RunRanks(3, [&](Rank& rank) {
+    for (const auto& [value, placement] : shards) {
+      auto x = place(value, rank, placement);
+      x.t_();
+      EXPECT_EQ(x.strides(), value.t().strides());
+      EXPECT_TRUE(at::equal(whole(x.flatten()), value.t().flatten()));
+      x.unsqueeze_(0);
+      EXPECT_EQ(x.strides(), value.t().unsqueeze(0).strides());
+    }
+  });
+}
+
+TEST(ThinShards, OfThreeMeshDimensionsAreTransposedInPlace) {
+  RunRanks(8, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2, 2}, {"a", "b", "c"});
+    auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
+    x.transpose_(0, 1);
+    EXPECT_TRUE(at::equal(whole(x.flatten(0, 1)), values({5, 5}).t().flatten()));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

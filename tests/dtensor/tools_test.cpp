@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -29,6 +32,25 @@ TEST(LocalMap, RunsOnPartsForwardAndBackward) {
                   {x}, mesh, {{Partial{}}});
     results[0].backward();
     EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), plain.grad()));
+  });
+}
+
+// The rows of x are shared out, so that each rank has its own term of w's gradient.
+TEST(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient) {
+  auto w = values({3, 2}, 1).requires_grad_();
+  at::mm(values({7, 3}), w).pow(2).sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
+    const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
+    weight.requires_grad_();
+    const auto results = local_map(
+        [](const std::vector<at::Tensor>& t) { return std::vector{at::mm(t[0], t[1])}; },
+        {x, weight}, mesh, {{Shard{0}}},
+        {.in_grad_placements = {std::nullopt, Placements{Partial{}}}, .out_sizes = {{7, 2}}});
+    results[0].pow(2).sum().backward();
+    EXPECT_EQ(DistributedTensor(weight.grad()).placements(), Placements{Replicate{}});
+    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), w.grad()));
   });
 }
 
@@ -64,6 +86,36 @@ TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
     EXPECT_EQ(communication.total("tp").bytes, 2 * 4 * 4);
     EXPECT_EQ(communication.total("dp").calls, 0);
     EXPECT_NE(communication.report().find("all_gather"), std::string::npos);
+  });
+}
+
+TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const auto x =
+        distribute_tensor(values({4, 6}), mesh, {Replicate{}, Shard{1}}).tensor().detach();
+    x.requires_grad_();
+    const at::Tensor w = distribute_tensor(values({6, 2}), mesh, {Replicate{}, Shard{0}});
+    x.mm(w).sum();
+    const CommunicationScope communication(mesh);
+    DistributedTensor(x.mm(w))
+        .redistribute({Shard{0}, Replicate{}})
+        .tensor()
+        .exp()
+        .sum()
+        .backward();
+    x.detach().softmax(1);
+    std::string found;
+    for (const auto& call : communication.calls()) {
+      found += call.group + " " + call.collective + " " + std::to_string(call.bytes) + " " +
+               call.purpose + "\n";
+    }
+    EXPECT_EQ(found,
+              "tp all_reduce 32 redistribute\n"
+              "dp all_gather 32 redistribute in RedistributeBackward\n"
+              "tp all_gather 96 aten::_softmax\n");
+    const std::string listing = communication.listing();
+    EXPECT_EQ(std::count(listing.begin(), listing.end(), '\n'), 4) << listing;
   });
 }
 
@@ -112,18 +164,32 @@ TEST(Factories, MakeTheValuesOfTheirPlainNamesakes) {
   });
 }
 
+TEST(Factories, MakeRoomWithoutValues) {
+  RunRanks(4, [](Rank& rank) {
+    const auto made =
+        empty({5, 3}, rank.mesh({4}, {"x"}), {Shard{0}}, at::TensorOptions(at::kDouble));
+    EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
+    EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
+    EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
+  });
+}
+
 TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) {
-    expected = randn({5, 3}, {1, 2}, rank.mesh({1}, {"x"}), {Replicate{}}).full_tensor();
-  });
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
-    EXPECT_TRUE(
-        at::equal(randn({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}).full_tensor(), expected));
-    EXPECT_TRUE(
-        at::equal(randn({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}).full_tensor(), expected));
-  });
+  for (const auto draw : {&tessera::rand, &tessera::randn}) {
+    at::Tensor expected;
+    RunRanks(1, [&](Rank& rank) {
+      expected = draw({5, 3}, {1, 2}, rank.mesh({1}, {"x"}), {Replicate{}}, {}).full_tensor();
+    });
+    EXPECT_EQ(expected.ge(0).logical_and(expected.le(1)).all().item<bool>(),
+              draw == &tessera::rand);
+    RunRanks(4, [&](Rank& rank) {
+      const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+      EXPECT_TRUE(
+          at::equal(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}).full_tensor(), expected));
+      EXPECT_TRUE(
+          at::equal(draw({5, 3}, {1, 2}, mesh, {Partial{}, Shard{0}}, {}).full_tensor(), expected));
+    });
+  }
 }
 
 }  // namespace

@@ -74,6 +74,16 @@ TEST(SetData, TakesAnotherDistributedTensor) {
   EXPECT_TRUE(at::equal(local_tensor(a), at::ones({3})));
 }
 
+TEST(SetData, TakesTheTypeToo) {
+  const auto t = distribute_tensor(arange({2, 3}), one_rank(), {Shard{0}});
+  at::Tensor leaf = t.tensor().detach().requires_grad_();
+  leaf.set_data(leaf.to(at::kDouble));
+  EXPECT_EQ(leaf.scalar_type(), at::kDouble);
+  EXPECT_EQ(local_tensor(leaf).scalar_type(), at::kDouble);
+  leaf.square().sum().backward();
+  EXPECT_TRUE(local_tensor(leaf.grad()).equal(arange({2, 3}).to(at::kDouble).mul(2)));
+}
+
 TEST(FromLocal, NamesWhatDoesNotFit) {
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   EXPECT_THROW(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}, {{7}}), Error);

@@ -28,8 +28,8 @@ and what each class means, are in its help):
 ```
 
 `--partial`, `--transposed` and `--variant` run the same with arguments that are partial sums or
-transposed in memory, in inference mode, differentiated twice, and for in-place and `out=` variants.
-A refusal is the library's own error, raised on every rank; the next call works.
+transposed in memory, without a gradient, in inference mode, differentiated twice, and for in-place
+and `out=` variants. A refusal is the library's own error, raised on every rank; the next call works.
 """
 
 

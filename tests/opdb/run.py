@@ -42,9 +42,10 @@ def arguments(argv):
     parser.add_argument("--partial", action="store_true", help="arguments may be partial sums as well")
     parser.add_argument("--transposed", action="store_true",
                         help="arguments are transposed in memory, first and last dimension swapped")
-    parser.add_argument("--variant", choices=("function", "double", "inplace", "out", "inference"),
+    parser.add_argument("--variant", choices=("function", "double", "inplace", "out", "nograd", "inference"),
                         default="function", help="the function differentiated twice; or, forward only, what "
-                        "writes to its first argument or to out=, or the function in inference mode")
+                        "writes to its first argument or to out=, the function of tensors that want no "
+                        "gradient, or in inference mode")
     parser.add_argument("--json", help="write the records here")
     parser.add_argument("--library", default=str(LIBRARY))
     options = parser.parse_args(argv)

@@ -26,17 +26,18 @@ view reshape flatten permute squeeze expand unfold split chunk unbind select
 cat stack gather scatter index_select index_put index_add nn.functional.embedding
 sort topk cumsum tril roll flip combinations
 nn.functional.cross_entropy nn.functional.mse_loss nn.functional.nll_loss
-nn.functional.conv2d nn.functional.max_pool2d nn.functional.scaled_dot_product_attention
+nn.functional.conv2d nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.scaled_dot_product_attention
 linalg.inv linalg.cholesky fft.fft
 """.split()
 
 
-@pytest.mark.parametrize("configuration", ["A", "B", "C"])
-def test_operators_are_right(configuration, tmp_path):
+@pytest.mark.parametrize("configuration,variant",
+                         [("A", "function"), ("B", "function"), ("C", "function"), ("C", "nograd")])
+def test_operators_are_right(configuration, variant, tmp_path):
     report = tmp_path / "report.json"
     done = subprocess.run(
-        [sys.executable, HERE / "run.py", "--configuration", configuration, "--ops",
-         ",".join(MUST_BE_RIGHT), "--samples", "2", "--placements", "2", "--json", report],
+        [sys.executable, HERE / "run.py", "--configuration", configuration, "--variant", variant,
+         "--ops", ",".join(MUST_BE_RIGHT), "--samples", "2", "--placements", "2", "--json", report],
         capture_output=True, text=True, timeout=900)
     assert report.exists(), done.stdout + done.stderr
     records = {record["name"]: record for record in json.loads(report.read_text())}

@@ -40,6 +40,10 @@ struct DistributeOptions {
 /// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
 /// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle
 /// adds what is particular to it. PyTorch's DTensor.
+///
+/// Whatever makes or redistributes one throws Error, on every rank, for a Partial that elements of
+/// its type do not have: bool has max, min and product, integers all but avg, complex numbers sum
+/// and avg.
 class DistributedTensor {
  public:
   DistributedTensor() = default;
@@ -59,7 +63,7 @@ class DistributedTensor {
                                       std::vector<std::int64_t> sizes);
 
   /// This rank's part. Gradient: the local gradient is taken to lie as `grad_placements` say
-  /// (default: as this tensor, Partial as Replicate).
+  /// (default: as this tensor, Partial as Replicate); a leaf's `.grad` ends as the leaf lies.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// To other placements on the same mesh. Collective if data must move. Gradient: a
   /// redistribution back (to Replicate where this tensor is Partial).

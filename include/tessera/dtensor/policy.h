@@ -24,8 +24,9 @@ class StrictScope {
 bool is_strict();
 
 /// While it lives, on this thread: plain tensors that meet distributed ones in an operator count as
-/// replicated. The caller vouches that they are equal on all ranks. Without it that is an Error,
-/// except for tensors of one element and inside backward.
+/// replicated. The caller vouches that they are equal on all ranks (TESSERA_DEBUG=1 has their
+/// values compared). Without it that is an Error, except for tensors of one element and inside
+/// backward.
 class ReplicationScope {
  public:
   explicit ReplicationScope(bool replicate = true);

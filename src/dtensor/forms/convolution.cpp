@@ -22,7 +22,7 @@ std::optional<double> bytes_of_convolution_backward(const BoundCall& bound) {
   const auto* weight = settled_argument(bound, 2);
   if (gradient == nullptr || input == nullptr || weight == nullptr) return std::nullopt;
   const bool transposed = bound.call.boolean_or(7, false);
-  const auto* layout = input->spec()->sharding.layout;
+  const auto layout = input->spec()->sharding.layout;
   const auto in = splitting(layout, {1});
   if (bound.call.integer(kGroups) != 1 || bound.call.integers(kMask).at(2) == 0)
     return std::nullopt;

@@ -162,18 +162,23 @@ Candidates best_of_part(const Call& call) {
   return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
 }
 
+/// A copy: contiguous() leaves what has one element, or none, the strides that it has, with which
+/// it cannot be viewed as another type.
+at::Tensor packed_copy(const at::Tensor& tensor) {
+  return tensor.clone(at::MemoryFormat::Contiguous);
+}
+
 /// The bytes of both side by side, so that one collective moves them.
 Candidates gather(const Candidates& own, comm::Communicator& group) {
   const auto bytes_of = [](const at::Tensor& tensor) {
-    return tensor.contiguous().view({-1, 1}).view(at::kByte);
+    return packed_copy(tensor).view({-1, 1}).view(at::kByte);
   };
   const auto packed = at::cat({bytes_of(own.values), bytes_of(own.indices)}, 1);
   const auto all = at::empty({group.size() * packed.numel()}, packed.options());
   if (packed.numel() > 0) in_order(group).all_gather(all, packed.view({-1}))->wait();
   const auto rows = all.view({group.size(), packed.size(0), packed.size(1)});
   const auto unpack = [&](std::int64_t first, const at::Tensor& like) {
-    return rows.narrow(2, first, like.element_size())
-        .contiguous()
+    return packed_copy(rows.narrow(2, first, like.element_size()))
         .view(like.scalar_type())
         .squeeze(2);
   };

@@ -2,9 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-#include <array>
-
 #include "../distributed_impl.h"
 #include "../leaf_gradient.h"
 

@@ -66,7 +66,7 @@ std::int64_t count_along(const TensorSpec& spec, const Dims& dims) {
 }
 
 std::int64_t local_results(const TensorSpec& spec, const Dims& dims) {
-  const auto* layout = spec.sharding.layout;
+  const auto layout = spec.sharding.layout;
   // The first coordinate has the largest part.
   const std::vector<std::int64_t> first(layout->mesh_sizes().size(), 0);
   const auto sizes = local_sizes(*layout, spec.sizes, first);
@@ -78,14 +78,14 @@ std::int64_t local_results(const TensorSpec& spec, const Dims& dims) {
 }
 
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
-  const auto* layout = spec.sharding.layout;
+  const auto layout = spec.sharding.layout;
   const auto parts = static_cast<double>(group_size(layout, splitting(layout, dims)));
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (parts - 1) / parts;
 }
 
 Reduced reduced(const TensorSpec& spec, const Dims& dims, bool keepdim,
                 std::optional<ReduceOp> partial) {
-  const auto* layout = spec.sharding.layout;
+  const auto layout = spec.sharding.layout;
   Reduced result;
   Layout::Dims digits;
   for (std::size_t dim = 0; dim < spec.sizes.size(); ++dim) {
@@ -105,7 +105,7 @@ Reduced reduced(const TensorSpec& spec, const Dims& dims, bool keepdim,
 at::Tensor settled(const at::Tensor& tensor) {
   const auto& impl = impl_of(tensor);
   const auto& spec = impl.spec();
-  const auto* target = gradient_layout(spec->sharding.layout);
+  const auto target = gradient_layout(spec->sharding.layout);
   if (target == spec->sharding.layout) return tensor;
   return make_distributed(redistribute_local(impl.local(), spec, target),
                           {spec->sharding.mesh, target}, spec->sizes);

@@ -96,7 +96,7 @@ Results run_index(Arguments arguments) {
     const auto at = place + static_cast<std::ptrdiff_t>(i);
     result.sizes.insert(result.sizes.begin() + at, local.size(at));
   }
-  const auto* layout = Layout::intern(result.layout->mesh_sizes(), std::move(digits));
+  const auto layout = Layout::intern(result.layout->mesh_sizes(), std::move(digits));
   return {make_distributed(local, {spec.sharding.mesh, layout}, result.sizes)};
 }
 

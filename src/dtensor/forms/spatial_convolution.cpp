@@ -73,7 +73,7 @@ Ranges windows_of(const Ranges& results, std::int64_t kernel, std::int64_t strid
 }
 
 Geometry geometry_of(const TensorSpec& input, const Dims& kernel, const Steps& steps) {
-  const auto* layout = input.sharding.layout;
+  const auto layout = input.sharding.layout;
   Geometry geometry{{}, {input.sizes[0], kernel[0]}, nullptr};
   for (std::size_t dim = 2; dim < input.sizes.size(); ++dim) {
     const auto stride = steps.stride[dim - 2], padding = steps.padding[dim - 2];
@@ -119,7 +119,7 @@ bool is_replicated(const DistributedTensorImpl* impl) {
 }
 
 bool is_split_in_space(const TensorSpec& input) {
-  const auto* layout = input.sharding.layout;
+  const auto layout = input.sharding.layout;
   bool split = false;
   for (int dim = 1; dim < layout->tensor_ndim(); ++dim) {
     const auto cuts = !layout->mesh_dims_of(dim).empty();
@@ -324,7 +324,7 @@ Results run_convolution_backward(Arguments arguments) {
     if (mask[0]) found.input = call.gathered_back(found.input);
   }
   const auto& sharding = call.spec().sharding;
-  const auto* layout = sharding.layout;
+  const auto layout = sharding.layout;
   std::vector<PartialDim> pending;
   for (const int m : splitting(layout, all_dims(layout->tensor_ndim()))) pending.push_back({m});
   const auto term = [&](const at::Tensor& local) {
