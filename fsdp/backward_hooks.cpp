@@ -1,5 +1,6 @@
 #include "backward_hooks.h"
 
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -7,7 +8,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace tessera::fsdp {
 namespace {
@@ -17,15 +20,34 @@ using torch::autograd::variable_list;
 /// The identity, with a callback in its backward. Its sequence number is lower than that of every
 /// node made after it, so the engine runs it after all of those that are ready.
 struct CallAfter final : torch::autograd::Node {
-  explicit CallAfter(std::function<void()> then) : callback(std::move(then)) {}
+  explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
   variable_list apply(variable_list&& gradients) override {
-    callback();
+    std::vector<at::Tensor*> tensors;
+    for (at::Tensor& gradient : gradients) {
+      tensors.push_back(&gradient);
+    }
+    callback(tensors);
     return std::move(gradients);
   }
 
-  std::function<void()> callback;
+  /// What libtorch names where the output is changed in place.
+  std::string name() const override {
+    return "fully_shard (forward of a unit must not change its arguments in place: clone them "
+           "first)";
+  }
+
+  GradientHook callback;
 };
+
+/// The same values as a view, which libtorch refuses to change in place: the node would be lost,
+/// and `tensor` would have new values with its old history.
+at::Tensor guarded_view(const at::Tensor& tensor) {
+  return torch::autograd::as_view(tensor, tensor.tensor_data(), /*is_bw_differentiable=*/true,
+                                  /*is_fw_differentiable=*/true, /*view_func=*/nullptr,
+                                  /*rev_view_func=*/nullptr,
+                                  torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+}
 
 bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
@@ -33,7 +55,7 @@ bool needs_gradient(const at::Tensor* tensor) {
 
 }  // namespace
 
-bool call_after_backward(nn::TensorList tensors, std::function<void()> callback) {
+bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
   variable_list inputs;
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
@@ -48,7 +70,7 @@ bool call_after_backward(nn::TensorList tensors, std::function<void()> callback)
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      *tensor = tensor->tensor_data();
+      *tensor = guarded_view(*tensor);
       torch::autograd::set_history(*tensor, node);
     }
   }

@@ -6,10 +6,14 @@
 
 namespace tessera::fsdp {
 
-/// Calls `callback` once the gradients of all `tensors` have been computed, which is when backward
-/// has passed through everything that was computed from them. Replaces the tensors by aliases
-/// behind a new autograd node. Returns false, and does nothing, if none requires a gradient.
-bool call_after_backward(nn::TensorList tensors, std::function<void()> callback);
+/// Given gradients, of which some may be undefined.
+using GradientHook = std::function<void(nn::TensorList gradients)>;
+
+/// Calls `callback` with the gradients of `tensors` once all have been computed, which is when
+/// backward has passed through everything that was computed from them. Replaces the tensors by
+/// views behind a new autograd node, which autograd refuses to change in place. Returns false, and
+/// does nothing, if none requires a gradient.
+bool call_after_backward(nn::TensorList tensors, GradientHook callback);
 
 /// Calls `callback` when backward reaches any of `tensors` (once for each). Returns false if none
 /// requires a gradient.

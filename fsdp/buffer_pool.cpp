@@ -13,26 +13,30 @@ constexpr std::int64_t kWaste = 2;
 
 }  // namespace
 
-BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane) {
+BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane,
+                                       comm::Communicator* group) {
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
-  if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
+  if (const auto found = best_fit(bytes, lane, group); found != idle_.end()) {
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
     drop(lane);
-    memory = at::empty({bytes}, at::dtype(at::kByte).device(device_));
+    const c10::TensorOptions options = at::dtype(at::kByte).device(device_);
+    memory = group != nullptr ? group->allocate(bytes, options) : at::empty({bytes}, options);
   }
   at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
-  return {std::move(tensor), std::move(memory), lane};
+  return {std::move(tensor), std::move(memory), lane, group};
 }
 
-std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes, comm::Lane lane) {
+std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes, comm::Lane lane,
+                                                             const comm::Communicator* group) {
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
+    const bool same = idle->lane == lane && idle->group == group;
+    const bool fits = same && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
     }
@@ -41,7 +45,7 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
 }
 
 void BufferPool::release(Buffer buffer, comm::StreamEventPtr event) {
-  idle_.push_back({std::move(buffer.bytes), buffer.lane, std::move(event)});
+  idle_.push_back({std::move(buffer.bytes), buffer.lane, buffer.group, std::move(event)});
 }
 
 void BufferPool::drop(comm::Lane lane) {

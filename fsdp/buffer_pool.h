@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
 
 namespace tessera::fsdp {
@@ -14,17 +15,20 @@ namespace tessera::fsdp {
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< what was asked for
-    at::Tensor bytes;   ///< all of it
-    comm::Lane lane;    ///< in which it was allocated
+    at::Tensor tensor;                    ///< what was asked for
+    at::Tensor bytes;                     ///< all of it
+    comm::Lane lane;                      ///< in which it was allocated
+    comm::Communicator* group = nullptr;  ///< that allocated it, if one did
   };
 
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
   /// `numel` elements, not initialised, for use in `lane`, which waits until whoever had the buffer
-  /// before is done with it. To be called where `lane` is current.
-  Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
+  /// before is done with it. To be called where `lane` is current. With a `group` it is memory that
+  /// the group allocates: collective over it.
+  Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane,
+                 comm::Communicator* group = nullptr);
   /// Takes a buffer back that is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
   /// Frees what is idle.
@@ -35,10 +39,12 @@ class BufferPool {
   struct Idle {
     at::Tensor bytes;
     comm::Lane lane;
+    comm::Communicator* group;
     comm::StreamEventPtr event;
   };
 
-  std::vector<Idle>::iterator best_fit(std::int64_t bytes, comm::Lane lane);
+  std::vector<Idle>::iterator best_fit(std::int64_t bytes, comm::Lane lane,
+                                       const comm::Communicator* group);
   void drop(comm::Lane lane);
 
   comm::StreamsPtr streams_;

@@ -1,6 +1,8 @@
 #include "tessera/fsdp/collectives.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "unit.h"
@@ -8,15 +10,50 @@
 
 namespace tessera::fsdp {
 
+namespace {
+
+/// The units of a call of `asked`, of which none `refuses`: whoever calls a collective says where
+/// its memory comes from.
+template <class Refuses>
+std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, bool recurse,
+                                                 const char* asked, Refuses&& refuses) {
+  const std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse, asked);
+  for (const std::shared_ptr<Unit>& unit : units) {
+    TESSERA_CHECK(!refuses(unit->collective_hooks()), asked, ": ", unit->label(),
+                  " would have both a collective of its own and memory of the process group; take "
+                  "away the one that was set before");
+  }
+  return units;
+}
+
+}  // namespace
+
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse) {
-  for (const auto& unit : units_of(module, recurse, "set_custom_all_gather")) {
+  const auto refuses = [&](const CollectiveHooks& hooks) {
+    return all_gather && hooks.memory_of_groups;
+  };
+  for (const auto& unit : units_without(module, recurse, "set_custom_all_gather", refuses)) {
     unit->collective_hooks().all_gather = all_gather;
   }
 }
 
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter, bool recurse) {
-  for (const auto& unit : units_of(module, recurse, "set_custom_reduce_scatter")) {
+  const auto refuses = [&](const CollectiveHooks& hooks) {
+    return reduce_scatter && hooks.memory_of_groups;
+  };
+  for (const auto& unit : units_without(module, recurse, "set_custom_reduce_scatter", refuses)) {
     unit->collective_hooks().reduce_scatter = reduce_scatter;
+  }
+}
+
+void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,
+                                                     bool recurse) {
+  const auto refuses = [&](const CollectiveHooks& hooks) {
+    return allocate && (hooks.all_gather || hooks.reduce_scatter);
+  };
+  for (const auto& unit :
+       units_without(module, recurse, "set_allocate_memory_from_process_group_for_comm", refuses)) {
+    unit->collective_hooks().memory_of_groups = allocate;
   }
 }
 

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "backward_hooks.h"
+#include "call_agreement.h"
 #include "unit.h"
+#include "use_agreement.h"
 
 namespace tessera::fsdp {
 
@@ -56,6 +58,62 @@ void Context::end_forward() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->end_partial_forward();
   }
+  agree_on_gathers();
+}
+
+template <class Act>
+void Context::for_each_group(Act&& act) const {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    for (ParameterGroup& group : unit->groups()) {
+      act(group);
+    }
+  }
+}
+
+/// Not over replicas: nothing has been called there, and their forwards may go apart.
+void Context::agree_on_gathers() {
+  std::vector<comm::Communicator*> sharding;
+  for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
+  try {
+    agree_on_calls(sharding, {});
+  } catch (...) {
+    for_each_group([&](ParameterGroup& group) { group.discard(communication()); });
+    throw;
+  }
+}
+
+/// On failure no gradient is left: wrong sums have been added to right ones.
+void Context::agree_on_gradients() {
+  std::vector<comm::Communicator*> sharding;
+  std::vector<comm::Communicator*> replicating;
+  for_each_group([&](ParameterGroup& group) {
+    group.add_sharding_groups(sharding);
+    group.add_replica_groups(replicating);
+  });
+  try {
+    agree_on_calls(sharding, replicating);
+  } catch (...) {
+    std::ranges::for_each(units(), [](const auto& unit) { unit->forget_reductions(); });
+    for_each_group([&](ParameterGroup& group) {
+      group.drop_all_gradients();
+      group.discard(communication());
+    });
+    close_iteration();
+    throw;
+  }
+}
+
+/// A parameter that no rank used has no gradient, as on one rank.
+void Context::agree_on_use() {
+  UseAgreement agreement;
+  for_each_group([&](ParameterGroup& group) { group.add_accumulated(agreement); });
+  agreement.settle();
+}
+
+void Context::close_iteration() {
+  forward_order_.clear();
+  in_backward_ = false;
+  iteration_open_ = false;
 }
 
 void Context::end_iteration() {
@@ -92,12 +150,16 @@ void Context::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
   // Last first, as backward itself goes.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
-  if (is_last_backward()) {
-    communication().settle();
+  const bool last = is_last_backward();
+  if (last) {
+    communication().finish_reductions();  // replicas are reduced over here
   }
-  forward_order_.clear();
-  in_backward_ = false;
-  iteration_open_ = false;
+  agree_on_gradients();
+  if (last) {
+    communication().settle();
+    agree_on_use();
+  }
+  close_iteration();
 }
 
 }  // namespace tessera::fsdp

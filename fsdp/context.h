@@ -20,6 +20,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// backward left gathered is freed, since the shards may have changed.
   void begin_forward();
   /// The root's forward has ended: units of several modules, of which not all ran, end theirs.
+  /// Throws Error on all ranks if they have not gathered the same units.
   void end_forward();
   /// And no backward will come: frees what is still gathered.
   void end_iteration();
@@ -41,6 +42,12 @@ class Context : public std::enable_shared_from_this<Context> {
 
   void await_update();
   void end_backward();
+  void close_iteration();
+  template <class Act>
+  void for_each_group(Act&& act) const;
+  void agree_on_gathers();
+  void agree_on_gradients();
+  void agree_on_use();
   bool is_last_backward() const;
   Communication& communication() const;
   std::vector<std::shared_ptr<Unit>> units() const;

@@ -65,7 +65,7 @@ at::Tensor EncodedGather::padded(const at::Tensor& shard, const ShardShape& shap
   return at::constant_pad_nd(shard, pad);
 }
 
-at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards, const at::Tensor& tag) {
+at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -78,8 +78,7 @@ at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards, const at
       bytes += aligned(numel);
     }
   }
-  const std::int64_t end = bytes + (tag.defined() ? aligned(bytes_of(tag)) : 0);
-  const at::Tensor all = at::zeros({end}, at::dtype(at::kByte).device(shards.front().device()));
+  const at::Tensor all = at::zeros({bytes}, at::dtype(at::kByte).device(shards.front().device()));
   for (const Parameter& parameter : parameters_) {
     for (const Piece& piece : parameter.pieces) {
       all.narrow(0, piece.offset, bytes_of(piece.tensor))
@@ -87,9 +86,6 @@ at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards, const at
           .view(piece.tensor.sizes())
           .copy_(piece.tensor);
     }
-  }
-  if (tag.defined()) {
-    all.narrow(0, end - bytes_of(tag), bytes_of(tag)).copy_(tag);
   }
   return all;
 }

@@ -21,9 +21,8 @@ class EncodedGather {
   static std::optional<EncodedGather> of(const std::vector<ShardedParameter*>& parameters,
                                          const ExtensionFunction& function, c10::ScalarType dtype);
 
-  /// This rank's shards -> what is gathered: bytes, of which the last are those of `tag` (int8, may
-  /// be undefined).
-  at::Tensor encode(const std::vector<at::Tensor>& shards, const at::Tensor& tag);
+  /// This rank's shards -> what is gathered: bytes.
+  at::Tensor encode(const std::vector<at::Tensor>& shards);
   /// `gathered` (ranks, bytes), from what encode() returned last -> `whole`, a tensor of
   /// shape.sizes for each parameter. Throws Error if an extension returns other sizes than it
   /// should.

@@ -7,9 +7,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/core/error.h"
-#include "unit_tag.h"
-
 namespace tessera::fsdp {
 namespace {
 
@@ -56,40 +53,8 @@ bool GradientReduction::in_place() const {
     const ShardShape& shape = segment.shape;
     return shape.dim == std::int64_t{0} && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  return even && !options_.tagged && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
-         !options_.hooks->reduce_scatter && mesh_.shard.group().moves_groups_in_place();
-}
-
-/// With room for the tags: behind the shards one for each rank of the mesh. A rank writes its own
-/// and zeros for the others, so that the sum holds them all.
-std::int64_t GradientReduction::buffer_numel() const {
-  return flat_numel(segments_) + (options_.tagged ? mesh_.ranks() * kTagNumel : 0);
-}
-
-void GradientReduction::write_tags(const at::Tensor& input) const {
-  if (!options_.tagged) {
-    return;
-  }
-  const std::int64_t replica = mesh_.replicas() > 1 ? mesh_.replicate.local_rank() : 0;
-  const std::int64_t own = replica * mesh_.shard.size() + mesh_.shard.local_rank();
-  const at::Tensor tags = input.narrow(1, flat_numel(segments_), mesh_.ranks() * kTagNumel);
-  tags.zero_();
-  tags.narrow(1, own * kTagNumel, kTagNumel).copy_(tag_of(options_.label));
-}
-
-/// Of `count` ranks of the mesh from `first` on, which have been summed.
-void GradientReduction::check_tags(std::int64_t first, std::int64_t count) const {
-  if (!options_.tagged) {
-    return;
-  }
-  const at::Tensor own = tag_of(options_.label).to(output_.scalar_type());
-  for (std::int64_t rank = first; rank < first + count; ++rank) {
-    const at::Tensor tag = output_.narrow(0, flat_numel(segments_) + rank * kTagNumel, kTagNumel);
-    TESSERA_CHECK(tag.equal(own), "reduction for ", options_.label, ": rank ",
-                  mesh_.all.ranks()[static_cast<std::size_t>(rank)],
-                  " reduces another unit meanwhile; all ranks must use the same units, in one "
-                  "order, or Options::may_be_unused");
-  }
+  return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
+         !options_.hooks->packs_reductions() && mesh_.shard.group().moves_groups_in_place();
 }
 
 void GradientReduction::start(Communication& communication) {
@@ -128,23 +93,24 @@ void GradientReduction::reduce_packed(Communication& communication) {
     whole.push_back(std::exchange(gradient.local, {}));
   }
   const std::int64_t ranks = mesh_.shard.size();
-  const std::int64_t numel = buffer_numel();
-  buffer_ = communication.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute);
+  const std::int64_t numel = flat_numel(segments_);
+  comm::Communicator& group = (ranks > 1 ? mesh_.shard : mesh_.replicate).group();
+  buffer_ = communication.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute,
+                                         options_.hooks->allocator(group));
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(whole, segments_, input);
   if (pre_divisor_ != 1) {
     input.div_(pre_divisor_);
   }
-  write_tags(input);
   communication.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
+  output_ = options_.hooks->memory_of_groups ? group.allocate(numel, tensor_options())
+                                             : at::empty({numel}, tensor_options());
   if (ranks == 1) {
-    output_ = input.view({numel}).clone();
+    output_.copy_(input.view({numel}));
     work_ = start_all_reduce();
     return;
   }
-  output_ = at::empty({numel}, tensor_options());
-  comm::Communicator& group = mesh_.shard.group();
   const comm::PurposeScope purpose(group, options_.label);
   work_ = options_.hooks->reduce_scatter ? options_.hooks->reduce_scatter(group, output_, input)
                                          : group.reduce_scatter(output_, input, ReduceOp::kSum);
@@ -193,20 +159,13 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
 }
 
 bool GradientReduction::reduce_over_replicas() {
-  const std::int64_t shards = mesh_.shard.size();
-  if (shards > 1) {
-    check_tags(mesh_.replicas() > 1 ? mesh_.replicate.local_rank() * shards : 0, shards);
-  }
   if (mesh_.replicas() == 1) {
     return true;
   }
-  if (shards > 1) {
+  if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
       work->wait();
     }
-  }
-  if (options_.all_reduce) {
-    check_tags(0, mesh_.ranks());
   }
   return options_.all_reduce;
 }
@@ -222,7 +181,6 @@ void GradientReduction::finish(Communication& communication) {
   if (!reduce_over_replicas()) {
     return;
   }
-  output_ = output_.narrow(0, 0, flat_numel(segments_));
   if (options_.hooks->all_reduce) {
     options_.hooks->all_reduce(output_);
   }

@@ -26,8 +26,6 @@ struct ReductionOptions {
   bool force_sum = false;  ///< no part of the division comes before the sum
   std::shared_ptr<const CollectiveHooks> hooks;
   std::string label;  ///< of the unit, for messages
-  /// What is sent says of which unit it is, where the communicator does not compare calls.
-  bool tagged = false;
 };
 
 /// The reduction of a group's gradients under way: one reduce-scatter over the dimension that
@@ -53,9 +51,6 @@ class GradientReduction {
   void reduce_packed(Communication& communication);
   c10::TensorOptions tensor_options() const;
   at::Tensor shard(std::size_t index) const;
-  std::int64_t buffer_numel() const;
-  void write_tags(const at::Tensor& input) const;
-  void check_tags(std::int64_t first, std::int64_t count) const;
   void wait(Communication& communication);
   void join_earlier();
   /// nullptr if that is left to a later reduction.
@@ -72,8 +67,8 @@ class GradientReduction {
   std::vector<Segment> segments_;
   double pre_divisor_ = 1;                    ///< divided by before the sum
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
-  std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, buffer numel)
-  at::Tensor output_;                         ///< (buffer numel)
+  std::optional<BufferPool::Buffer> buffer_;  ///< or their packed copy, (ranks, flat numel)
+  at::Tensor output_;                         ///< (flat numel)
   comm::WorkPtr work_;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "parameter_group.h"
+#include "use_agreement.h"
 
 namespace tessera::fsdp {
 
@@ -31,6 +32,14 @@ void ParameterGroup::keep_gradients() {
   }
 }
 
+void ParameterGroup::drop_all_gradients() {
+  drop_gradients();
+  kept_gradients_.clear();
+  for (ShardedParameter& parameter : parameters_) {
+    parameter.drop_gradient();
+  }
+}
+
 bool ParameterGroup::awaits_reduction() const {
   const bool kept = std::ranges::any_of(kept_gradients_, &KeptGradient::expected);
   return kept ||
@@ -41,9 +50,18 @@ void ParameterGroup::drop_kept_gradient(const nn::ParameterSlot& slot) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].slot().get() == &slot) {
       parameters_[i].unreduced() = {};
+      parameters_[i].settle_use(true);
       if (!kept_gradients_.empty()) {
         kept_gradients_[i] = {};
       }
+    }
+  }
+}
+
+void ParameterGroup::add_accumulated(UseAgreement& agreement) {
+  for (ShardedParameter& parameter : parameters_) {
+    if (parameter.accumulated()) {
+      agreement.add(mesh_, parameter);
     }
   }
 }
@@ -60,6 +78,9 @@ void ParameterGroup::start_reduce(Communication& communication) {
       trainable.push_back(&parameters_[i]);
       gradients.push_back(kept_gradients_.empty() ? take_gradient(parameters_[i].whole())
                                                   : std::move(kept_gradients_[i].sum));
+      if (gradients.back().local.defined()) {
+        parameters_[i].mark_used();
+      }
     }
   }
   kept_gradients_.clear();
@@ -70,8 +91,7 @@ void ParameterGroup::start_reduce(Communication& communication) {
                                         .all_reduce = all_reduce_,
                                         .force_sum = force_sum_,
                                         .hooks = hooks_,
-                                        .label = label_,
-                                        .tagged = tagged() && !hooks_->reduce_scatter},
+                                        .label = label_},
                        communication);
   }
 }

@@ -25,8 +25,9 @@ void NeighbourShard::keep(const at::Tensor& memory) {
   piece_ = memory.narrow(0, mesh_.local_rank() % count_ * piece, piece).clone();
 }
 
-comm::WorkPtr NeighbourShard::start_gather(const at::Tensor& memory) {
+comm::WorkPtr NeighbourShard::start_gather(const at::Tensor& memory, const std::string& label) {
   sent_ = std::exchange(piece_, {});
+  const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);
 }
 

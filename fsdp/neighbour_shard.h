@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -19,14 +21,14 @@ class NeighbourShard {
   bool kept() const { return piece_.defined(); }
   /// Copies this rank's piece of `memory`, whose length `count` divides.
   void keep(const at::Tensor& memory);
-  /// Starts to put the pieces together in `memory` and forgets this one. Collective over the
-  /// neighbours.
-  comm::WorkPtr start_gather(const at::Tensor& memory);
+  /// Starts to put the pieces together in `memory`, for the unit that messages call `label`, and
+  /// forgets this one. Collective over the neighbours.
+  comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label);
   void drop() { piece_.reset(); }
-
- private:
+  /// Of the neighbours. Made at the first use: collective over them.
   comm::Communicator& group();
 
+ private:
   DeviceMesh mesh_;
   std::int64_t count_;
   comm::CommunicatorPtr group_;

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "call_agreement.h"
 #include "tessera/core/error.h"
-#include "unit_tag.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -17,6 +17,11 @@ using comm::LaneScope;
 
 c10::ScalarType compute_type(c10::ScalarType dtype, const MixedPrecisionPolicy& policy) {
   return c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype;
+}
+
+/// All ranks together would keep what the shards are already.
+std::int64_t kept_by(std::int64_t neighbours, std::int64_t ranks) {
+  return neighbours == ranks ? 1 : neighbours;
 }
 
 /// Lets `tensor` keep its identity and lie over other memory from now on.
@@ -35,7 +40,7 @@ void gathering(Act&& act) {
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    fail(error.what(), "; a unit that only some ranks run needs Options::may_be_unused");
+    fail(error.what(), kHintOfUnusedUnits);
   }
 }
 
@@ -46,20 +51,21 @@ ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMes
     : parameters_(std::move(parameters)),
       mesh_(std::move(mesh)),
       device_(mesh_.device()),
-      dtype_(parameters_.front().dtype()),
-      compute_dtype_(compute_type(dtype_, options.mp_policy)),
-      reduce_dtype_(options.mp_policy.reduce_dtype.value_or(compute_dtype_)),
+      mp_policy_(options.mp_policy),
+      extension_(options.all_gather_extension),
       hooks_(std::move(hooks)),
-      neighbours_(mesh_.shard, options.neighbours),
+      neighbours_(mesh_.shard, kept_by(options.neighbours, mesh_.shard.size())),
       gradient_divisor_(static_cast<double>(mesh_.ranks())) {
+  segments_ = segments_of(all_parameters());
+  take_types();
+}
+
+std::vector<ShardedParameter*> ParameterGroup::all_parameters() {
   std::vector<ShardedParameter*> all;
   for (ShardedParameter& parameter : parameters_) {
     all.push_back(&parameter);
   }
-  segments_ = segments_of(all);
-  if (mesh_.shard.size() > 1) {
-    encoded_ = EncodedGather::of(all, options.all_gather_extension, compute_dtype_);
-  }
+  return all;
 }
 
 void ParameterGroup::prepare(Communication& communication) {
@@ -72,6 +78,7 @@ void ParameterGroup::prepare(Communication& communication) {
   }
   reshard(communication);
   check_devices();
+  take_types();
   const c10::AutoGradMode no_grad(false);
   lay_out_shards();
   make_whole_tensors();
@@ -96,6 +103,22 @@ bool ParameterGroup::laid_out() const {
   return true;
 }
 
+void ParameterGroup::take_types() {
+  dtype_ = parameters_.front().dtype();
+  for (const ShardedParameter& parameter : parameters_) {
+    TESSERA_CHECK(parameter.dtype() == dtype_, "forward of a sharded module, but parameter '",
+                  parameter.name(), "' is ", parameter.dtype(), " and '",
+                  parameters_.front().name(), "' ", dtype_,
+                  ", which were of one type when they were sharded; convert both, or before "
+                  "fully_shard");
+  }
+  compute_dtype_ = compute_type(dtype_, mp_policy_);
+  reduce_dtype_ = mp_policy_.reduce_dtype.value_or(compute_dtype_);
+  if (mesh_.shard.size() > 1) {
+    encoded_ = EncodedGather::of(all_parameters(), extension_, compute_dtype_);
+  }
+}
+
 void ParameterGroup::check_devices() const {
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
@@ -114,18 +137,11 @@ void ParameterGroup::check_devices() const {
   }
 }
 
-/// What is sent says of which unit it is, where the communicator does not compare calls.
-bool ParameterGroup::tagged() const {
-  const DeviceMesh& mesh = mesh_.shard.size() > 1 ? mesh_.shard : mesh_.replicate;
-  return device_.is_cpu() && mesh_.ranks() > 1 && !mesh.group().compares_calls();
-}
-
 void ParameterGroup::lay_out_shards() {
   if (!has_flat()) {
     return;
   }
-  tag_numel_ = mesh_.shard.size() > 1 && tagged() ? kTagNumel : 0;
-  flat_ = at::zeros({flat_numel(segments_) + tag_numel_},
+  flat_ = at::zeros({flat_numel(segments_)},
                     parameters_.front().shard().options().pinned_memory(home().pinned));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor place = shard_of(flat_, segments_[i], mesh_.shard.local_rank());
@@ -137,7 +153,7 @@ void ParameterGroup::lay_out_shards() {
 bool ParameterGroup::gathers_in_place() const {
   const bool rows = std::ranges::all_of(
       segments_, [](const Segment& segment) { return segment.shape.dim == std::int64_t{0}; });
-  return rows && mesh_.shard.size() > 1 && !hooks_->all_gather && !encoded_ &&
+  return rows && mesh_.shard.size() > 1 && !hooks_->packs_gathers() && !encoded_ &&
          mesh_.shard.group().moves_groups_in_place();
 }
 
@@ -160,17 +176,14 @@ void ParameterGroup::start_unshard(Communication& communication) {
   const c10::AutoGradMode no_grad(false);
   communication.streams().note("all_gather " + label_);
   const LaneScope lane(communication.streams(), Lane::kAllGather);
-  const comm::PurposeScope purpose(mesh_.shard.group(), label_);
   if (neighbours_.kept()) {
     whole_.allocate();
-    gather_ = neighbours_.start_gather(whole_.flat());
+    gather_ = neighbours_.start_gather(whole_.flat(), label_);
     return;
   }
-  if (tag_numel_ > 0) {
-    flat_.narrow(0, flat_.numel() - tag_numel_, tag_numel_).copy_(tag_of(label_));
-  }
+  const comm::PurposeScope purpose(mesh_.shard.group(), label_);
   send_ = encoded_ ? encode_shards() : flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
-  const bool in_place = !whole_.padded().empty() && !hooks_->all_gather;
+  const bool in_place = !whole_.padded().empty() && !hooks_->packs_gathers();
   try {
     gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(communication); });
   } catch (...) {
@@ -184,7 +197,7 @@ at::Tensor ParameterGroup::encode_shards() {
   for (const ShardedParameter& parameter : parameters_) {
     shards.push_back(parameter.shard().to(device_, /*non_blocking=*/true));
   }
-  return encoded_->encode(shards, tag_numel_ > 0 ? tag_of(label_) : at::Tensor());
+  return encoded_->encode(shards);
 }
 
 void ParameterGroup::start_gather_in_place() {
@@ -205,8 +218,15 @@ void ParameterGroup::start_gather_in_place() {
 
 void ParameterGroup::start_gather_packed(Communication& communication) {
   comm::Communicator& group = mesh_.shard.group();
+  comm::Communicator* allocator = hooks_->allocator(group);
+  if (allocator != nullptr) {
+    sent_ = communication.pool().acquire(send_.numel(), send_.scalar_type(), Lane::kAllGather,
+                                         allocator);
+    sent_->tensor.copy_(send_, /*non_blocking=*/true);
+    send_ = sent_->tensor;
+  }
   gathered_ = communication.pool().acquire(group.size() * send_.numel(), send_.scalar_type(),
-                                           Lane::kAllGather);
+                                           Lane::kAllGather, allocator);
   const at::Tensor output = gathered_->tensor.view({group.size(), send_.numel()});
   gather_ = hooks_->all_gather ? hooks_->all_gather(group, output, send_)
                                : group.all_gather(output, send_);
@@ -246,6 +266,9 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
       }
     }
     send_.reset();
+    if (sent_) {
+      communication.pool().release(*std::exchange(sent_, std::nullopt), nullptr);
+    }
     neighbours_.drop();
   }
   communication.streams().order(Lane::kAllGather, Lane::kCompute);
@@ -255,24 +278,10 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
 void ParameterGroup::discard_gather() {
   gather_ = nullptr;
   send_.reset();
+  sent_.reset();
   neighbours_.drop();
   gathered_.reset();
   whole_.free();
-}
-
-/// Where the communicator does not compare what the ranks call.
-void ParameterGroup::check_tags(const at::Tensor& gathered) const {
-  if (tag_numel_ == 0) {
-    return;
-  }
-  const at::Tensor tags = gathered.narrow(1, gathered.size(1) - tag_numel_, tag_numel_);
-  for (std::int64_t rank = 0; rank < tags.size(0); ++rank) {
-    TESSERA_CHECK(tags.select(0, rank).equal(tags.select(0, mesh_.shard.local_rank())),
-                  "all_gather for ", label_, ": rank ",
-                  mesh_.shard.ranks()[static_cast<std::size_t>(rank)],
-                  " gathers another unit meanwhile; a unit that only some ranks run needs "
-                  "Options::may_be_unused");
-  }
 }
 
 void ParameterGroup::fill_whole_tensors(Communication& communication) {
@@ -289,7 +298,6 @@ void ParameterGroup::fill_whole_tensors(Communication& communication) {
   if (gathered_) {
     const std::int64_t ranks = mesh_.shard.size();
     const at::Tensor rows = gathered_->tensor.view({ranks, gathered_->tensor.numel() / ranks});
-    check_tags(rows);
     encoded_ ? encoded_->decode(rows, whole_.tensors()) : unpack(rows, segments_, whole_.tensors());
     communication.pool().release(*std::exchange(gathered_, std::nullopt),
                                  communication.streams().record(Lane::kCompute));
@@ -341,6 +349,29 @@ void ParameterGroup::reshard_after_forward(Communication& communication) {
     free_whole_tensors(communication);
   } else {
     reshard(communication);
+  }
+}
+
+void ParameterGroup::discard(Communication& communication) {
+  try {
+    reshard(communication);
+  } catch (const Error&) {
+    // A gather under way has failed, and has been discarded.
+  }
+}
+
+void ParameterGroup::add_sharding_groups(std::vector<comm::Communicator*>& groups) {
+  if (mesh_.shard.size() > 1) {
+    groups.push_back(&mesh_.shard.group());
+  }
+  if (neighbours_.count() > 1) {
+    groups.push_back(&neighbours_.group());
+  }
+}
+
+void ParameterGroup::add_replica_groups(std::vector<comm::Communicator*>& groups) {
+  if (mesh_.replicas() > 1) {
+    groups.push_back(&mesh_.replicate.group());
   }
 }
 

@@ -21,6 +21,8 @@
 
 namespace tessera::fsdp {
 
+class UseAgreement;
+
 /// Parameters of one type, on one mesh, that are gathered in one all-gather and reduced in one
 /// reduce-scatter.
 ///
@@ -37,6 +39,8 @@ class ParameterGroup {
 
   /// What messages call the unit: "unit 'layers.3'".
   void set_label(std::string label) { label_ = std::move(label); }
+  const std::vector<ShardedParameter>& parameters() const { return parameters_; }
+  const DataMesh& mesh() const { return mesh_; }
 
   /// Takes over tensors that were put into the slots since and lays the shards out. To be called
   /// before the first unshard of an iteration. Throws Error, naming them, for parameters that are
@@ -52,11 +56,20 @@ class ParameterGroup {
   void reshard(Communication& communication);
   /// The same between forward and backward: keeps this rank's part for its neighbours, if so asked.
   void reshard_after_forward(Communication& communication);
+  /// Frees what is gathered, whether that has succeeded or not.
+  void discard(Communication& communication);
+
+  /// Adds the groups over which it gathers and reduce-scatters.
+  void add_sharding_groups(std::vector<comm::Communicator*>& groups);
+  /// Adds the one, if any, over which it all-reduces.
+  void add_replica_groups(std::vector<comm::Communicator*>& groups);
 
   /// Whether a whole parameter has a gradient.
   bool has_gradients() const;
   /// Forgets what a backward that failed left in the whole parameters.
   void drop_gradients();
+  /// And all that earlier ones have made of them, reduced or not.
+  void drop_all_gradients();
   /// Sets the whole gradients aside, to be added to those of later backwards.
   void keep_gradients();
   /// Whether some were set aside, or wait for the replicas, that a reduction now would complete.
@@ -64,6 +77,8 @@ class ParameterGroup {
   bool awaits_reduction() const;
   /// Forgets what was set aside for a parameter of this group.
   void drop_kept_gradient(const nn::ParameterSlot& slot);
+  /// Adds the parameters whose gradients were handed out since their use was settled.
+  void add_accumulated(UseAgreement& agreement);
   /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
   /// Collective.
   void start_reduce(Communication& communication);
@@ -87,8 +102,10 @@ class ParameterGroup {
   }
   bool has_flat() const { return mesh_.shard.size() > 1 || home().pinned; }
   bool gathers_in_place() const;
-  bool tagged() const;
   bool laid_out() const;
+  std::vector<ShardedParameter*> all_parameters();
+  /// A model may be converted after it was sharded. Throws Error if only a part of the group was.
+  void take_types();
   void check_devices() const;
   void lay_out_shards();
   void make_whole_tensors();
@@ -98,7 +115,6 @@ class ParameterGroup {
   void start_gather_packed(Communication& communication);
   void wait_for_gather(Communication& communication);
   void discard_gather();
-  void check_tags(const at::Tensor& gathered) const;
   void fill_whole_tensors(Communication& communication);
   void free_whole_tensors(Communication& communication);
   void show_sharded(Communication& communication);
@@ -106,21 +122,23 @@ class ParameterGroup {
   std::vector<ShardedParameter> parameters_;
   DataMesh mesh_;
   c10::Device device_;  ///< of computation
-  c10::ScalarType dtype_;
-  c10::ScalarType compute_dtype_;
-  c10::ScalarType reduce_dtype_;
+  MixedPrecisionPolicy mp_policy_;
+  ExtensionFunction extension_;
+  c10::ScalarType dtype_ = c10::ScalarType::Undefined;
+  c10::ScalarType compute_dtype_ = c10::ScalarType::Undefined;
+  c10::ScalarType reduce_dtype_ = c10::ScalarType::Undefined;
   std::shared_ptr<const CollectiveHooks> hooks_;
   std::string label_;
 
   std::vector<Segment> segments_;
-  at::Tensor flat_;  ///< this rank's shards, and a tag
-  std::int64_t tag_numel_ = 0;
+  at::Tensor flat_;  ///< this rank's shards
   WholeTensors whole_;
   NeighbourShard neighbours_;
   std::optional<EncodedGather> encoded_;  ///< empty: values are gathered
   bool unsharded_ = false;
 
   at::Tensor send_;                             ///< of the all-gather under way
+  std::optional<BufferPool::Buffer> sent_;      ///< its memory, if the group's
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel), unless in place
   comm::WorkPtr gather_;
   struct KeptGradient {

@@ -1,4 +1,4 @@
-#include "tessera/fsdp/policy.h"
+#include "named_policy.h"
 
 #include <utility>
 
@@ -16,12 +16,34 @@ Policy wrap_if(std::function<bool(const Candidate&)> predicate, UnitOptions opti
   };
 }
 
+std::optional<UnitOptions> NamedPolicy::operator()(const Candidate& candidate) const {
+  if (!nn::matches_fqn(pattern, candidate.fqn)) {
+    return std::nullopt;
+  }
+  return options;
+}
+
+std::optional<UnitOptions> FirstPolicy::operator()(const Candidate& candidate) const {
+  for (const Policy& policy : policies) {
+    if (std::optional<UnitOptions> options = policy(candidate)) {
+      return options;
+    }
+  }
+  return std::nullopt;
+}
+
+void for_each_pattern(const Policy& policy, const std::function<void(const std::string&)>& act) {
+  if (const auto* named = policy.target<NamedPolicy>()) {
+    act(named->pattern);
+  } else if (const auto* first = policy.target<FirstPolicy>()) {
+    for (const Policy& each : first->policies) {
+      for_each_pattern(each, act);
+    }
+  }
+}
+
 Policy wrap_named(std::string pattern, UnitOptions options) {
-  return wrap_if(
-      [pattern = std::move(pattern)](const Candidate& candidate) {
-        return nn::matches_fqn(pattern, candidate.fqn);
-      },
-      std::move(options));
+  return NamedPolicy{std::move(pattern), std::move(options)};
 }
 
 Policy wrap_larger_than(std::int64_t numel, UnitOptions options) {
@@ -30,15 +52,7 @@ Policy wrap_larger_than(std::int64_t numel, UnitOptions options) {
 }
 
 Policy first_of(std::vector<Policy> policies) {
-  return
-      [policies = std::move(policies)](const Candidate& candidate) -> std::optional<UnitOptions> {
-        for (const Policy& policy : policies) {
-          if (std::optional<UnitOptions> options = policy(candidate)) {
-            return options;
-          }
-        }
-        return std::nullopt;
-      };
+  return FirstPolicy{std::move(policies)};
 }
 
 }  // namespace tessera::fsdp

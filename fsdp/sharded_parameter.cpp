@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "sharded_spec.h"
 #include "tessera/core/error.h"
@@ -79,17 +81,39 @@ void ShardedParameter::show_whole() {
 void ShardedParameter::accumulate(const at::Tensor& gradient) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor& sum = sharded_.mutable_grad();
+  had_none_ |= !accumulated_ && !sum.defined();
+  accumulated_ = true;
   if (sum.defined()) {
     local_tensor(sum).add_(gradient.to(home_.device));
-    return;
+  } else {
+    sum = make_distributed(at_home(gradient), sharding_spec(sharded_), sharded_.sizes().vec());
   }
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_)) {
+    (*hook)(sharded_);
+  }
+}
+
+/// In the memory and of the type of the shard.
+at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
   at::Tensor own = gradient;
   if (home_.pinned) {
     own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
     own.copy_(gradient, /*non_blocking=*/true);
   }
-  sum =
-      make_distributed(own.to(shard().options()), sharding_spec(sharded_), sharded_.sizes().vec());
+  return own.to(shard().options());
+}
+
+void ShardedParameter::drop_gradient() {
+  sharded_.mutable_grad().reset();
+  unreduced_ = {};
+  settle_use(true);
+}
+
+void ShardedParameter::settle_use(bool by_any_rank) {
+  if (had_none_ && !by_any_rank) {
+    sharded_.mutable_grad().reset();
+  }
+  used_ = accumulated_ = had_none_ = false;
 }
 
 std::vector<Segment> segments_of(const std::vector<ShardedParameter*>& parameters) {

@@ -56,13 +56,26 @@ class ShardedParameter {
   void show_sharded() { slot_->set(sharded_); }
   void show_whole();
 
-  /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's.
+  /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's,
+  /// and calls its post-accumulate-grad hook, if it has one.
   void accumulate(const at::Tensor& gradient);
+  /// Forgets that, and what waits to be summed over replicas.
+  void drop_gradient();
+  /// This rank has a gradient for what accumulate() will be given.
+  void mark_used() { used_ = true; }
+  bool used() const { return used_; }
+  /// Whether accumulate() was called since settle_use().
+  bool accumulated() const { return accumulated_; }
+  /// What was accumulated is complete. Where no rank used the parameter it came from nowhere: the
+  /// gradient is as undefined as it was before.
+  void settle_use(bool by_any_rank);
   /// Gradients of the shard that wait to be summed over replicas.
   WholeGradient& unreduced() { return unreduced_; }
   bool has_unreduced() const { return unreduced_.local.defined(); }
 
  private:
+  at::Tensor at_home(const at::Tensor& gradient) const;
+
   nn::SlotPtr slot_;
   std::string name_;
   ShardShape shape_;
@@ -71,6 +84,9 @@ class ShardedParameter {
   at::Tensor sharded_;
   at::Tensor whole_;
   WholeGradient unreduced_;
+  bool used_ = false;
+  bool accumulated_ = false;
+  bool had_none_ = false;  ///< no gradient before the first accumulate() since settle_use()
 };
 
 /// The places of these parameters' shards, one after another.

@@ -1,15 +1,16 @@
 #include "unit.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "backward_hooks.h"
 #include "mixed_precision.h"
 #include "module_tree.h"
+#include "parameter_agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
@@ -33,6 +34,19 @@ void collect_units(const torch::nn::Module& module, bool recurse,
     }
   }
 }
+
+/// Ends inference mode, if it is on, for as long as this lives.
+class OutsideInferenceMode {
+ public:
+  OutsideInferenceMode() {
+    if (c10::InferenceMode::is_enabled()) {
+      off_.emplace(false);
+    }
+  }
+
+ private:
+  std::optional<c10::InferenceMode> off_;
+};
 
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
@@ -87,6 +101,9 @@ Unit::Unit(std::vector<nn::ModuleBase*> modules, const nn::NamedSlots& parameter
       mp_policy_(options.mp_policy),
       may_be_unused_(options.may_be_unused) {
   settings_.reshard_after_forward = options.reshard_after_forward;
+  if (options.neighbours > 1 && !options.reshard_after_forward) {
+    settings_.reshard_after_forward = true;
+  }
   for (GroupParameters& group : shard_parameters(parameters, mesh, options)) {
     groups_.emplace_back(std::move(group.parameters), group.mesh, options, hooks_);
   }
@@ -152,6 +169,11 @@ void Unit::set_communication(CommunicationPtr communication) {
 }
 
 void Unit::prepare() {
+  // What is made here outlives the call: training needs it, too.
+  const OutsideInferenceMode ordinary;
+  if (!prepared_) {
+    check_same_parameters(groups_, mesh_, label_);
+  }
   for (ParameterGroup& group : groups_) {
     group.prepare(communication());
   }
@@ -170,6 +192,7 @@ void Unit::start_unshard() {
   if (!prepared_) {
     prepare();
   }
+  const OutsideInferenceMode ordinary;  // buffers go to the pool
   for (ParameterGroup& group : groups_) {
     group.start_unshard(communication());
   }
@@ -259,7 +282,9 @@ void Unit::begin_forward(nn::TensorList inputs) {
   to_run_.insert(modules_.begin(), modules_.end());
   backward_comes_ = false;
   if (c10::GradMode::is_enabled()) {
-    call_after_backward(inputs, [unit = shared_from_this()] { unit->post_backward(); });
+    call_after_backward(inputs, [unit = shared_from_this()](nn::TensorList gradients) {
+      unit->post_backward(gradients);
+    });
   }
 }
 
@@ -353,11 +378,13 @@ void Unit::prefetch_for_backward() {
   }
 }
 
-void Unit::post_backward() {
+void Unit::post_backward(nn::TensorList gradients) {
   if (in_backward_ && !may_be_unused_) {
     in_backward_ = false;
     settle_gradients();
   }
+  // Where backward made a graph (create_graph), that of the gradients reads the parameters again.
+  call_before_backward(gradients, [unit = shared_from_this()] { unit->pre_backward(); });
 }
 
 void Unit::settle_gradients() {

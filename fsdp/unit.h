@@ -62,6 +62,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_unshard();
   void unshard();
   void reshard();
+  std::vector<ParameterGroup>& groups() { return groups_; }
 
   /// The root's forward begins; `stale`: what is gathered is left from an earlier iteration.
   void begin_iteration(bool stale);
@@ -82,7 +83,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
  private:
   void pre_backward();
-  void post_backward();
+  void post_backward(nn::TensorList gradients);
 
   void enter_as_root();
   void make_context();

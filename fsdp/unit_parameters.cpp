@@ -144,6 +144,9 @@ std::vector<GroupParameters> shard_parameters(const nn::NamedSlots& parameters,
     group->parameters.emplace_back(slot, name, own,
                                    shard_dim(name, slot->get(), options.shard_placement),
                                    home_of(own, options));
+    if (own.all != mesh.all) {
+      slot->set_distinct_over(mesh.all);
+    }
   }
   return groups;
 }

@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "applied_plan.h"
+#include "named_policy.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/policy.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tree_parameters.h"
 
 namespace tessera::fsdp {
@@ -51,6 +53,20 @@ class UnitChooser {
   std::vector<std::int64_t> left_;  ///< of each node: elements that no unit has
   std::set<const nn::ParameterSlot*> counted_;
 };
+
+/// Modules that are units already count as well: a plan may be made again.
+void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
+  const ModuleTree all(root, /*skip_units=*/false);
+  for_each_pattern(policy, [&](const std::string& pattern) {
+    const bool found = std::ranges::any_of(all.nodes(), [&](const ModuleTree::Node& node) {
+      return std::ranges::any_of(
+          node.paths, [&](const std::string& path) { return nn::matches_fqn(pattern, path); });
+    });
+    TESSERA_CHECK(found, "plan_units: no module of this ", root.name(),
+                  " is called as the pattern '", pattern,
+                  "' of wrap_named says; mend the pattern, or leave it out");
+  });
+}
 
 Options merged(const UnitOptions& unit, const Options& root) {
   Options options = root;
@@ -115,6 +131,7 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy, const Options& root_options,
                     MixedFrozenRoot mixed_frozen_root) {
   const ModuleTree tree = plannable_tree(root, "plan_units");
+  check_patterns(root, policy);
   WrapPlan plan;
   std::vector<bool> mixed_allowed;
   for (const auto& [fqn, unit] : UnitChooser(tree, policy).choose()) {

@@ -1,15 +1,12 @@
 #include "tessera/tensor_parallel/parallelize.h"
 
-#include <c10/core/GradMode.h>
-
 #include <unordered_map>
-#include <utility>
 
 #include "pending_gradients.h"
 #include "plan_matching.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/retired_parameter.h"
+#include "tessera/nn/distribute_module.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -44,10 +41,9 @@ class PlacementTable {
   }
 
   void distribute() const {
-    const c10::AutoGradMode no_grad(false);
     for (const nn::SlotPtr& slot : order_) {
       if (!tessera::is_distributed(slot->get())) {
-        distribute(*slot, wanted_.at(slot.get()));
+        nn::distribute_parameter(*slot, mesh_, {wanted_.at(slot.get())}, "parallelize_module");
       }
     }
   }
@@ -83,20 +79,6 @@ class PlacementTable {
                   "parallelize_module: a parameter of ", describe(application.target),
                   " is distributed already, as ", to_string(*spec.layout), " on ",
                   to_string(spec.mesh), "; parallelize a module once");
-  }
-
-  void distribute(nn::ParameterSlot& slot, const Placement& placement) const {
-    const at::Tensor whole = slot.get().detach();
-    const DistributedTensor split = distribute_tensor(whole, mesh_, {placement});
-    // A slice would keep the whole alive.
-    at::Tensor local = local_tensor(split);
-    if (local.numel() < whole.numel()) {
-      local = local.clone(at::MemoryFormat::Contiguous);
-    }
-    at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
-    parameter.requires_grad_(slot.get().requires_grad());
-    nn::retire_parameter(slot.get(), "parallelize_module");
-    slot.set(std::move(parameter));
   }
 
   const DeviceMesh& mesh_;

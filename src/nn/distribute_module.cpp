@@ -34,11 +34,10 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
 
 }  // namespace
 
-void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh,
-                          const Placements& placements) {
-  TESSERA_CHECK(!slot.has_persistent(),
-                "distribute_parameter: the parameter belongs to an FSDP unit; distribute it before "
-                "fully_shard");
+void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
+                          const std::string& by) {
+  TESSERA_CHECK(!slot.has_persistent(), by,
+                ": the parameter belongs to an FSDP unit; distribute it before fully_shard");
   const c10::AutoGradMode no_grad(false);
   const at::Tensor whole = slot.get().detach();
   const DistributedTensor split = distribute_tensor(whole, mesh, placements);
@@ -48,7 +47,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh,
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
     parameter.requires_grad_();
-    retire_parameter(slot.get(), "distribute_parameter");
+    retire_parameter(slot.get(), by);
   }
   slot.set(std::move(parameter));
 }

@@ -59,6 +59,18 @@ class SlotCollector {
   std::unordered_set<const ParameterSlot*> seen_;
 };
 
+/// Of the module and all below it.
+void check_not_gathered(const torch::nn::Module& module) {
+  if (const auto* ours = dynamic_cast<const ModuleBase*>(&module)) {
+    for (const auto& [name, slot] : ours->slots()) {
+      TESSERA_CHECK(slot->get().is_same(slot->persistent()), "conversion of a ", module.name(),
+                    ", but FSDP has gathered its parameter '", name,
+                    "'; convert before forward or after backward, or reshard it first");
+    }
+  }
+  for (const auto& child : module.children()) check_not_gathered(*child);
+}
+
 }  // namespace
 
 ModuleBase::~ModuleBase() {
@@ -106,6 +118,35 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
   fail("clone() of a ", name(),
        " was asked for; build a second module with the same arguments and "
        "copy the values of named_slots() into it");
+}
+
+void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  check_not_gathered(*this);
+  torch::nn::Module::to(device, dtype, non_blocking);
+  convert_buffers(device, dtype, non_blocking);
+}
+
+void ModuleBase::to(torch::Dtype dtype, bool non_blocking) {
+  check_not_gathered(*this);
+  torch::nn::Module::to(dtype, non_blocking);
+  convert_buffers(std::nullopt, dtype, non_blocking);
+}
+
+void ModuleBase::to(torch::Device device, bool non_blocking) {
+  check_not_gathered(*this);
+  torch::nn::Module::to(device, non_blocking);
+  convert_buffers(device, std::nullopt, non_blocking);
+}
+
+void ModuleBase::convert_buffers(std::optional<torch::Device> device,
+                                 std::optional<torch::Dtype> dtype, bool non_blocking) {
+  for (const auto& [name, slot] : buffer_slots_) {
+    const at::Tensor& buffer = slot->get();
+    slot->set(buffer.to(
+        device.value_or(buffer.device()),
+        buffer.is_floating_point() ? dtype.value_or(buffer.scalar_type()) : buffer.scalar_type(),
+        non_blocking));
+  }
 }
 
 Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef sizes) {

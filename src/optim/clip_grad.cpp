@@ -33,7 +33,7 @@ void check(const NormOptions& options) {
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   check(options);
   const c10::AutoGradMode no_grad(false);
-  return checked_norm(collect_grads(parameters, options.over), options).to(c10::ScalarType::Float);
+  return checked_norm(collect_grads(parameters, options), options).to(c10::ScalarType::Float);
 }
 
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
@@ -42,7 +42,7 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                 " was asked for; it must not be negative");
   check(options);
   const c10::AutoGradMode no_grad(false);
-  const GradTerms terms = collect_grads(parameters, options.over);
+  const GradTerms terms = collect_grads(parameters, options);
   const at::Tensor norm = checked_norm(terms, options);
   scale_grads(terms, (max_norm / (norm + 1e-6)).clamp_max(1.0));
   return norm.to(c10::ScalarType::Float);

@@ -53,7 +53,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   if (!enabled()) return;
   check_once();
   const c10::AutoGradMode no_grad(false);
-  const GradTerms terms = collect_grads(parameters, options.over);
+  const GradTerms terms = collect_grads(parameters, options);
   for (const at::Tensor& grad : terms.locals) {
     TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
                   " gradients was asked for, of which small ones would vanish; leave it to ",

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "flat_runs.h"
@@ -23,19 +25,109 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-/// Whether this rank counts its part of such a tensor: it is the first along each mesh dimension
-/// that replicates. A submesh and its translates hold copies; the one with the root's first rank
-/// counts.
-bool counts(const ShardingSpec& spec) {
-  const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
-  if (coordinate.empty()) return false;
-  for (int d = 0; d < spec.mesh.ndim(); ++d) {
-    if (spec.layout->sharded_dim(d) < 0 && coordinate[static_cast<std::size_t>(d)] > 0) {
-      return false;
+bool has_dim(const DeviceMesh& mesh, const std::string& name) {
+  return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
+}
+
+/// Which ranks count what lies on a submesh, of all that lie as it does elsewhere on a mesh.
+class Counting {
+ public:
+  explicit Counting(const NormOptions& options) : options_(options) {}
+
+  /// Throws Error for a dimension in distinct_along that neither `over` nor a root has.
+  void check(const std::vector<nn::SlotPtr>& parameters) const {
+    std::vector<DeviceMesh> meshes;
+    if (options_.over) meshes = {options_.over, options_.over.root()};
+    for (const nn::SlotPtr& slot : parameters) {
+      if (tessera::is_distributed(slot->persistent())) {
+        const DeviceMesh root = sharding_spec(slot->persistent()).mesh.root();
+        if (std::ranges::find(meshes, root) == meshes.end()) meshes.push_back(root);
+      }
+    }
+    for (const std::string& name : options_.distinct_along) {
+      const bool known =
+          std::ranges::any_of(meshes, [&](auto& mesh) { return has_dim(mesh, name); });
+      TESSERA_CHECK(meshes.empty() || known, "the norm of gradients that differ along '", name,
+                    "' was asked for, but ", to_string(meshes.front()), " has no such dimension",
+                    "; name dimensions of the mesh that the parameters' meshes are slices of");
     }
   }
-  return contains(spec.mesh, spec.mesh.root().ranks().front());
-}
+
+  /// Whether this rank counts its part of a tensor: it is the first along each mesh dimension that
+  /// replicates, and its submesh the first of those that hold copies.
+  bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
+    const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
+    if (coordinate.empty()) return false;
+    for (int d = 0; d < spec.mesh.ndim(); ++d) {
+      if (spec.layout->sharded_dim(d) < 0 && coordinate[static_cast<std::size_t>(d)] > 0) {
+        return false;
+      }
+    }
+    const DeviceMesh& distinct = slot.distinct_over();
+    const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
+    if (is_new) known->second = is_first(spec.mesh, distinct);
+    return known->second;
+  }
+
+ private:
+  bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
+    const DeviceMesh base = base_of(mesh);
+    if (!base.contains_this_rank()) return contains(mesh, mesh.root().ranks().front());
+    if (!distinct) return contains(mesh, first_rank(base, {}));
+    std::vector<bool> skipped = varied(base, distinct);
+    const std::vector<bool> own = varied(base, mesh);
+    for (std::size_t d = 0; d < own.size(); ++d) skipped[d] = skipped[d] && !own[d];
+    // The second for dimensions that `mesh` varies in part.
+    return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
+  }
+
+  /// The mesh in whose dimensions copies are told from others.
+  DeviceMesh base_of(const DeviceMesh& mesh) const {
+    const std::vector<std::string>& names = options_.distinct_along;
+    const bool over_says =
+        options_.over && !names.empty() && std::ranges::all_of(names, [&](const std::string& name) {
+          return has_dim(options_.over, name);
+        });
+    return over_says ? options_.over : mesh.root();
+  }
+
+  /// This rank's coordinate in `base`, with 0 along all dimensions but the distinct ones and those
+  /// in `skipped`, as a rank.
+  int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
+    std::size_t index = 0;
+    for (int d = 0; d < base.ndim(); ++d) {
+      const auto at = static_cast<std::size_t>(d);
+      const bool stays = (at < skipped.size() && skipped[at]) ||
+                         std::ranges::any_of(options_.distinct_along, [&](const std::string& name) {
+                           return has_dim(base, name) && base.shape().dim(name) == d;
+                         });
+      index = index * static_cast<std::size_t>(base.size(d)) +
+              static_cast<std::size_t>(stays ? base.local_rank(d) : 0);
+    }
+    return base.ranks()[index];
+  }
+
+  /// Along which dimensions of `base` the ranks of `mesh` differ.
+  static std::vector<bool> varied(const DeviceMesh& base, const DeviceMesh& mesh) {
+    std::vector<bool> differs(static_cast<std::size_t>(base.ndim()), false);
+    for (const int rank : mesh.ranks()) {
+      auto index = std::ranges::find(base.ranks(), rank) - base.ranks().begin();
+      for (int d = base.ndim(); d-- > 0; index /= base.size(d)) {
+        if (index % base.size(d) != base.local_rank(d)) differs[static_cast<std::size_t>(d)] = true;
+      }
+    }
+    return differs;
+  }
+
+  struct MeshHash {
+    std::size_t operator()(const std::pair<DeviceMesh, DeviceMesh>& pair) const {
+      return std::hash<DeviceMesh>()(pair.first) * 31 + std::hash<DeviceMesh>()(pair.second);
+    }
+  };
+
+  const NormOptions& options_;
+  std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
+};
 
 /// The larger of two meshes that are one inside the other.
 void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
@@ -47,9 +139,11 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const DeviceMesh& over) {
+GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
+  Counting counting(options);
+  counting.check(parameters);
   GradTerms terms;
-  terms.joint = over;
+  terms.joint = options.over;
   // Every rank takes part in the reduction, with or without gradients.
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
@@ -64,11 +158,14 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const Device
     terms.locals.push_back(local_tensor(grad));
     if (!tessera::is_distributed(grad)) {
       terms.plain.push_back(grad);
-    } else if (counts(sharding_spec(grad))) {
-      terms.owned.push_back(local_tensor(grad));
+    } else {
+      auto& list = counting.counts(*slot, sharding_spec(grad)) ? terms.owned : terms.copies;
+      list.push_back(local_tensor(grad));
     }
   }
-  for (auto* list : {&terms.locals, &terms.plain, &terms.owned}) *list = merge_adjoining(*list);
+  for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
+    *list = merge_adjoining(*list);
+  }
   return terms;
 }
 

@@ -1,6 +1,5 @@
 #include "tessera/optim/lr_schedule.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 

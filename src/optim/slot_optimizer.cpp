@@ -2,8 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <ATen/ops/stack.h>
-
 #include <unordered_map>
 
 #include "shard_states.h"

@@ -77,9 +77,10 @@ at::Tensor total_norm(const GradTerms& terms, double p) {
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
-    // Replicas of a plain gradient should not differ, but a value that isn't finite on one rank
-    // alone must be seen by all: they skip a step, or stop, together.
-    const at::Tensor not_finite = plain.masked_fill(plain.isfinite(), 0.0);
+    // Copies should not differ, but a value that isn't finite on one rank alone must be seen by
+    // all: they skip a step, or stop, together.
+    const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
+    const at::Tensor not_finite = uncounted.masked_fill(uncounted.isfinite(), 0.0);
     owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
                 : reduce_sum(terms.joint, owned + not_finite);
   }

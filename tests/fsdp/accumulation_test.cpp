@@ -13,6 +13,7 @@ namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
+using testing::gradients_of;
 using testing::local_loss;
 using testing::RecordingStreams;
 using testing::shard;
@@ -54,9 +55,7 @@ std::vector<at::Tensor> pair_alone(int ranks) {
     const at::Tensor x = testing::wave({2, 3}, rank);
     alone(x, true).add(alone(x, false)).div(ranks).backward();
   }
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : alone.named_slots()) gradients.push_back(slot->get().grad());
-  return gradients;
+  return gradients_of(alone);
 }
 
 TEST(KeptGradients, AreReducedThoughTheLastMicroBatchDoesNotUseTheUnit) {
@@ -165,8 +164,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   testing::fill(alone);
   const at::Tensor x = testing::wave({4, 3}, 2);
   alone(x).square().sum().backward();
-  std::vector<at::Tensor> expected;
-  for (const auto& [name, slot] : alone.named_slots()) expected.push_back(slot->get().grad());
+  const std::vector<at::Tensor> expected = gradients_of(alone);
   RunRanks(2, [&](Rank& rank) {
     for (const bool gather : {true, false}) {
       Scaled model;

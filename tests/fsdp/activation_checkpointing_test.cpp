@@ -22,7 +22,7 @@ nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
 /// The traffic of a step, and its gradients.
 using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
-std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
+std::vector<at::Tensor> whole_gradients_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
   for (const auto& [name, slot] : model.named_slots()) {
     gradients.push_back(testing::whole(slot->persistent().grad()));
@@ -41,7 +41,7 @@ Step step(Rank& rank, const Options& options, Prepare prepare, Forward forward) 
   const std::int64_t rows = testing::kRows / rank.size();
   const at::Tensor x = testing::batch(7, 0).narrow(0, rank.rank() * rows, rows);
   forward(model, x).backward();
-  return {rank.world()->traffic().since(before), gradients_of(model)};
+  return {rank.world()->traffic().since(before), whole_gradients_of(model)};
 }
 
 at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
@@ -146,7 +146,7 @@ TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
       fully_shard(model, mesh, {.mp_policy = policy});
       const CommunicationScope communication(mesh);
       model(testing::wave({3, 7}, rank.rank())).sum().backward();
-      return Step{communication.table(), gradients_of(model)};
+      return Step{communication.table(), whole_gradients_of(model)};
     };
     for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
       const Step plain = run(false, policy);
@@ -207,7 +207,7 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
   const comm::TrafficTable before = rank.world()->traffic().table();
   const at::Tensor ids = at::arange(7, at::kLong).mul(5).add(mesh.local_rank("dp")).remainder(13);
   tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 6)), ids.narrow(0, 1, 6)).backward();
-  return {rank.world()->traffic().since(before), gradients_of(model)};
+  return {rank.world()->traffic().since(before), whole_gradients_of(model)};
 }
 
 TEST(FsdpCheckpointing, RepeatsTheTensorParallelCollectivesUpToTheLastSavedTensor) {

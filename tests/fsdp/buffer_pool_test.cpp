@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "fsdp/recording_streams.h"
+#include "tessera/comm/world.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -40,6 +41,23 @@ TEST(BufferPool, KeepsLanesApart) {
   const void* memory = first.tensor.data_ptr();
   p.pool.release(std::move(first), nullptr);
   EXPECT_NE(p.pool.acquire(100, at::kFloat, Lane::kCompute).tensor.data_ptr(), memory);
+}
+
+TEST(BufferPool, KeepsGroupsApart) {
+  const auto first = comm::fake_world(0, 2)->group({0, 1}, "a");
+  const auto second = comm::fake_world(0, 2)->group({0, 1}, "b");
+  for (comm::Communicator* other : {static_cast<comm::Communicator*>(nullptr), second.get()}) {
+    Pool p;
+    BufferPool::Buffer buffer = p.pool.acquire(100, at::kFloat, Lane::kAllGather, first.get());
+    const at::Tensor memory = buffer.bytes;  // stays allocated
+    p.pool.release(std::move(buffer), nullptr);
+    EXPECT_FALSE(p.pool.acquire(100, at::kFloat, Lane::kAllGather, other).bytes.is_same(memory));
+  }
+  Pool p;
+  BufferPool::Buffer buffer = p.pool.acquire(100, at::kFloat, Lane::kAllGather, first.get());
+  const at::Tensor memory = buffer.bytes;
+  p.pool.release(std::move(buffer), nullptr);
+  EXPECT_TRUE(p.pool.acquire(100, at::kFloat, Lane::kAllGather, first.get()).bytes.is_same(memory));
 }
 
 TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {

@@ -1,91 +1,155 @@
-// One rank is late at some stage of a step: nobody may compute with what is not there yet. With
-// TESSERA_TEST_DELAY=100 in the environment a delay is 100 ms.
+// A rank is late at some stage of a step: nobody may compute with what is not there yet, so that no
+// bit changes. PyTorch's test of FSDP2 does the same.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdlib>
-#include <thread>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "fsdp/training.h"
-#include "tessera/fsdp/collectives.h"
+#include "testing/lateness.h"
 
 namespace tessera::fsdp {
 namespace {
 
+using std::chrono::milliseconds;
+using testing::Lateness;
 using testing::local_loss;
-using testing::shard;
 using testing::SmallModel;
+using testing::Stage;
 
-enum class Stage { kNone, kAllGather, kReduceScatter, kForward, kBackward, kStep };
+/// How a model's units are split over four ranks.
+struct LateKind {
+  const char* name;
+  Options options{};
+  bool replicas = false;    ///< two halves of two ranks (HSDP)
+  bool replicated = false;  ///< every rank keeps all (replicate)
+  bool prefetch = false;    ///< the next unit's gather starts ahead
+  const char* shared_memory = "1";
+};
 
-void be_late() {
-  const char* milliseconds = std::getenv("TESSERA_TEST_DELAY");
-  std::this_thread::sleep_for(
-      std::chrono::milliseconds(milliseconds == nullptr ? 5 : std::atoi(milliseconds)));
+void shard_late(SmallModel& model, const DeviceMesh& mesh, const LateKind& kind) {
+  if (!kind.replicated) return testing::shard(model, mesh, kind.options);
+  for (const auto& block : model.blocks) replicate(*block, mesh, kind.options);
+  replicate(model, mesh, kind.options);
 }
 
-void delay(SmallModel& model, Stage stage) {
-  if (stage == Stage::kAllGather) {
-    set_custom_all_gather(model, [](auto& group, const auto& output, const auto& input) {
-      be_late();
-      return group.all_gather(output, input);
-    });
-  } else if (stage == Stage::kReduceScatter) {
-    set_custom_reduce_scatter(model, [](auto& group, const auto& output, const auto& input) {
-      be_late();
-      return group.reduce_scatter(output, input, ReduceOp::kSum);
-    });
-  } else if (stage == Stage::kForward || stage == Stage::kBackward) {
-    for (const auto& block : model.blocks) {
-      block->up->add_forward_hook([stage](nn::ModuleBase&, nn::TensorList outputs) {
-        if (stage == Stage::kForward) be_late();
-        outputs[0]->register_hook([stage](const at::Tensor&) {
-          if (stage == Stage::kBackward) be_late();
-        });
-      });
-    }
-  }
+DeviceMesh mesh_of(const comm::WorldPtr& world, const LateKind& kind) {
+  if (kind.replicas) return init_device_mesh(world, {2, 2}, {"dp_replicate", "dp"});
+  return init_device_mesh(world, {world->size()}, {"dp"});
 }
 
-/// The whole parameters after two steps in which `late_rank` is late.
-std::vector<at::Tensor> train(Stage stage, int late_rank, const Options& options) {
-  std::vector<at::Tensor> result;
-  RunRanks(3, [&](Rank& rank) {
-    SmallModel model(7, 9, 3, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}), options);
-    const bool late = rank.rank() == late_rank;
-    if (late) delay(model, stage);
-    for (int step = 0; step < 2; ++step) {
-      local_loss(model, rank, step).backward();
-      if (late && stage == Stage::kStep) be_late();
-      testing::descend(model, 0.1);
-    }
-    for (const auto& [name, slot] : model.named_slots()) {
-      const at::Tensor value = testing::whole(slot->persistent());
-      if (rank.rank() == 0) result.push_back(value);
-    }
+/// Within a block's forward and backward.
+void delay_block(testing::Block& block, Lateness& lateness) {
+  block.up->add_forward_hook([&lateness](nn::ModuleBase&, nn::TensorList outputs) {
+    lateness.pass(Stage::kForward);
+    outputs[0]->register_hook([&lateness](const at::Tensor&) { lateness.pass(Stage::kBackward); });
   });
-  return result;
 }
 
-class Delays : public ::testing::TestWithParam<Stage> {};
+/// Losses and whole parameters of two steps.
+std::vector<at::Tensor> train_late(const Rank& rank, const LateKind& kind, Lateness& lateness) {
+  SmallModel model(7, 9, 3, 2);
+  testing::fill(model);
+  shard_late(model, mesh_of(lateness.world(), kind), kind);
+  delay_block(*model.blocks[0], lateness);
+  if (kind.prefetch) set_forward_prefetch(*model.blocks[0], {model.blocks[1].get()});
+  std::vector<at::Tensor> results;
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor loss = local_loss(model, rank, step);
+    loss.backward();
+    results.push_back(loss.detach());
+    lateness.pass(Stage::kStep);
+    testing::descend(model, 0.1);
+  }
+  for (const auto& [name, slot] : model.named_slots())
+    results.push_back(testing::whole(slot->persistent()));
+  return results;
+}
 
-TEST_P(Delays, ChangeNothing) {
-  for (const bool zero3 : {true, false}) {
-    Options options{.reshard_after_forward = zero3};
-    if (zero3) options.offload_policy = OffloadPolicy{};
-    const std::vector<at::Tensor> expected = train(Stage::kNone, 0, options);
-    for (const int late_rank : {0, 2}) {
-      const std::vector<at::Tensor> values = train(GetParam(), late_rank, options);
+/// `late_ranks`: the ranks that are late, each in a training of its own; nullopt: all by turns.
+void expect_no_change(const LateKind& kind, Stage stage, milliseconds delay,
+                      const std::vector<std::optional<int>>& late_ranks) {
+  setenv("TESSERA_SHM", kind.shared_memory, 1);
+  RunRanks(4, [&](Rank& rank) {
+    Lateness prompt(rank, Stage::kNone, delay);
+    const std::vector<at::Tensor> expected = train_late(rank, kind, prompt);
+    for (const std::optional<int> late_rank : late_ranks) {
+      Lateness lateness(rank, stage, delay, late_rank);
+      const std::vector<at::Tensor> values = train_late(rank, kind, lateness);
+      EXPECT_GE(lateness.passed(), 2);
       for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(values[i].equal(expected[i]));
     }
-  }
+  });
+  unsetenv("TESSERA_SHM");
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, Delays,
-                         ::testing::Values(Stage::kAllGather, Stage::kReduceScatter,
-                                           Stage::kForward, Stage::kBackward, Stage::kStep));
+bool has_stage(const LateKind& kind, Stage stage) {
+  if (stage == Stage::kAllReduce) return kind.replicas || kind.replicated;
+  return !kind.replicated || (stage != Stage::kAllGather && stage != Stage::kReduceScatter);
+}
+
+const LateKind kLateKinds[] = {
+    {.name = "Zero2", .options = {.reshard_after_forward = false}},
+    {.name = "Zero3OverGloo", .options = {.reshard_after_forward = true}, .shared_memory = "0"},
+    {.name = "Zero3OffloadedWithPrefetch",
+     .options = {.offload_policy = OffloadPolicy{}, .reshard_after_forward = true},
+     .prefetch = true},
+    {.name = "Hpz", .options = {.reshard_after_forward = true, .neighbours = 2}},
+    {.name = "Hsdp", .options = {.reshard_after_forward = true}, .replicas = true},
+    {.name = "Replicate", .replicated = true},
+};
+const LateKind kMoreLateKinds[] = {
+    {.name = "Zero3", .options = {.reshard_after_forward = true}},
+    {.name = "Zero2OverGloo", .options = {.reshard_after_forward = false}, .shared_memory = "0"},
+    {.name = "HsdpZero2OverGloo",
+     .options = {.reshard_after_forward = false},
+     .replicas = true,
+     .shared_memory = "0"},
+};
+constexpr Stage kStages[] = {Stage::kForward,       Stage::kBackward,  Stage::kAllGather,
+                             Stage::kReduceScatter, Stage::kAllReduce, Stage::kStep};
+
+using LateCase = std::tuple<LateKind, Stage>;
+
+std::vector<LateCase> late_cases(std::span<const LateKind> kinds) {
+  std::vector<LateCase> cases;
+  for (const LateKind& kind : kinds) {
+    for (const Stage stage : kStages) {
+      if (has_stage(kind, stage)) cases.emplace_back(kind, stage);
+    }
+  }
+  return cases;
+}
+
+std::string name_of_late_case(const ::testing::TestParamInfo<LateCase>& info) {
+  return std::string(std::get<0>(info.param).name) + "_" + to_string(std::get<1>(info.param));
+}
+
+class Delays : public ::testing::TestWithParam<LateCase> {};
+
+TEST_P(Delays, OfATenthOfASecondByTurnsChangeNoBit) {
+  const auto& [kind, stage] = GetParam();
+  expect_no_change(kind, stage, milliseconds(100), {std::nullopt});
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, Delays, ::testing::ValuesIn(late_cases(kLateKinds)),
+                         name_of_late_case);
+
+/// Of one and the same rank.
+class ShortDelays : public ::testing::TestWithParam<LateCase> {};
+
+TEST_P(ShortDelays, ChangeNoBit) {
+  const auto& [kind, stage] = GetParam();
+  expect_no_change(kind, stage, milliseconds(5), {0, 3});
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, ShortDelays, ::testing::ValuesIn(late_cases(kMoreLateKinds)),
+                         name_of_late_case);
 
 }  // namespace
 }  // namespace tessera::fsdp

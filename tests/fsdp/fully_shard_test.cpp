@@ -7,6 +7,7 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -112,12 +113,7 @@ TEST(FullyShard, NamesParametersLeftOnTheMetaDevice) {
       model = std::make_shared<SmallModel>(5, 7, 2, 1);
     }
     shard(*model, rank.mesh({1}, {"dp"}));
-    try {
-      (*model)(batch(5, 0));
-      FAIL() << "expected an error";
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("'head.weight'"), std::string::npos) << error.what();
-    }
+    EXPECT_THAT_ERROR((*model)(batch(5, 0)), "'head.weight'");
   });
 }
 
@@ -162,6 +158,17 @@ TEST(FullyShard, RefusesAMeshOfThreeDimensions) {
     nn::Linear linear(2, 2);
     EXPECT_THROW(fully_shard(linear, rank.mesh({1, 2, 1}, {"a", "b", "c"})), Error);
     EXPECT_FALSE(is_fully_sharded(linear));
+  });
+}
+
+TEST(FullyShard, RefusesAParameterOnAMeshOfAnotherRoot) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(2, 2);
+    const at::Tensor weight =
+        distribute_tensor(linear.weight->detach(), rank.mesh({2}, {"tp"}), {Shard{0}}).tensor();
+    linear.slot("weight")->set(weight.detach().requires_grad_());
+    EXPECT_THAT_ERROR(fully_shard(linear, rank.mesh({2}, {"dp"})), "'weight'");
+    EXPECT_FALSE(tessera::is_distributed(linear.bias));
   });
 }
 

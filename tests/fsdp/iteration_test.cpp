@@ -1,4 +1,5 @@
 // Forwards and backwards in other orders than one after the other.
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include "fsdp/training.h"
@@ -8,19 +9,14 @@
 namespace tessera::fsdp {
 namespace {
 
-using testing::batch;
 using testing::ErrorsOfRanks;
-using testing::kRows;
 using testing::local_loss;
-using testing::shard;
-using testing::SmallModel;
+using testing::ShardedModel;
 using testing::whole;
 
 TEST(Iteration, AddsTheGradientsOfTwoBackwards) {
   RunRanks(3, [](Rank& rank) {
-    SmallModel model(5, 7, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}));
+    ShardedModel model(rank.mesh({3}, {"dp"}));
     local_loss(model, rank).backward();
     const at::Tensor once = whole(model.head->slot("weight")->persistent().grad());
     local_loss(model, rank).backward();
@@ -28,11 +24,60 @@ TEST(Iteration, AddsTheGradientsOfTwoBackwards) {
   });
 }
 
+// What inference makes, training needs as well; on one rank whole tensors are the shards.
+TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
+  const std::vector<at::Tensor> expected = testing::gradients_alone();
+  for (const int ranks : {1, 3}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      ShardedModel model(rank.mesh({ranks}, {"dp"}));
+      {
+        const c10::InferenceMode inference(true);
+        local_loss(model, rank);
+        const UnshardScope whole_block(*model.blocks[0]);
+        start_unshard(*model.blocks[1]);
+      }
+      local_loss(model, rank).backward();
+      testing::expect_gradients(model, expected);
+    });
+  }
+}
+
+/// x times a weight that another unit hands out.
+class Lending : public nn::Module<Lending> {
+ public:
+  class Unit : public nn::Module<Unit> {
+   public:
+    Unit() { weight = register_slot("weight", testing::wave({5, 4}, 1)); }
+    at::Tensor forward(const at::Tensor&) { return weight->t(); }
+
+    nn::Parameter weight;
+  };
+  Lending() { unit = register_module("unit", std::make_shared<Unit>()); }
+  at::Tensor forward(const at::Tensor& x) { return x.mm((*unit)(x)); }
+
+  std::shared_ptr<Unit> unit;
+};
+
+TEST(Iteration, LendsViewsOfParametersThatForwardDoesNotFree) {
+  const at::Tensor x = testing::wave({3, 4}, 2);
+  Lending alone;
+  alone(x).square().sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    Lending model;
+    fully_shard(*model.unit, mesh);
+    fully_shard(model, mesh);
+    set_reshard_after_forward(*model.unit, false);
+    for (int step = 1; step <= 2; ++step) {
+      model(x).square().sum().backward();
+      testing::expect_gradients(model, {alone.unit->weight->grad()}, step);
+    }
+  });
+}
+
 TEST(Iteration, RunsBackwardTwiceThroughOneGraph) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(5, 7, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     const at::Tensor loss = local_loss(model, rank);
     loss.backward({}, /*retain_graph=*/true);
     const nn::SlotPtr& slot = model.blocks[0]->down->slot("weight");
@@ -43,31 +88,17 @@ TEST(Iteration, RunsBackwardTwiceThroughOneGraph) {
 }
 
 TEST(Iteration, AddsUpTwoForwardsBeforeOneBackward) {
-  RunRanks(2, [](Rank& rank) {
-    SmallModel model(5, 7, 2);
-    SmallModel alone(5, 7, 2);
-    testing::fill(model);
-    testing::fill(alone);
-    shard(model, rank.mesh({2}, {"dp"}));
+  const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1});
+  RunRanks(2, [&](Rank& rank) {
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     local_loss(model, rank).add(local_loss(model, rank, 1)).backward();
-    testing::loss_of(alone, batch(5, 0), 0, kRows)
-        .add(testing::loss_of(alone, batch(5, 1), 0, kRows))
-        .backward();
-    const auto expected = alone.named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model.named_slots()) {
-      EXPECT_TRUE(
-          whole(slot->persistent().grad()).allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
-          << name;
-    }
+    testing::expect_gradients(model, expected);
   });
 }
 
 TEST(Iteration, ForgetsAForwardThatNoBackwardFollowed) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     const at::Tensor before = local_loss(model, rank).detach();
     {
       const c10::AutoGradMode no_grad(false);
@@ -80,9 +111,7 @@ TEST(Iteration, ForgetsAForwardThatNoBackwardFollowed) {
 
 TEST(Iteration, FreesEverythingAfterAForwardWithoutGradients) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     const c10::AutoGradMode no_grad(false);
     local_loss(model, rank);
     for (const auto& [name, slot] : model.named_slots()) {
@@ -93,9 +122,7 @@ TEST(Iteration, FreesEverythingAfterAForwardWithoutGradients) {
 
 TEST(Iteration, StartsAfreshAfterAForwardThatFailed) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     bool fails = true;
     model.blocks[0]->up->add_forward_hook(
         [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });
@@ -111,9 +138,7 @@ TEST(Iteration, StartsAfreshAfterAForwardThatFailed) {
 
 TEST(Iteration, EndsAllRanksWhenOneFails) {
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}));
+    ShardedModel model(rank.mesh({3}, {"dp"}));
     model.blocks[1]->add_forward_hook([&](nn::ModuleBase&, nn::TensorList) {
       TESSERA_CHECK(rank.rank() != 1, "rank 1 stops here");
     });

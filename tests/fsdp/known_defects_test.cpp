@@ -189,9 +189,7 @@ TEST(KnownDefects, OneRankCopiesNothing) {
 TEST(KnownDefects, TheDivideFactorReachesUnitsBelow) {
   RunRanks(2, [](Rank& rank) {
     const std::vector<at::Tensor> expected = testing::gradients_alone();
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     set_gradient_divide_factor(model, 4);
     local_loss(model, rank).backward();
     testing::expect_gradients(model, expected, 0.5);
@@ -208,9 +206,7 @@ TEST(KnownDefects, ForwardTwiceWithOneLoss) {
     const at::Tensor a = testing::batch(4, 0), b = testing::batch(4, 1);
     policy(a).sum().mul(policy(b).sum()).backward();
     alone(a).sum().mul(alone(b).sum()).backward();
-    std::vector<at::Tensor> expected;
-    for (const auto& [name, slot] : alone.named_slots()) expected.push_back(slot->get().grad());
-    testing::expect_gradients(policy, expected);
+    testing::expect_gradients(policy, testing::gradients_of(alone));
   });
 }
 

@@ -1,8 +1,6 @@
 // Which lane waits for compute outside of the usual step, and on one rank.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "fsdp/recording_streams.h"
 #include "fsdp/training.h"
 #include "fsdp/unit.h"

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "fsdp/small_model.h"
 #include "tessera/fsdp/fully_shard.h"

@@ -84,6 +84,35 @@ TEST(MixedPrecision, CastsResultsToTheOutputType) {
   });
 }
 
+/// Looks at what its forward is given.
+class Looking : public nn::Module<Looking> {
+ public:
+  Looking() {
+    weight = register_slot("weight", at::ones({3}));
+    table = register_buffer_slot("table", {3});
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
+    seen = {x.scalar_type(), ids.scalar_type(), weight->scalar_type(), table->scalar_type()};
+    return x.to(at::kFloat) * *weight;
+  }
+
+  nn::Parameter weight, table;
+  std::vector<at::ScalarType> seen;
+};
+
+TEST(MixedPrecision, CastsFloatingInputsIfAskedAndNothingElse) {
+  RunRanks(2, [](Rank& rank) {
+    for (const bool cast : {true, false}) {
+      Looking module;
+      fully_shard(module, rank.mesh({2}, {"dp"}),
+                  {.mp_policy = {.param_dtype = at::kBFloat16, .cast_forward_inputs = cast}});
+      module(at::ones({3}), at::ones({3}, at::kLong));
+      EXPECT_EQ(module.seen, (std::vector<at::ScalarType>{cast ? at::kBFloat16 : at::kFloat,
+                                                          at::kLong, at::kBFloat16, at::kFloat}));
+    }
+  });
+}
+
 TEST(MixedPrecision, ReturnsToTheTypeOfTheInput) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(3, 2);

@@ -1,11 +1,14 @@
 // Shards, gradients and the optimizer in the host's memory.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -15,6 +18,12 @@ using testing::Sizes;
 using testing::SmallModel;
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
+
+std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& model) {
+  std::vector<nn::SlotPtr> slots;
+  for (const auto& [name, slot] : model.named_slots()) slots.push_back(slot);
+  return slots;
+}
 
 class Offload : public ::testing::TestWithParam<int> {};
 
@@ -83,6 +92,29 @@ TEST(Offload, AccumulatesAcrossBackwards) {
     testing::local_loss(model, rank, 2).backward();
     testing::expect_gradients(model, expected);
   });
+}
+
+// PyTorch needs a second back end for it.
+TEST(Offload, ClipsByTheNormOfAllShards) {
+  for (const double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+    SmallModel alone(4, 7, 3);
+    testing::fill(alone);
+    testing::loss_of(alone, testing::batch(4, 0), 0, testing::kRows).backward();
+    const optim::NormOptions norm_type{.norm_type = p};
+    const double expected = optim::clip_grad_norm_(slots_of(alone), 0.1, norm_type).item<double>();
+    const std::vector<at::Tensor> clipped = testing::gradients_of(alone);
+    RunRanks(3, [&](Rank& rank) {
+      SmallModel model(4, 7, 3);
+      testing::fill(model);
+      shard(model, rank.mesh({3}, {"dp"}), kOffload);
+      testing::local_loss(model, rank).backward();
+      const comm::TrafficTable before = rank.world()->traffic().table();
+      const double norm = optim::clip_grad_norm_(slots_of(model), 0.1, norm_type).item<double>();
+      EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+      EXPECT_NEAR(norm, expected, 1e-5 * expected) << "p = " << p;
+      testing::expect_gradients(model, clipped);
+    });
+  }
 }
 
 TEST(Offload, ComputesInAnotherTypeFromShardsInFp32) {

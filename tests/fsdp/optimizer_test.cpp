@@ -4,7 +4,6 @@
 #include <torch/optim/sgd.h>
 
 #include <functional>
-#include <limits>
 #include <string>
 
 #include "fsdp/small_model.h"
@@ -18,11 +17,13 @@
 #include "tessera/optim/optimizer_list.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using optim::OptimizerList;
+using testing::ErrorOf;
 using testing::SmallModel;
 using testing::whole;
 
@@ -90,7 +91,7 @@ void expect_follows(const MakeOptimizer& make, std::int64_t part, std::int64_t p
 TEST(OptimizerMadeFirst, FollowsFullyShard) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
-    for (const MakeOptimizer& make : {adamw, sgd, muon}) {
+    for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, rank.rank(), 4, [&](SmallModel& model) { shard(model, mesh); });
     }
   });
@@ -99,7 +100,7 @@ TEST(OptimizerMadeFirst, FollowsFullyShard) {
 TEST(OptimizerMadeFirst, FollowsHsdp) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
-    for (const MakeOptimizer& make : {adamw, sgd, muon}) {
+    for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, rank.rank(), 4, [&](SmallModel& model) { shard(model, mesh); });
     }
   });
@@ -108,7 +109,7 @@ TEST(OptimizerMadeFirst, FollowsHsdp) {
 TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    for (const MakeOptimizer& make : {adamw, sgd, muon}) {
+    for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, mesh.local_rank("dp"), 2, [&](SmallModel& model) {
         using namespace tensor_parallel;
         parallelize_module(
@@ -141,15 +142,6 @@ TEST(FullyShard, LaysOutWhatAnOptimizerUpdatesAsOnePerUnit) {
   });
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(StockOptimizerMadeFirst, IsRefusedAtStepAndAtZeroGrad) {
   RunRanks(2, [](Rank& rank) {
     SmallModel model(6, 10, 3, 1);
@@ -160,9 +152,9 @@ TEST(StockOptimizerMadeFirst, IsRefusedAtStepAndAtZeroGrad) {
     shard(model, rank.mesh({2}, {"dp"}));
     testing::loss_of(model, testing::wave({kRows, 6}, 1), 0, kRows).backward();
     const std::string reason = "that fully_shard has replaced since; make torch::optim";
-    EXPECT_NE(error_of([&] { cleared.zero_grad(); }).find(reason), std::string::npos);
-    EXPECT_NE(error_of([&] { adamw.step(); }).find(reason), std::string::npos);
-    EXPECT_NE(error_of([&] { sgd.step(); }).find(reason), std::string::npos);
+    EXPECT_NE(ErrorOf([&] { cleared.zero_grad(); }).find(reason), std::string::npos);
+    EXPECT_NE(ErrorOf([&] { adamw.step(); }).find(reason), std::string::npos);
+    EXPECT_NE(ErrorOf([&] { sgd.step(); }).find(reason), std::string::npos);
   });
 }
 
@@ -173,7 +165,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
     torch::optim::SGD optimizer(model.blocks[0]->up->parameters(), torch::optim::SGDOptions(0.1));
     tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
                                         {{"block*.up", tensor_parallel::colwise_parallel()}});
-    EXPECT_NE(error_of([&] { optimizer.step(); }).find("parallelize_module has replaced"),
+    EXPECT_NE(ErrorOf([&] { optimizer.step(); }).find("parallelize_module has replaced"),
               std::string::npos);
   });
   const auto model = [] {
@@ -182,7 +174,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
   }();
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   nn::to_empty(*model, at::kCPU);
-  EXPECT_NE(error_of([&] { optimizer.step(); }).find("nn::to_empty has replaced"),
+  EXPECT_NE(ErrorOf([&] { optimizer.step(); }).find("nn::to_empty has replaced"),
             std::string::npos);
 }
 

@@ -1,38 +1,36 @@
 // What fully_shard can be told, each held against one rank that trains with the whole batch.
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/optim/clip_grad.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
-using testing::kClasses;
-using testing::kDim;
-using testing::kHidden;
 using testing::local_loss;
-using testing::shard;
-using testing::SmallModel;
+using testing::ShardedModel;
 using testing::traffic_of;
 using testing::whole;
 
 TEST(Options, ShardsTheDimensionThatItIsTold) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({4}, {"dp"}),
-          {.shard_placement = [](const std::string& name,
-                                 const at::Tensor&) -> std::optional<Placement> {
-            if (name.ends_with("up.weight")) return Shard{1};
-            if (name.ends_with("down.weight")) return Shard{-1};
-            if (name.ends_with("down.bias")) return Replicate{};
-            return std::nullopt;
-          }});
+    ShardedModel model(rank.mesh({4}, {"dp"}),
+                       {.shard_placement = [](const std::string& name,
+                                              const at::Tensor&) -> std::optional<Placement> {
+                         if (name.ends_with("up.weight")) return Shard{1};
+                         if (name.ends_with("down.weight")) return Shard{-1};
+                         if (name.ends_with("down.bias")) return Replicate{};
+                         return std::nullopt;
+                       }});
     const auto lies = [](const nn::Linear& linear, const std::string& name) {
       return DistributedTensor(linear.slot(name)->persistent()).placements();
     };
@@ -103,15 +101,30 @@ TEST(Options, TakesParametersOfSeveralTypesInOneUnit) {
 TEST(Options, GathersForBackwardAmongNeighbours) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   RunRanks(4, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({4}, {"dp"}), {.neighbours = 2});
+    ShardedModel model(rank.mesh({4}, {"dp"}), {.neighbours = 2});
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank, 0).backward();
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
     EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 4);
     EXPECT_EQ(traffic_of(traffic, "dp/2", "all_gather").calls, 3);
     local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+TEST(Options, GathersTheRootForBackwardAmongItsNeighbours) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(4, [&](Rank& rank) {
+    testing::SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
+    testing::fill(model);
+    fully_shard(model, rank.mesh({4}, {"dp"}), {.neighbours = 2});
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    const at::Tensor loss = local_loss(model, rank);
+    EXPECT_TRUE(tessera::is_distributed(model.head->slot("weight")->get()));
+    loss.backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 1);
+    EXPECT_EQ(traffic_of(traffic, "dp/2", "all_gather").calls, 1);
     expect_gradients(model, expected);
   });
 }
@@ -126,7 +139,7 @@ TEST(Options, RefusesNeighboursThatDoNotDivideTheRanks) {
 TEST(Options, MakesSeveralModulesOneUnit) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
+    testing::SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(model);
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.blocks[0], mesh);
@@ -180,6 +193,32 @@ TEST(Options, GivesParametersAMeshOfTheirOwn) {
     const at::Tensor experts = whole(model.experts->slot("weight")->persistent().grad()).mul(2);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
     EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
+  });
+}
+
+// Those of the other ranks are other parameters, not copies.
+TEST(Options, CountsParametersWithAMeshOfTheirOwnInNorms) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+    Mixture model;
+    testing::fill(model);
+    fully_shard(model, mesh.flatten("dp"),
+                {.parameter_mesh = [&](const std::string& name,
+                                       const at::Tensor&) -> std::optional<DeviceMesh> {
+                  if (name.starts_with("experts")) return mesh["efsdp"];
+                  return std::nullopt;
+                }});
+    model(testing::wave({2, 3}, rank.rank())).square().sum().backward();
+    std::vector<nn::SlotPtr> slots;
+    at::Tensor dense = at::zeros({}), experts = at::zeros({});
+    for (const auto& [name, slot] : model.named_slots()) {
+      slots.push_back(slot);
+      (name.starts_with("experts") ? experts : dense)
+          .add_(whole(slot->persistent().grad()).square().sum());
+    }
+    mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
+    const double expected = std::sqrt((dense + experts).item<double>());
+    EXPECT_NEAR(optim::grad_norm(slots).item<double>(), expected, 1e-5 * expected);
   });
 }
 

@@ -1,6 +1,5 @@
 #include "tessera/fsdp/parameter_copy.h"
 
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include "fsdp/training.h"

@@ -2,14 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include "fsdp/small_model.h"
+#include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
+#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using testing::Block;
+using testing::ErrorOf;
 using testing::SmallModel;
 using testing::whole;
 
@@ -17,15 +19,6 @@ std::vector<std::string> names(const WrapPlan& plan) {
   std::vector<std::string> fqns;
   for (const PlannedUnit& unit : plan) fqns.push_back(unit.fqn);
   return fqns;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 using Names = std::vector<std::string>;
@@ -89,10 +82,27 @@ TEST(Policy, GivesASharedParameterToTheLowestUnitThatHoldsItsOwners) {
 TEST(Policy, RefusesFrozenParametersAmongTrainableOnes) {
   SmallModel model(4, 6, 3);
   model.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
-  const std::string error = error_of([&] { plan_units(model, wrap_class<Block>()); });
+  const std::string error = ErrorOf([&] { plan_units(model, wrap_class<Block>()); });
   EXPECT_NE(error.find("'block1.up.bias'"), std::string::npos) << error;
   EXPECT_NE(error.find("24 bytes"), std::string::npos) << error;
   EXPECT_EQ(plan_units(model, wrap_class<Block>({.allow_mixed_frozen = true}))[1].frozen_numel, 6);
+}
+
+TEST(Policy, RefusesAPatternThatNoModuleIsCalledAs) {
+  const SmallModel model(4, 6, 3);
+  EXPECT_THAT_ERROR(plan_units(model, wrap_named("blocks.*")), "'blocks.*'");
+  EXPECT_THAT_ERROR(
+      plan_units(model, first_of({wrap_class<Block>(), wrap_named("block1", {}), wrap_named("x")})),
+      "'x'");
+}
+
+// Modules that are units already are called so all the same.
+TEST(Policy, AllowsAPatternOfUnitsAlone) {
+  RunRanks(1, [](Rank& rank) {
+    SmallModel model(4, 6, 3);
+    for (const auto& block : model.blocks) fully_shard(*block, rank.mesh({1}, {"dp"}));
+    EXPECT_EQ(names(plan_units(model, wrap_named("block?"))), Names{""});
+  });
 }
 
 TEST(Policy, RefusesAModuleWithoutForward) {
@@ -131,13 +141,7 @@ TEST(WrapPlan, TrainsAsOneRankDoes) {
     fully_shard(model, rank.mesh({2}, {"dp"}), plan_units(model, wrap_class<Block>()));
     EXPECT_TRUE(is_fully_sharded(*model.blocks[1]));
     testing::loss_of(model, batch, rank.rank() * 3, 3).backward();
-    const auto expected = alone.named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model.named_slots()) {
-      EXPECT_TRUE(
-          whole(slot->persistent().grad()).allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
-          << name;
-    }
+    testing::expect_gradients(model, testing::gradients_of(alone));
   });
 }
 
@@ -160,7 +164,7 @@ TEST(WrapPlan, ShowsHowAnotherPlanDiffers) {
     const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     fully_shard(model, mesh, plan_units(model, wrap_class<Block>()));
     const std::string error =
-        error_of([&] { fully_shard(model, mesh, plan_units(model, wrap_named("block0"))); });
+        ErrorOf([&] { fully_shard(model, mesh, plan_units(model, wrap_named("block0"))); });
     EXPECT_NE(error.find("block2"), std::string::npos) << error;
   });
 }
@@ -170,12 +174,12 @@ TEST(WrapPlan, ShowsHowOtherOptionsDiffer) {
     SmallModel model(4, 6, 3);
     const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     fully_shard(model, mesh, plan_units(model, wrap_class<Block>()));
-    const std::string offloaded = error_of([&] {
+    const std::string offloaded = ErrorOf([&] {
       fully_shard(model, mesh,
                   plan_units(model, wrap_class<Block>(), {.offload_policy = OffloadPolicy{}}));
     });
     EXPECT_NE(offloaded.find("offloaded"), std::string::npos) << offloaded;
-    const std::string unused = error_of([&] {
+    const std::string unused = ErrorOf([&] {
       fully_shard(model, mesh, plan_units(model, wrap_class<Block>({.may_be_unused = true})));
     });
     EXPECT_NE(unused.find("may be unused"), std::string::npos) << unused;

@@ -10,12 +10,8 @@ namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
-using testing::kClasses;
-using testing::kDim;
-using testing::kHidden;
 using testing::local_loss;
-using testing::shard;
-using testing::SmallModel;
+using testing::ShardedModel;
 using testing::traffic_of;
 using testing::whole;
 
@@ -25,9 +21,7 @@ TEST_P(Hybrid, AveragesOverReplicasToo) {
   const auto [replicas, shards] = GetParam();
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(static_cast<int>(replicas * shards), [&, r = replicas, s = shards](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({r, s}, {"replicate", "shard"}));
+    ShardedModel model(rank.mesh({r, s}, {"replicate", "shard"}));
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank).backward();
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
@@ -75,18 +69,14 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
     const comm::TrafficTable traffic = rank.world()->traffic().since(before);
     EXPECT_EQ(traffic_of(traffic, "replicate", "all_reduce").calls, 1);
     EXPECT_EQ(traffic_of(traffic, "shard", "reduce_scatter").calls, 2);
-    std::vector<at::Tensor> expected;
-    for (const auto& [name, slot] : alone.named_slots()) expected.push_back(slot->get().grad());
-    expect_gradients(model, expected);
+    expect_gradients(model, testing::gradients_of(alone));
   });
 }
 
 TEST(Replicas, AddUpSeveralMicroBatchesBeforeOneAllReduce) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   RunRanks(4, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
+    ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
     set_requires_all_reduce(model, false);
     local_loss(model, rank, 0).backward();
     local_loss(model, rank, 1).backward();

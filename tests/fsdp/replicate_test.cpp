@@ -127,6 +127,25 @@ TEST(Replicate, CombinesWithUnitsThatAreSharded) {
   });
 }
 
+// PyTorch's set_reshard_after_forward breaks on such units.
+TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      SmallModel model(kDim, kHidden, kClasses);
+      testing::fill(model);
+      replicate_all(model, rank.mesh({2}, {"dp"}));
+      set_reshard_after_forward(model, reshard);
+      set_reshard_after_backward(model, reshard);
+      set_unshard_in_backward(model, reshard, /*recurse=*/true);
+      const comm::TrafficTable before = rank.world()->traffic().table();
+      local_loss(model, rank).backward();
+      EXPECT_EQ(rank.world()->traffic().since(before).size(), 1u);
+      expect_gradients(model, expected);
+    }
+  });
+}
+
 TEST(Replicate, RefusesWhatItCannotDo) {
   RunRanks(4, [](Rank& rank) {
     nn::Linear linear(3, 4);

@@ -14,20 +14,14 @@ namespace {
 
 using testing::expect_gradients;
 using testing::gradients_alone;
-using testing::kClasses;
-using testing::kDim;
-using testing::kHidden;
 using testing::local_loss;
-using testing::shard;
-using testing::SmallModel;
+using testing::ShardedModel;
 using testing::traffic_of;
 using testing::whole;
 
 TEST(Settings, SwitchesBetweenZero2AndZero3) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     const auto gathers = [&] {
       const comm::TrafficTable before = rank.world()->traffic().table();
       local_loss(model, rank).backward();
@@ -44,9 +38,7 @@ TEST(Settings, SwitchesBetweenZero2AndZero3) {
 TEST(Settings, KeepsParametersBetweenMicroBatches) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), {.reshard_after_forward = false});
+    ShardedModel model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = false});
     set_reshard_after_backward(model, false);
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank, 0).backward();
@@ -63,9 +55,7 @@ class Accumulation : public ::testing::TestWithParam<int> {};
 TEST_P(Accumulation, ReducesOnceForSeveralBackwards) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+    ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
     const comm::TrafficTable before = rank.world()->traffic().table();
     set_requires_gradient_sync(model, false);
     local_loss(model, rank, 0).backward();
@@ -101,9 +91,7 @@ class DivideFactor : public ::testing::TestWithParam<int> {};
 TEST_P(DivideFactor, ReplacesTheNumberOfRanks) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+    ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
     set_gradient_divide_factor(model, 0.5);
     local_loss(model, rank).backward();
     expect_gradients(model, expected, rank.size() / 0.5);
@@ -150,9 +138,7 @@ TEST(ForceSum, DividesOnceByTheFactor) {
 TEST(Settings, PrefetchesWhatItIsTold) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 0});
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     set_forward_prefetch(model, {model.blocks[0].get(), model.blocks[1].get()});
     set_backward_prefetch(*model.blocks[2], {model.blocks[1].get(), model.blocks[0].get()});
     // A target that is not used until much later, and then freed unused.
@@ -165,9 +151,7 @@ TEST(Settings, PrefetchesWhatItIsTold) {
 
 TEST(Settings, GathersAheadWhenAskedByHand) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}));
     const comm::TrafficTable before = rank.world()->traffic().table();
     start_unshard(*model.blocks[0]);
     const c10::AutoGradMode no_grad(false);

@@ -125,69 +125,44 @@ Log log_of_linear(const Options& options, std::int64_t rows) {
   return log;
 }
 
+/// How a step of a single unit begins, up to the use of its parameter, and then `rest`.
+Log gathered_and_then(const Log& rest) {
+  Log log{"compute: record 1",
+          "all_gather: wait 1",  // the optimizer's update of the shards
+          "compute: record 2",
+          "all_gather: wait 2",  // which the first step lays out
+          "all_gather the root unit", "enter all_gather", "leave",
+          "unshard the root unit",    "enter all_gather", "leave",
+          "all_gather: record 3",     "compute: wait 3"};
+  log.insert(log.end(), rest.begin(), rest.end());
+  return log;
+}
+
 TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
   // Split on columns: packed both ways.
   const Options columns{.shard_placement = [](const std::string&, const at::Tensor&) {
     return std::optional<Placement>(Shard{1});
   }};
   EXPECT_EQ(log_of_linear(columns, 4),
-            (Log{"compute: record 1",
-                 "all_gather: wait 1",  // the optimizer's update of the shards
-                 "compute: record 2",
-                 "all_gather: wait 2",  // which the first step lays out
-                 "all_gather the root unit",
-                 "enter all_gather",
-                 "leave",
-                 "unshard the root unit",
-                 "enter all_gather",
-                 "leave",
-                 "all_gather: record 3",
-                 "compute: wait 3",
-                 "compute: record 4",  // unpacked: the gather buffer may be used again
-                 "reshard the root unit",
-                 "compute: record 5",
-                 "all_gather: wait 5",
-                 "reduce_scatter the root unit",
-                 "compute: record 6",
-                 "reduce_scatter: wait 6",  // packed
-                 "enter reduce_scatter",
-                 "leave",
-                 "enter reduce_scatter",
-                 "reduce_scatter: record 7",
-                 "leave",
-                 "reduce_scatter: record 8",
-                 "compute: wait 8",        // gradients for the optimizer
-                 "compute: wait 7",        // the packed gradients are freed
-                 "all_gather: wait 4"}));  // so is the gather buffer
+            gathered_and_then({"compute: record 4",  // unpacked: the gather buffer is free again
+                               "reshard the root unit", "compute: record 5", "all_gather: wait 5",
+                               "reduce_scatter the root unit", "compute: record 6",
+                               "reduce_scatter: wait 6",  // packed
+                               "enter reduce_scatter", "leave", "enter reduce_scatter",
+                               "reduce_scatter: record 7", "leave", "reduce_scatter: record 8",
+                               "compute: wait 8",        // gradients for the optimizer
+                               "compute: wait 7",        // the packed gradients are freed
+                               "all_gather: wait 4"}));  // so is the gather buffer
 }
 
 TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {
-  EXPECT_EQ(log_of_linear({}, 4), (Log{"compute: record 1",
-                                       "all_gather: wait 1",
-                                       "compute: record 2",
-                                       "all_gather: wait 2",
-                                       "all_gather the root unit",
-                                       "enter all_gather",
-                                       "leave",
-                                       "unshard the root unit",
-                                       "enter all_gather",
-                                       "leave",
-                                       "all_gather: record 3",
-                                       "compute: wait 3",
-                                       "reshard the root unit",
-                                       "compute: record 4",
-                                       "all_gather: wait 4",
-                                       "reduce_scatter the root unit",
-                                       "compute: record 5",
-                                       "reduce_scatter: wait 5",
-                                       "enter reduce_scatter",
-                                       "leave",
-                                       "enter reduce_scatter",
-                                       "reduce_scatter: record 6",
-                                       "leave",
-                                       "reduce_scatter: record 7",
-                                       "compute: wait 7",
-                                       "compute: wait 6"}));  // then autograd's gradient is freed
+  EXPECT_EQ(log_of_linear({}, 4),
+            gathered_and_then({"reshard the root unit", "compute: record 4", "all_gather: wait 4",
+                               "reduce_scatter the root unit", "compute: record 5",
+                               "reduce_scatter: wait 5", "enter reduce_scatter", "leave",
+                               "enter reduce_scatter", "reduce_scatter: record 6", "leave",
+                               "reduce_scatter: record 7", "compute: wait 7",
+                               "compute: wait 6"}));  // then autograd's gradient is freed
 }
 
 /// What the all-gather lane waits for when a step begins, for which `set` may name an event.

@@ -1,8 +1,16 @@
 // What one step of training sends, exactly.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
 #include "fsdp/small_model.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -80,11 +88,183 @@ TEST(Traffic, HalvesTheGathersInBfloat16) {
   });
 }
 
+/// Bytes of a block's parameters that rank 0 of `ranks` has whole between forward and backward
+/// where `pieces` neighbours share them: each parameter with its padding begins at a multiple of 64
+/// bytes.
+std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
+  const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
+    return padded(bytes, unit) * unit;
+  };
+  std::int64_t bytes = 0;
+  for (const std::int64_t numel : {padded(kHidden, ranks) * kDim, padded(kHidden, ranks),
+                                   padded(kDim, ranks) * kHidden, padded(kDim, ranks)}) {
+    bytes += round_up(4 * ranks * numel, 64);
+  }
+  return round_up(bytes, 64 * pieces);
+}
+
+TEST(Traffic, IsOneGatherOfAllRanksAndOneOfTheNeighboursAUnit) {
+  RunRanks(4, [](Rank& rank) {
+    const auto traffic = traffic_of_step(rank, [](int) { return Options{.neighbours = 2}; });
+    EXPECT_EQ(traffic.size(), 3u);
+    const comm::Traffic forward = traffic.at({"dp", "all_gather"});
+    EXPECT_EQ(forward.calls, kDepth + 1);
+    EXPECT_EQ(forward.bytes, 4 * (kDepth * block_shard(4) + head_shard(4)));
+    const comm::Traffic backward = traffic.at({"dp/2", "all_gather"});
+    EXPECT_EQ(backward.calls, kDepth);
+    EXPECT_EQ(backward.bytes, kDepth * kept_block(4, 2) / 2);
+    const comm::Traffic reductions = traffic.at({"dp", "reduce_scatter"});
+    EXPECT_EQ(reductions.calls, kDepth + 1);
+    EXPECT_EQ(reductions.bytes, 4 * 4 * (kDepth * block_shard(4) + head_shard(4)));
+  });
+}
+
+TEST(Traffic, OfAllRanksAsNeighboursIsThatOfNone) {
+  RunRanks(4, [](Rank& rank) {
+    const auto traffic = traffic_of_step(rank, [](int) { return Options{.neighbours = 4}; });
+    EXPECT_EQ(traffic.size(), 2u);
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * kDepth + 1);
+  });
+}
+
+TEST(Traffic, OfARootWithoutParametersIsThatOfItsUnits) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
+    const auto first = linear(), second = linear(), third = linear();
+    nn::Sequential model(first, second, third);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    for (nn::ModuleBase* unit :
+         std::vector<nn::ModuleBase*>{first.get(), second.get(), third.get()})
+      fully_shard(*unit, mesh);
+    fully_shard(model, mesh);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    model(testing::wave({4, 8}, 1)).sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 3 + 3);
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
+  });
+}
+
 TEST(Traffic, IsNoneOnOneRank) {
   RunRanks(1, [](Rank& rank) {
     EXPECT_TRUE(traffic_of_step(rank, [](int) { return Options{}; }).empty());
   });
 }
+
+/// What a rank sends for each parameter in a step of `micro_batches`, in bytes, where every size
+/// divides and every collective is a ring.
+struct Formula {
+  const char* name;
+  int micro_batches;
+  Options options;
+  std::function<void(SmallModel&, bool last)> before;  ///< each micro-batch
+  double bytes;
+  bool replicas = false;    ///< two halves of two ranks instead of four ranks
+  bool replicated = false;  ///< by replicate()
+};
+
+void PrintTo(const Formula& formula, std::ostream* out) {
+  *out << formula.name;
+}
+
+void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
+  std::vector<nn::ModuleBase*> units(model.blocks.size());
+  std::ranges::transform(model.blocks, units.begin(),
+                         [](const auto& block) { return block.get(); });
+  units.push_back(&model);
+  for (nn::ModuleBase* unit : units) {
+    formula.replicated ? replicate(*unit, mesh, formula.options)
+                       : fully_shard(*unit, mesh, formula.options);
+  }
+}
+
+/// By rings of these sizes.
+double bytes_sent(const comm::TrafficTable& traffic) {
+  const std::map<std::string, double> sizes{{"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}};
+  double sent = 0;
+  for (const auto& [key, entry] : traffic) {
+    const auto& [group, collective] = key;
+    const double ranks = sizes.at(group), bytes = static_cast<double>(entry.bytes);
+    if (collective == "all_gather") sent += bytes * (ranks - 1);
+    if (collective == "reduce_scatter") sent += bytes * (ranks - 1) / ranks;
+    if (collective == "all_reduce") sent += bytes * 2 * (ranks - 1) / ranks;
+  }
+  return sent;
+}
+
+class TrafficFormula : public ::testing::TestWithParam<Formula> {};
+
+TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
+  const Formula& formula = GetParam();
+  RunRanks(4, [&](Rank& rank) {
+    SmallModel model(32, 64, 32, kDepth);
+    testing::fill(model);
+    std::int64_t numel = 0;
+    for (const auto& [name, slot] : model.named_slots()) numel += slot->get().numel();
+    apply(model,
+          formula.replicas ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"}),
+          formula);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    for (int i = 0; i < formula.micro_batches; ++i) {
+      if (formula.before) formula.before(model, i + 1 == formula.micro_batches);
+      testing::loss_of(model, testing::wave({4, 32}, i), 0, 4).backward();
+    }
+    const double sent = bytes_sent(rank.world()->traffic().since(before));
+    EXPECT_DOUBLE_EQ(sent / static_cast<double>(numel), formula.bytes);
+  });
+}
+
+// Gathers and reductions over all four ranks send 3/4 of their size, over two 1/2. FSDP2's
+// formulas.
+constexpr double kOf4 = 3.0 / 4, kOf2 = 1.0 / 2, kGather = 4, kReduction = 4;
+const Options kZero3{.reshard_after_forward = true}, kZero2{.reshard_after_forward = false};
+const MixedPrecisionPolicy kBf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+
+void sync_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+}
+void keep_until_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+  set_reshard_after_backward(model, last);
+}
+void all_reduce_last(SmallModel& model, bool last) {
+  set_requires_all_reduce(model, last);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, TrafficFormula,
+    ::testing::Values(Formula{"Zero3", 2, kZero3, {}, 2 * (2 * kGather + kReduction) * kOf4},
+                      Formula{"Zero2", 2, kZero2, {}, 2 * (kGather + kReduction) * kOf4},
+                      Formula{"Zero3Bf16",
+                              1,
+                              {.mp_policy = kBf16, .reshard_after_forward = true},
+                              {},
+                              (2 * kGather / 2 + kReduction) * kOf4},
+                      Formula{"Zero3SyncLast", 3, kZero3, sync_last,
+                              (6 * kGather + kReduction) * kOf4},
+                      Formula{"Zero1", 3, kZero2, keep_until_last, (kGather + kReduction) * kOf4},
+                      Formula{"Hpz",
+                              2,
+                              {.reshard_after_forward = true, .neighbours = 2},
+                              {},
+                              2 * ((kGather + kReduction) * kOf4 + kGather * kOf2)},
+                      Formula{"Hsdp",
+                              1,
+                              kZero3,
+                              {},
+                              (2 * kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
+                              true},
+                      Formula{"HsdpZero2",
+                              1,
+                              kZero2,
+                              {},
+                              (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
+                              true},
+                      Formula{"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
+                              3 * (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2, true},
+                      Formula{"Replicate", 2, {}, {}, 2 * 2 * kReduction* kOf4, false, true}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace tessera::fsdp

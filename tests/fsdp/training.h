@@ -38,6 +38,23 @@ inline void shard(SmallModel& model, const DeviceMesh& mesh, const fsdp::Options
   fsdp::fully_shard(model, mesh, root);
 }
 
+/// A filled model, sharded over `mesh`.
+struct ShardedModel : SmallModel {
+  explicit ShardedModel(const DeviceMesh& mesh, const fsdp::Options& options = {},
+                        const Sizes& sizes = {})
+      : SmallModel(sizes.dim, sizes.hidden, sizes.classes) {
+    fill(*this);
+    shard(*this, mesh, options);
+  }
+};
+
+/// Of a model that is not distributed, in the order of its slots.
+inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : model.named_slots()) gradients.push_back(slot->get().grad());
+  return gradients;
+}
+
 struct Training {
   std::vector<double> losses;
   std::vector<at::Tensor> gradients;  ///< of the last step
@@ -53,9 +70,7 @@ inline Training train_alone(const Sizes& sizes, int steps) {
     const at::Tensor loss = loss_of(model, batch(sizes.dim, step), 0, kRows);
     loss.backward();
     training.losses.push_back(loss.item<double>());
-    training.gradients.clear();
-    for (const auto& [name, slot] : model.named_slots())
-      training.gradients.push_back(slot->get().grad());
+    training.gradients = gradients_of(model);
     descend(model, 0.1);
   }
   for (const auto& [name, slot] : model.named_slots())
@@ -69,9 +84,7 @@ inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
   SmallModel alone(sizes.dim, sizes.hidden, sizes.classes);
   fill(alone);
   for (const int step : steps) loss_of(alone, batch(sizes.dim, step), 0, kRows).backward();
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : alone.named_slots()) gradients.push_back(slot->get().grad());
-  return gradients;
+  return gradients_of(alone);
 }
 
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,

@@ -61,6 +61,15 @@ Outcome train(SmallLlama& model, const SmallLlamaConfig& config, std::int64_t pa
   return outcome;
 }
 
+void expect_tensors(const SmallLlama& model, const Outcome& outcome, const Outcome& expected) {
+  const auto slots = model.named_slots();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6)) << slots[i].first;
+    EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-3, 1e-4))
+        << slots[i].first;
+  }
+}
+
 struct Case {
   std::int64_t dp, tp;
   bool sequence_parallel;
@@ -102,13 +111,7 @@ TEST_P(TwoDimensional, TrainsAsOneRankDoes) {
       EXPECT_NEAR(loss.item<double>() / static_cast<double>(c.dp), expected.losses[step], 1e-5);
       EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-5);
     }
-    const auto slots = model.named_slots();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6))
-          << slots[i].first;
-      EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-3, 1e-4))
-          << slots[i].first;
-    }
+    expect_tensors(model, outcome, expected);
   });
 }
 
@@ -169,13 +172,7 @@ TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
     const StrictScope strict;
     const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
     const Outcome outcome = train(model, {}, part, 4);
-    const auto slots = model.named_slots();
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6))
-          << slots[i].first;
-      EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-3, 1e-4))
-          << slots[i].first;
-    }
+    expect_tensors(model, outcome, expected);
     for (std::size_t step = 0; step < 3; ++step)
       EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-5);
   });

@@ -7,6 +7,7 @@
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -74,12 +75,8 @@ TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
       model(x, rank.rank() == step).sum().backward();
       alone(x, true).sum().add(alone(x, false).sum()).div(2).backward();
     }
-    const auto expected = alone.named_slots();
-    std::size_t i = 0;
+    testing::expect_gradients(model, testing::gradients_of(alone));
     for (const auto& [name, slot] : model.named_slots()) {
-      EXPECT_TRUE(
-          whole(slot->persistent().grad()).allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
-          << name;
       EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
     }
   });
@@ -161,6 +158,83 @@ TEST(Unused, LosesNothingWhereRanksDisagreeOnGradients) {
   });
 }
 
+/// Which of the branches' weights have a gradient after the calls of `go_left`, one backward each.
+std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
+  Branches model;
+  testing::fill(model);
+  fully_shard(model, mesh);
+  for (std::size_t i = 0; i < go_left.size(); ++i) {
+    set_requires_gradient_sync(model, i + 1 == go_left.size());
+    model(testing::wave({4, 3}, rank.rank()), go_left[i]).sum().backward();
+  }
+  std::string used;
+  if (model.left->slot("weight")->persistent().grad().defined()) used += "left ";
+  if (model.right->slot("weight")->persistent().grad().defined()) used += "right ";
+  return used;
+}
+
+TEST(Unused, LeavesAParameterThatNoRankUsedWithoutGradient) {
+  for (const bool shared_memory : {true, false}) {
+    setenv("TESSERA_SHM", shared_memory ? "1" : "0", 1);
+    RunRanks(4, [](Rank& rank) {
+      const bool first = rank.rank() == 0;
+      for (const DeviceMesh& mesh :
+           {rank.mesh({4}, {"dp"}), rank.mesh({2, 2}, {"replicas", "dp"})}) {
+        EXPECT_EQ(used_branches(rank, mesh, {true}), "left ");
+        EXPECT_EQ(used_branches(rank, mesh, {!first}), "left right ");
+        EXPECT_EQ(used_branches(rank, mesh, {false, false}), "right ");
+        EXPECT_EQ(used_branches(rank, mesh, {first, false}), "left right ");
+      }
+    });
+    unsetenv("TESSERA_SHM");
+  }
+  RunRanks(1, [](Rank& rank) {
+    EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left ");
+  });
+}
+
+TEST(Unused, KeepsTheGradientOfAnEarlierBackward) {
+  RunRanks(2, [](Rank& rank) {
+    Branches model, alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    const at::Tensor x = testing::wave({4, 3}, 9);
+    for (const bool left : {true, false}) {
+      model(x, left).sum().backward();
+      alone(x, left).sum().backward();
+    }
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+// Momentum and decay go on for a parameter with a gradient of zeros, and rest for one without.
+TEST(Unused, UpdatesNothingThatNoRankUsed) {
+  const auto train = [](Branches& model) {
+    optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
+    for (const bool left : {true, false, true}) {
+      optimizer.zero_grad();
+      model(testing::wave({4, 3}, 9), left).pow(2).sum().backward();
+      optimizer.step();
+    }
+  };
+  RunRanks(3, [&](Rank& rank) {
+    Branches model, alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({3}, {"dp"}));
+    train(model);
+    train(alone);
+    const auto expected = alone.named_slots();
+    const auto trained = model.named_slots();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(whole(trained[i].second->persistent())
+                      .allclose(expected[i].second->get(), /*rtol=*/1e-5, /*atol=*/1e-6))
+          << expected[i].first;
+    }
+  });
+}
+
 /// In evaluation no unit is reduced: one that is as large as another could be taken for it.
 TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
   setenv("TESSERA_SHM", "0", 1);
@@ -176,7 +250,8 @@ TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
   });
   unsetenv("TESSERA_SHM");
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("gathers another unit"), std::string::npos) << error;
+    EXPECT_NE(error.find("unit 'left'"), std::string::npos) << error;
+    EXPECT_NE(error.find("unit 'right'"), std::string::npos) << error;
   }
 }
 

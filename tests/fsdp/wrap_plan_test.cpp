@@ -4,21 +4,15 @@
 #include "fsdp/small_model.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/policy.h"
+#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using testing::Block;
+using testing::ErrorOf;
+using testing::ErrorsOfRanks;
 using testing::SmallModel;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 bool mentions(const std::string& message, const std::string& text) {
   return message.find(text) != std::string::npos;
@@ -31,7 +25,7 @@ std::string error_of_plan(const std::function<void(WrapPlan&)>& spoil) {
     SmallModel model(4, 6, 3);
     WrapPlan plan = plan_units(model, wrap_class<Block>());
     spoil(plan);
-    error = error_of([&] { fully_shard(model, rank.mesh({1}, {"dp"}), plan); });
+    error = ErrorOf([&] { fully_shard(model, rank.mesh({1}, {"dp"}), plan); });
     EXPECT_FALSE(is_fully_sharded(*model.blocks[0]));
     for (const auto& [name, slot] : model.named_slots()) {
       EXPECT_FALSE(tessera::is_distributed(slot->get())) << name;
@@ -76,20 +70,16 @@ TEST(WrapPlan, RefusesAParameterInAUnitElsewhere) {
   EXPECT_TRUE(mentions(error, "does not hold")) << error;
 }
 
-/// Applies a plan with `first` and then one with `second`, on a mesh of its own each.
+/// Applies a plan with `first` and then one with `second`, on a mesh of its own each; the message
+/// of rank 0, "" if there is no error.
 std::string error_of_second(const Options& first, const Options& second,
                             const std::string& second_mesh = "dp") {
-  std::string error;
-  RunRanks(2, [&](Rank& rank) {
+  return ErrorsOfRanks(2, [&](Rank& rank) {
     SmallModel model(4, 6, 3);
     fully_shard(model, rank.mesh({2}, {"dp"}), plan_units(model, wrap_class<Block>(), first));
-    const std::string found = error_of([&] {
-      fully_shard(model, rank.mesh({2}, {second_mesh}),
-                  plan_units(model, wrap_class<Block>(), second));
-    });
-    if (rank.rank() == 0) error = found;
-  });
-  return error;
+    fully_shard(model, rank.mesh({2}, {second_mesh}),
+                plan_units(model, wrap_class<Block>(), second));
+  })[0];
 }
 
 PlacementFunction shards_weights_on(std::int64_t dim) {
@@ -119,18 +109,16 @@ TEST(WrapPlan, ComparesWhatPlacementFunctionsAnswer) {
 }
 
 TEST(WrapPlan, ShowsAParametersOtherMesh) {
-  std::string error;
-  RunRanks(2, [&](Rank& rank) {
+  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     SmallModel model(4, 6, 3);
     const DeviceMesh grid = rank.mesh({2, 1}, {"dp", "ep"});
     const Options options{.parameter_mesh = [&](const std::string& name, const at::Tensor&) {
       return name == "head.bias" ? std::optional<DeviceMesh>(grid["ep"]) : std::nullopt;
     }};
     fully_shard(model, grid["dp"], plan_units(model, wrap_class<Block>()));
-    const std::string found = error_of(
-        [&] { fully_shard(model, grid["dp"], plan_units(model, wrap_class<Block>(), options)); });
-    if (rank.rank() == 0) error = found;
+    fully_shard(model, grid["dp"], plan_units(model, wrap_class<Block>(), options));
   });
+  const std::string& error = errors[0];
   EXPECT_TRUE(mentions(error, "head.bias in (root): Shard(0) on DeviceMesh((ep=1), cpu)")) << error;
   EXPECT_FALSE(mentions(error, "head.weight")) << error;
 }
@@ -187,7 +175,7 @@ TEST(WrapPlan, RefusesToPlanAUnitOfAnotherPlan) {
     SmallModel model(4, 6, 3);
     fully_shard(model, rank.mesh({1}, {"dp"}), plan_units(model, wrap_class<Block>()));
     const std::string error =
-        error_of([&] { plan_units(*model.blocks[0], wrap_class<nn::Linear>()); });
+        ErrorOf([&] { plan_units(*model.blocks[0], wrap_class<nn::Linear>()); });
     EXPECT_TRUE(mentions(error, "is a unit already")) << error;
   });
 }
@@ -195,7 +183,7 @@ TEST(WrapPlan, RefusesToPlanAUnitOfAnotherPlan) {
 TEST(Policy, RefusesFrozenParametersAmongTrainableOnesOfTheRoot) {
   SmallModel model(4, 6, 3);
   model.head->slot("bias")->get().set_requires_grad(false);
-  const std::string error = error_of([&] { plan_units(model, wrap_class<Block>()); });
+  const std::string error = ErrorOf([&] { plan_units(model, wrap_class<Block>()); });
   EXPECT_TRUE(mentions(error, "the root") && mentions(error, "'head.bias'")) << error;
   EXPECT_TRUE(mentions(error, "12 bytes")) << error;
   const WrapPlan plan = plan_units(model, wrap_class<Block>(), {}, MixedFrozenRoot::kAllowed);

@@ -7,7 +7,7 @@
 #include "nn/small_model.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/distribute_module.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::nn {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
 
 #include "tessera/nn/stock_modules.h"
 
@@ -32,6 +33,15 @@ TEST(Hooked, ComputesAsTheHeldModule) {
   Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(3, 2));
   const at::Tensor x = at::randn({4, 3});
   EXPECT_TRUE(module(x).equal(module.held().forward(x)));
+}
+
+TEST(Hooked, HoldsModulesWithoutParameters) {
+  Hooked<torch::nn::ReLU> module;
+  int runs = 0;
+  module.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++runs; });
+  EXPECT_TRUE(module(at::tensor({-1.0, 2.0})).equal(at::tensor({0.0, 2.0})));
+  EXPECT_EQ(runs, 1);
+  EXPECT_TRUE(module.named_slots().empty());
 }
 
 TEST(Hooked, RunsHooks) {

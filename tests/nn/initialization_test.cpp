@@ -6,26 +6,19 @@
 #include "nn/small_model.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::nn {
 namespace {
 
+using testing::ErrorOf;
 using testing::SmallModel;
 using testing::values;
 
 std::shared_ptr<SmallModel> meta_model() {
   const MetaDevice meta;
   return std::make_shared<SmallModel>();
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(MetaDevice, ParametersAndFactoriesAreMeta) {
@@ -65,12 +58,12 @@ TEST(ToEmpty, RefusesMetaBuffersOfLibtorch) {
     const MetaDevice meta;
     model->register_buffer("stray", at::ones({2}));
   }
-  EXPECT_NE(message_of([&] { to_empty(*model, c10::kCPU); }).find("'stray'"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { to_empty(*model, c10::kCPU); }).find("'stray'"), std::string::npos);
 }
 
 TEST(InitWeights, NeedsStorage) {
   const auto model = meta_model();
-  EXPECT_NE(message_of([&] { init_weights(*model, 1); }).find("to_empty"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { init_weights(*model, 1); }).find("to_empty"), std::string::npos);
 }
 
 TEST(InitWeights, FillsEverything) {
@@ -123,7 +116,7 @@ class BadTable : public Module<BadTable> {
 
 TEST(InitWeights, APatternThatMatchesNothingIsAnError) {
   BadTable module;
-  EXPECT_NE(message_of([&] { init_weights(module, 1); }).find("'wight'"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { init_weights(module, 1); }).find("'wight'"), std::string::npos);
 }
 
 class Forgetful : public Module<Forgetful> {
@@ -134,7 +127,7 @@ class Forgetful : public Module<Forgetful> {
 TEST(InitWeights, NamesWhatNobodyFilled) {
   auto root = std::make_shared<Sequential>();
   root->register_module("inner", std::make_shared<Forgetful>());
-  EXPECT_NE(message_of([&] { init_weights(*root, 1); }).find("'inner.weight'"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { init_weights(*root, 1); }).find("'inner.weight'"), std::string::npos);
 }
 
 TEST(InitWeights, FillsATiedParameterOnce) {

@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/linear.h"
+#include "testing/errors.h"
 
 namespace tessera::nn {
 namespace {
@@ -102,6 +103,27 @@ TEST(Module, MayAddAHookFromAHook) {
   EXPECT_EQ(runs, 11);
 }
 
+/// A parameter, and a buffer of either kind.
+class Buffered : public Module<Buffered> {
+ public:
+  Buffered() {
+    weight = register_slot("weight", at::ones({2}));
+    table = register_buffer_slot("table", {2});
+    ids = register_buffer_slot("ids", {2});
+    ids.slot()->set(at::arange(2));
+  }
+  Parameter weight, table, ids;
+};
+
+TEST(Module, ConvertsParametersAndFloatingPointBuffers) {
+  Buffered module;
+  module.to(at::kBFloat16);
+  EXPECT_EQ(module.weight->scalar_type(), at::kBFloat16);
+  EXPECT_EQ(module.table->scalar_type(), at::kBFloat16);
+  EXPECT_EQ(module.ids->scalar_type(), at::kLong);
+  EXPECT_TRUE(module.weight->is_leaf() && module.weight->requires_grad());
+}
+
 TEST(Slot, SwapReachesEveryName) {
   Affine module;
   const at::Tensor weight = at::full({3}, 5.0).requires_grad_();
@@ -177,12 +199,7 @@ TEST(Slot, PersistsBesideTheGatheredTensor) {
 
 TEST(Slot, UnknownNameIsAnErrorThatListsTheNames) {
   Linear module(2, 2);
-  try {
-    module.slot("wight");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("weight, bias"), std::string::npos) << error.what();
-  }
+  EXPECT_THAT_ERROR(module.slot("wight"), "weight, bias");
 }
 
 /// A stock module hidden in ours: its parameters would be lost to FSDP and the optimizer.
@@ -193,12 +210,7 @@ struct Stock : torch::nn::Module {
 TEST(Slot, AStockModuleWithParametersIsRefused) {
   Sequential root;
   root.register_module("stock", std::make_shared<Stock>());
-  try {
-    root.named_slots();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("'stock.w'"), std::string::npos) << error.what();
-  }
+  EXPECT_THAT_ERROR(root.named_slots(), "'stock.w'");
 }
 
 TEST(Module, CloneSaysWhatToDoInstead) {

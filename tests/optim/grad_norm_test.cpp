@@ -8,6 +8,7 @@
 #include "optim/parameters.h"
 #include "tessera/core/error.h"
 #include "tessera/optim/clip_grad.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::optim {
@@ -124,6 +125,61 @@ TEST(GradNorm, OverAMeshThatNoParameterNames) {
     const NormOptions both{.over = rank.mesh({4}, {"world"})};
     EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
   });
+}
+
+/// The norm of slots on every rank; each has a gradient of one element: 2^k on rank k of `mesh`.
+double norm_on(const Rank& rank, const DeviceMesh& mesh, const NormOptions& options) {
+  const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
+  set_grad(slot, at::full({1}, std::ldexp(1.0, rank.rank())));
+  return grad_norm({slot}, options).item<double>();
+}
+
+// On (2, 2, 2), slices along "dp": rank 4 pp + 2 dp + tp. Without a word rank 0's counts.
+TEST(GradNorm, CountsSlicesThatDifferAlongAMeshDimension) {
+  RunRanks(8, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2, 2}, {"pp", "dp", "tp"});
+    const auto norm = [&](std::vector<std::string> distinct, const DeviceMesh& over = {}) {
+      return norm_on(rank, mesh["dp"],
+                     {.norm_type = 1.0, .over = over, .distinct_along = std::move(distinct)});
+    };
+    EXPECT_EQ(norm({}), 1.0);
+    EXPECT_EQ(norm({"pp"}), 1.0 + 16.0);
+    EXPECT_EQ(norm({"tp"}), 1.0 + 2.0);
+    EXPECT_EQ(norm({"pp", "tp"}), 1.0 + 2.0 + 16.0 + 32.0);
+    EXPECT_EQ(norm({"pp"}, mesh.flatten()), 1.0 + 16.0);
+    EXPECT_EQ(norm({"dp"}), 1.0);  // along which the slice lies
+  });
+}
+
+TEST(GradNorm, CountsSlicesOfAMeshThatWasMadeOfOneDimension) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh grid = rank.mesh({4}, {"world"}).unflatten("world", {2, 2}, {"ep", "edp"});
+    const NormOptions options{.norm_type = 1.0, .over = grid, .distinct_along = {"ep"}};
+    EXPECT_EQ(norm_on(rank, grid["edp"], options), 1.0 + 4.0);
+  });
+}
+
+TEST(GradNorm, RefusesADimensionThatNoMeshHasBeforeItCommunicates) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
+    const auto before = rank.world()->traffic().table();
+    EXPECT_THAT_ERROR(grad_norm({slot}, {.distinct_along = {"ep"}}), "'ep'");
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
+  });
+}
+
+// Copies agree, but for what went wrong on one rank.
+TEST(GradNorm, IsNotFiniteAnywhereWhereACopyThatDoesNotCountIsNot) {
+  for (const double p : {2.0, kInfinity}) {
+    RunRanks(4, [p](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+      const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh["dp"], {Shard{0}});
+      set_grad(slot, at::ones({2}));
+      if (rank.rank() == 3) local_tensor(slot->persistent().grad()).fill_(kInfinity);
+      EXPECT_FALSE(std::isfinite(grad_norm({slot}, {.norm_type = p}).item<double>()));
+    });
+  }
 }
 
 TEST(GradNorm, RefusesMeshesOfWhichNoneHoldsTheOthers) {

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <memory>
-#include <optional>
-#include <vector>
 
 #include "tessera/core/placement.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -11,10 +11,13 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {
+
+using testing::ErrorOf;
 
 class Layer : public nn::Module<Layer> {
  public:
@@ -55,15 +58,6 @@ std::vector<std::string> fqns(Tree& tree, const std::string& pattern) {
   return names;
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(PlanMatching, FindsAllMatchesOfAWildcard) {
   Tree tree;
   EXPECT_EQ(fqns(tree, "layers.*.up"),
@@ -84,7 +78,7 @@ TEST(PlanMatching, LetsAStarNotCrossADot) {
 
 TEST(PlanMatching, NamesTheChildrenWhereAPatternEnds) {
   Tree tree;
-  const std::string error = error_of([&] { match_modules(tree, "layers.1.gate"); });
+  const std::string error = ErrorOf([&] { match_modules(tree, "layers.1.gate"); });
   EXPECT_NE(error.find("'gate'"), std::string::npos) << error;
   EXPECT_NE(error.find("[up, down]"), std::string::npos) << error;
 }
@@ -157,7 +151,7 @@ TEST(Parallelize, RefusesTwoPlacementsOfATiedWeight) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
     tree.head->tie_slot("weight", tree.embed->slot("weight"));
-    const std::string error = error_of([&] {
+    const std::string error = ErrorOf([&] {
       parallelize_module(tree, rank.mesh({2}, {"tp"}),
                          {{"embed", colwise_parallel()}, {"head", colwise_parallel()}});
     });
@@ -182,7 +176,7 @@ TEST(Parallelize, ShardsMetaParameters) {
 TEST(Parallelize, ChangesNothingWhenAnEntryMatchesNothing) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
-    const std::string error = error_of([&] {
+    const std::string error = ErrorOf([&] {
       parallelize_module(
           tree, rank.mesh({2}, {"tp"}),
           {{"layers.*.up", colwise_parallel()}, {"layers.*.sideways", rowwise_parallel()}});
@@ -195,7 +189,7 @@ TEST(Parallelize, ChangesNothingWhenAnEntryMatchesNothing) {
 TEST(Parallelize, RefusesAStyleThatDoesNotFit) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
-    const std::string error = error_of([&] {
+    const std::string error = ErrorOf([&] {
       parallelize_module(
           tree, rank.mesh({2}, {"tp"}),
           {{"embed", rowwise_parallel({.input = Replicate{}})}, {"norm", colwise_parallel()}});

@@ -23,13 +23,21 @@ using ReduceScatter = std::function<comm::WorkPtr(
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 
 // They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
-// them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed. Throw
-// Error if there is no unit.
+// them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed; ranks
+// that disagree are told so of what goes through `group`. Throw Error if there is no unit.
 
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse = true);
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                bool recurse = true);
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
+
+/// True: what a unit's all-gathers and reduce-scatters send and receive lies in memory that their
+/// groups allocate (Communicator::allocate): with NCCL, memory that it has registered, which lets
+/// the network or the switches do more of the work. Tensors are packed into it. Reduced gradients
+/// stay there until they are dropped. Takes effect with the next forward. Throws Error where a unit
+/// has an all-gather or a reduce-scatter of its own, as these setters do where this is set.
+void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,
+                                                     bool recurse = true);
 
 /// The gathers of the next forward wait for `event`, the end of the optimizer's update, instead of
 /// for all that has been issued when it begins. For that forward only. `root`: the root.

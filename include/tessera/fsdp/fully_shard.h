@@ -52,11 +52,12 @@ struct Options {
   /// Default: shards live on the mesh's device, to which they are moved.
   std::optional<OffloadPolicy> offload_policy{};
   /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
-  /// them in between (ZeRO-2). Default: true for every unit but the root.
+  /// them in between (ZeRO-2). Default: true for every unit but the root, and for a root with
+  /// neighbours.
   std::optional<bool> reshard_after_forward{};
   /// Where the parameters are freed after forward: keep 1/n of them on each of n neighbouring
   /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
-  /// shard; 1: nothing more than the shard is kept.
+  /// shard; 1, or all of them: nothing more than the shard is kept.
   std::int64_t neighbours = 1;
   /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
   /// it when the root's forward begins and reduce it when backward ends, with zeros for what a rank
@@ -64,7 +65,8 @@ struct Options {
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
   /// Parameters with a mesh of their own are gathered and reduced over it, and their gradients
-  /// averaged over its ranks.
+  /// averaged over its ranks. Where it is a part of the unit's mesh, other parts hold other
+  /// parameters, which norms of gradients count.
   MeshFunction parameter_mesh{};
   /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
   ExtensionFunction all_gather_extension{};
@@ -85,9 +87,9 @@ struct Options {
 /// distributed on both.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
-/// parameters that a rank did not use count as zeros. FSDP2's fully_shard.
-/// Throws Error for another mesh, a module wrapped already, or a parameter that is shared with a
-/// module outside.
+/// parameters that a rank did not use count as zeros; those that no rank used get none. FSDP2's
+/// fully_shard. Throws Error for another mesh, a module wrapped already, or a parameter that is
+/// shared with a module outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 /// Several modules as one unit: gathered before the first of them runs, freed after the last. They
 /// must all run in each forward, and none may be the root.

@@ -48,7 +48,8 @@ Policy wrap_class(UnitOptions options = {}) {
     return options;
   };
 }
-/// Modules whose FQN matches a pattern (see nn::matches_fqn): "model.layers.*".
+/// Modules whose FQN matches a pattern (see nn::matches_fqn): "model.layers.*". plan_units throws
+/// Error where no module's does.
 Policy wrap_named(std::string pattern, UnitOptions options = {});
 /// Modules with at least `numel` elements that no unit has yet.
 Policy wrap_larger_than(std::int64_t numel, UnitOptions options = {});

@@ -27,8 +27,8 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
 
 /// Spreads the parameter or buffer in `slot`, plain and the same on every rank, over the mesh.
 /// Whether it requires a gradient stays; this rank keeps its part alone. Throws Error if it is
-/// distributed or belongs to an FSDP unit.
-void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh,
-                          const Placements& placements);
+/// distributed or belongs to an FSDP unit. `by`: whom messages name.
+void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
+                          const std::string& by = "distribute_parameter");
 
 }  // namespace tessera::nn

@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
 #include "tessera/dtensor/random.h"
 
 namespace tessera::nn {

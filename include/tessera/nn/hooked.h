@@ -1,8 +1,7 @@
 #pragma once
 
+#include <array>
 #include <memory>
-#include <string>
-#include <tuple>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -23,8 +22,9 @@ struct SlotMember {
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"weight", &MyImpl::weight}};
+/// A module without parameters needs none.
 template <class M>
-inline constexpr auto kSlotMembers = nullptr;
+inline constexpr auto kSlotMembers = std::array<SlotMember<M>, 0>{};
 
 /// Holds a stock torch::nn module (or your own) that has neither hooks nor slots, and gives it
 /// both:

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
@@ -81,6 +82,12 @@ class ModuleBase : public torch::nn::Module {
     return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
   }
 
+  /// As libtorch's; of buffers, only floating-point ones change their type. Throws Error, before
+  /// anything is changed, for a parameter that FSDP has gathered: its shards would stay behind.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+
   /// Not supported: always throws Error.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -121,6 +128,8 @@ class ModuleBase : public torch::nn::Module {
     Hooks hooks;
   };
 
+  void convert_buffers(std::optional<torch::Device> device, std::optional<torch::Dtype> dtype,
+                       bool non_blocking);
   Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;

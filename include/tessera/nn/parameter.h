@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/mesh/device_mesh.h"
+
 namespace tessera::nn {
 
 class ModuleBase;
@@ -38,6 +40,11 @@ class ParameterSlot {
   /// FSDP: keeps `tensor` as the persistent one; get() is swapped with set().
   void set_persistent(at::Tensor tensor) { persistent_ = std::move(tensor); }
 
+  /// FSDP: the mesh on which slices like the parameter's own hold other parameters instead of
+  /// copies (experts); none: all slices hold copies.
+  const DeviceMesh& distinct_over() const { return distinct_over_; }
+  void set_distinct_over(DeviceMesh mesh) { distinct_over_ = std::move(mesh); }
+
   /// Whether somebody has filled the storage: init_weights, a load, or the constructor's caller.
   /// Stays when the tensor is swapped.
   bool initialized() const { return initialized_; }
@@ -52,6 +59,7 @@ class ParameterSlot {
 
   at::Tensor tensor_;
   at::Tensor persistent_;
+  DeviceMesh distinct_over_;
   bool initialized_;
   std::vector<Owner> owners_;
 };

@@ -99,11 +99,6 @@ class GroupedOptimizer : public SlotOptimizer {
   Options& options(std::size_t group = 0) { return options_.at(group); }
   const Options& options(std::size_t group = 0) const { return options_.at(group); }
   double lr(std::size_t group = 0) const { return options_.at(group).lr * lr_factor_; }
-  /// The same rate for all groups.
-  void set_lr(double lr) {
-    for (Options& options : options_) options.lr = lr;
-    lr_factor_ = 1.0;
-  }
   void scale_lr(double factor) final { lr_factor_ = factor; }
 
  protected:

@@ -24,8 +24,9 @@ at::Tensor local_gradient(const at::Tensor& grad, const MaybeSpec& spec) {
   }
   if (!tessera::is_distributed(grad)) {
     // Some of libtorch's formulas make plain tensors: the same on every rank.
+    const Placements whole(static_cast<std::size_t>(spec->mesh.ndim()), Replicate{});
     return local_tensor(
-        distribute_tensor(grad, spec->mesh, to_placements(*spec->layout, grad.sizes())).tensor());
+        distribute_tensor(grad, spec->mesh, whole).redistribute(spec->layout).tensor());
   }
   if (sharding_spec(grad) == *spec) return local_tensor(grad);
   return local_tensor(DistributedTensor(grad).redistribute(spec->layout).tensor());
