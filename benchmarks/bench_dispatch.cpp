@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
+#include "tessera/dtensor/dispatch_cache.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace {
@@ -41,13 +42,20 @@ struct Case {
   std::size_t weights = 0;  ///< so many of the last inputs are replicated, the others Shard(0)
 };
 
-void measure(benchmark::State& state, const Case& c, bool distribute, bool record) {
+Tensors inputs_of(const Case& c, bool distribute) {
   Tensors inputs;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
     const bool weight = i + c.weights >= c.inputs.size();
     const auto placement = weight ? tessera::Placement(tessera::Replicate{}) : tessera::Shard{0};
     inputs.push_back(distribute ? distributed(c.inputs[i], placement) : c.inputs[i].clone());
-    if (record && inputs.back().is_floating_point()) inputs.back().requires_grad_();
+  }
+  return inputs;
+}
+
+void measure(benchmark::State& state, const Case& c, bool distribute, bool record) {
+  const Tensors inputs = inputs_of(c, distribute);
+  for (const at::Tensor& x : inputs) {
+    if (record && x.is_floating_point()) x.set_requires_grad(true);
   }
   at::AutoGradMode grad_mode(record);
   c.run(inputs);
@@ -98,6 +106,18 @@ std::vector<Case> cases() {
   };
 }
 
+/// The first call of its kind, whole: the plan is made, from the rule on.
+void measure_first(benchmark::State& state, const Case& c) {
+  const Tensors inputs = inputs_of(c, true);
+  const at::NoGradGuard no_grad;
+  for (auto _ : state) {
+    state.PauseTiming();
+    tessera::clear_dispatch_cache();
+    state.ResumeTiming();
+    c.run(inputs);
+  }
+}
+
 constexpr int kMisses = 1000;
 
 /// mm on inputs of ever new sizes, so that every call is the first of its kind: rule, propagation
@@ -121,6 +141,8 @@ void measure_misses(benchmark::State& state) {
 void register_cases() {
   benchmark::RegisterBenchmark("mm/miss", &measure_misses)->DenseRange(1, 3)->Iterations(kMisses);
   for (const auto& c : cases()) {
+    benchmark::RegisterBenchmark((c.name + "/first").c_str(),
+                                 [c](auto& state) { measure_first(state, c); });
     for (const bool record : {false, true}) {
       if (record && !c.records) continue;
       for (const bool distribute : {false, true}) {

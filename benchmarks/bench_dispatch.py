@@ -4,7 +4,8 @@
 
 Both measure the same operators on the same small tensors on one rank, with and without autograd:
 the time on a distributed tensor less the time on a plain one. PyTorch's is measured with
-torch.utils.benchmark here. Then the first mm of a kind, on meshes of 1, 2 and 3 dimensions.
+torch.utils.benchmark here. Then the whole first call of a kind: of each operator with the caches of
+plans emptied before it, and of mm on meshes of 1, 2 and 3 dimensions.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.benchmark import Timer
 
@@ -62,23 +64,36 @@ def microseconds(run, inputs, min_time):
     return min(timer.blocked_autorange(min_run_time=min_time).times) * 1e6
 
 
-def added_by_dtensor(name, mesh, record, min_time):
-    inputs, run = cases()[name]
+def prepared(name, mesh, distribute, record):
+    inputs = cases()[name][0]
     split = len(inputs) - WEIGHTS.get(name, 0)
+    made = []
+    for i, x in enumerate(inputs):
+        placement = Shard(0) if i < split else Replicate()
+        x = distribute_tensor(x.clone(), mesh, [placement]) if distribute else x.clone()
+        made.append(x.requires_grad_() if record and x.is_floating_point() else x)
+    return made
 
-    def prepared(distribute):
-        made = []
-        for i, x in enumerate(inputs):
-            placement = Shard(0) if i < split else Replicate()
-            x = distribute_tensor(x.clone(), mesh, [placement]) if distribute else x.clone()
-            made.append(x.requires_grad_() if record and x.is_floating_point() else x)
-        return made
 
+def added_by_dtensor(name, mesh, record, min_time):
+    run = cases()[name][1]
     with torch.set_grad_enabled(record):
-        quickest = {distribute: min(microseconds(run, prepared(distribute), min_time)
+        quickest = {distribute: min(microseconds(run, prepared(name, mesh, distribute, record), min_time)
                                     for _ in range(REPETITIONS))
                     for distribute in (False, True)}
     return quickest[True] - quickest[False]
+
+
+def first_call(name, mesh):
+    run, inputs = cases()[name][1], prepared(name, mesh, True, False)
+    quickest = float("inf")
+    with torch.no_grad():
+        for _ in range(MISSES):
+            _clear_sharding_prop_cache()
+            start = time.perf_counter()
+            run(inputs)
+            quickest = min(quickest, (time.perf_counter() - start) * 1e6)
+    return quickest
 
 
 def peer(min_time):
@@ -94,6 +109,8 @@ def peer(min_time):
                 added[key] = added_by_dtensor(name, mesh, record, min_time)
             except (NotImplementedError, RuntimeError) as error:
                 print(f"{name}: PyTorch refuses: {str(error).splitlines()[0][:100]}")
+        if name in added:
+            added[name + "/first"] = first_call(name, mesh)
     dist.destroy_process_group()
     return added
 
@@ -127,13 +144,13 @@ def tessera(program, min_time):
     times = {}
     for row in csv.reader(io.StringIO(text)):
         name = re.sub("/(iterations|repeats):.*", "", row[0]) if row else ""
-        if name.endswith(("/plain", "/distributed")) or re.fullmatch(r"mm/miss/\d", name):
+        if name.endswith(("/plain", "/distributed")) or re.fullmatch(r"mm/miss/\d|.*/first", name):
             times.setdefault(name, []).append(float(row[3]) / 1000)
     # The quickest, as for the peer; of first calls the first, for later ones find what it left.
     best = {name: some[0] if "/miss/" in name else min(some) for name, some in times.items()}
     added = {name[:-len("/plain")]: best[name.replace("/plain", "/distributed")] - time_
              for name, time_ in best.items() if name.endswith("/plain")}
-    added.update((name, time_) for name, time_ in best.items() if "/miss/" in name)
+    added.update((name, time_) for name, time_ in best.items() if re.search("/miss/|/first", name))
     return {name: added[name] for name in sorted(added)}
 
 

@@ -1,6 +1,5 @@
 #include "parameter_names.h"
 
-#include <cstddef>
 #include <unordered_map>
 
 namespace tessera::checkpoint {

@@ -1,7 +1,6 @@
 #include "safetensors_dtype.h"
 
 #include <algorithm>
-#include <array>
 
 namespace tessera::checkpoint {
 namespace {

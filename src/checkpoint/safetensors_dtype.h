@@ -2,7 +2,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <string>
 #include <string_view>
 
 namespace tessera::checkpoint {

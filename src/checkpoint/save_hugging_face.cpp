@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,6 @@
 #include "tensor_bytes.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "tessera/core/error.h"
 

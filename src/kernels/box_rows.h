@@ -23,7 +23,6 @@ class BoxRows {
   }
 
   std::int64_t numel() const { return numel_; }
-  std::int64_t column_stride() const { return strides_.empty() ? 1 : strides_.back(); }
 
   /// Calls run(local offset, global index, length) for the runs of elements [begin, end).
   template <class Run>

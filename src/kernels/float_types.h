@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
-
 #include "tessera/core/error.h"
 #include "tessera/kernels/narrow.h"
 

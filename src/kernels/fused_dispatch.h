@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <type_traits>
-
 #include "row_kernels.h"
 
 namespace tessera::kernels {

@@ -1,7 +1,6 @@
 // The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included by
 // files that are compiled with flags of that instruction set: includes nothing that has inline
 // functions, which the linker might share with code for lesser machines.
-#include <cstddef>
 #include <cstdint>
 
 #include "row_kernels.h"

@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::checkpoint {

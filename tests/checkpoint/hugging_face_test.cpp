@@ -15,6 +15,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/ranks.h"
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "safetensors_bytes.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {

@@ -9,6 +9,7 @@
 
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {

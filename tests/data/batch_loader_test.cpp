@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "testing/files.h"
+#include "testing/errors.h"
 
 namespace tessera::data {
 namespace {

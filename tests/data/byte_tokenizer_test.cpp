@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/data/tokenizer.h"
-#include "testing/files.h"
+#include "testing/errors.h"
 
 namespace tessera::data {
 namespace {

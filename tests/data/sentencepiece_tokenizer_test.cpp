@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::data {

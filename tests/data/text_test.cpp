@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::data {

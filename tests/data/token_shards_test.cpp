@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::data {

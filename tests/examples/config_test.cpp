@@ -6,6 +6,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/train_options.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace llama {

@@ -1,11 +1,12 @@
-// Ranks that come late to a stage of a step change no number.
+// Ranks that come 100 ms late to a stage of a step change no number, under tensor parallelism too.
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <thread>
+#include <tuple>
 
 #include "examples/llama/parallelize.h"
 #include "examples/llama_run.h"
+#include "testing/lateness.h"
 #include "testing/ranks.h"
 
 namespace llama {
@@ -14,62 +15,87 @@ namespace {
 using tessera::DeviceMesh;
 using tessera::nn::ModuleBase;
 using tessera::nn::TensorList;
+using tessera::testing::Lateness;
 using tessera::testing::Rank;
 using tessera::testing::RunRanks;
+using tessera::testing::Stage;
 
-/// Rank n of `ranks` comes 100 ms late to stages n, n + ranks, ...
-class Delays {
- public:
-  explicit Delays(const Rank& rank) : turn_(rank.rank()), ranks_(rank.size()) {}
-  void stage() {
-    if (stages_++ % ranks_ == turn_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-
- private:
-  int turn_, ranks_, stages_ = 0;
+/// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
+struct DelayedRun {
+  const char* name;
+  std::int64_t replicas, dp, tp;
+  bool reshard_after_forward = true;
+  std::int64_t neighbours = 1;
 };
 
-/// Before a block's forward, and before and after its backward.
-void delay_block(Block& block, Delays& delays) {
-  const auto stage = [&delays](const at::Tensor&) { delays.stage(); };
-  block.add_forward_pre_hook([&delays, stage](ModuleBase&, TensorList inputs) {
-    delays.stage();
-    if (inputs[0]->requires_grad()) inputs[0]->register_hook(stage);
+/// After a block's forward, and before its backward.
+void delay_block(Block& block, Lateness& lateness) {
+  block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
+    lateness.pass(Stage::kForward);
+    outputs[0]->register_hook([&lateness](const at::Tensor&) { lateness.pass(Stage::kBackward); });
   });
-  block.add_forward_hook(
-      [stage](ModuleBase&, TensorList outputs) { outputs[0]->register_hook(stage); });
 }
 
-Outcome train_2d(Rank& rank, const Shape& shape, bool reshard_after_forward, Delays* delays) {
-  const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness) {
+  const DeviceMesh mesh = tessera::init_device_mesh(
+      lateness.world(), {run.replicas, run.dp, run.tp}, {"dp_replicate", "dp", "tp"});
+  const DeviceMesh used = run.replicas > 1 ? mesh : mesh[{"dp", "tp"}];
   const auto model = make_llama(shape);
-  parallelize(*model, mesh, {.fsdp = {.reshard_after_forward = reshard_after_forward}});
-  if (delays != nullptr) delay_block(*model->backbone().blocks().front(), *delays);
-  if (delays != nullptr) delay_block(*model->backbone().blocks().back(), *delays);
-  return train(*model, shape, {.part = mesh.local_rank("dp"), .parts = 2});
+  parallelize(
+      *model, used,
+      {.fsdp = {.reshard_after_forward = run.reshard_after_forward, .neighbours = run.neighbours}});
+  for (const auto& block : model->backbone().blocks()) delay_block(*block, lateness);
+  const DeviceMesh data = data_mesh(used).flatten();
+  return train(*model, shape,
+               {.part = data.local_rank(), .parts = data.size(), .before_step = [&lateness] {
+                  lateness.pass(Stage::kStep);
+                }});
 }
 
-class FsdpDelays : public testing::TestWithParam<bool> {};
+using DelayedCase = std::tuple<DelayedRun, Stage>;
+
+class FsdpDelays : public testing::TestWithParam<DelayedCase> {};
 
 TEST_P(FsdpDelays, ChangeNoBit) {
-  const bool reshard_after_forward = GetParam();
+  const auto& [run, stage] = GetParam();
   Shape shape = kOddShape;
   shape.steps = 1;
-  RunRanks(4, [&](Rank& rank) {
-    const Outcome prompt = train_2d(rank, shape, reshard_after_forward, nullptr);
-    Delays delays(rank);
-    const Outcome late = train_2d(rank, shape, reshard_after_forward, &delays);
-    EXPECT_EQ(prompt.losses, late.losses);
-    EXPECT_EQ(prompt.norms, late.norms);
-    for (std::size_t i = 0; i < prompt.parameters.size(); ++i) {
-      EXPECT_TRUE(prompt.gradients[i].equal(late.gradients[i])) << prompt.names[i];
-      EXPECT_TRUE(prompt.parameters[i].equal(late.parameters[i])) << prompt.names[i];
-    }
-  });
+  RunRanks(static_cast<int>(run.replicas * run.dp * run.tp),
+           [&, run = run, stage = stage](Rank& rank) {
+             constexpr std::chrono::milliseconds kDelay(100);
+             Lateness none(rank, Stage::kNone, kDelay), lateness(rank, stage, kDelay);
+             const Outcome prompt = train_late(shape, run, none);
+             const Outcome late = train_late(shape, run, lateness);
+             EXPECT_GE(lateness.passed(), 1);
+             EXPECT_EQ(prompt.losses, late.losses);
+             EXPECT_EQ(prompt.norms, late.norms);
+             for (std::size_t i = 0; i < prompt.parameters.size(); ++i) {
+               EXPECT_TRUE(prompt.gradients[i].equal(late.gradients[i])) << prompt.names[i];
+               EXPECT_TRUE(prompt.parameters[i].equal(late.parameters[i])) << prompt.names[i];
+             }
+           });
 }
 
-INSTANTIATE_TEST_SUITE_P(Zero, FsdpDelays, testing::Values(false, true),
-                         [](const auto& info) { return info.param ? "Zero3" : "Zero2"; });
+constexpr Stage kEveryStage[] = {Stage::kForward, Stage::kBackward, Stage::kAllGather,
+                                 Stage::kReduceScatter, Stage::kStep};
+
+std::string name_of_delay(const testing::TestParamInfo<DelayedCase>& info) {
+  return std::string(std::get<0>(info.param).name) + "_" + to_string(std::get<1>(info.param));
+}
+
+constexpr DelayedRun kDelayedHybrid{"Hsdp", 2, 2, 2};
+
+INSTANTIATE_TEST_SUITE_P(Stages, FsdpDelays,
+                         testing::Combine(testing::Values(DelayedRun{"Zero2", 1, 2, 2, false},
+                                                          DelayedRun{"Zero3", 1, 2, 2},
+                                                          DelayedRun{"Hpz", 1, 4, 2, true, 2},
+                                                          kDelayedHybrid),
+                                          testing::ValuesIn(kEveryStage)),
+                         name_of_delay);
+INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
+                         testing::Combine(testing::Values(kDelayedHybrid),
+                                          testing::Values(Stage::kAllReduce)),
+                         name_of_delay);
 
 }  // namespace
 }  // namespace llama

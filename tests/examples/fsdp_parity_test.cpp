@@ -79,6 +79,7 @@ constexpr Sharding kZero2{"Zero2", 1, 4, false};
 constexpr Sharding kZero3{"Zero3", 1, 4};
 constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};
 constexpr Sharding kHybrid{"Hsdp", 2, 3};
+constexpr Sharding kHybridZero2{"HsdpZero2", 2, 3, false};
 
 constexpr Extra kExtras[] = {
     {.name = "plain"},
@@ -95,7 +96,8 @@ constexpr Extra kExtras[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
-                         testing::Combine(testing::Values(kZero2, kZero3, kNeighbours, kHybrid),
+                         testing::Combine(testing::Values(kZero2, kZero3, kNeighbours, kHybrid,
+                                                          kHybridZero2),
                                           testing::ValuesIn(kExtras)),
                          name_of);
 

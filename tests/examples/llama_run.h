@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -41,6 +42,7 @@ struct Part {
   std::int64_t part = 0, parts = 1;  ///< of the batch
   std::int64_t accumulate = 1;
   bool reduce_each = true;  ///< reduce the gradients of each micro-batch, not only their sum's
+  std::function<void()> before_step{};  ///< called before each of the optimizer's steps
 };
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
@@ -103,6 +105,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
       for (const auto& slot : slots) outcome.gradients.push_back(whole(slot->persistent().grad()));
     }
     outcome.norms.push_back(tessera::optim::clip_grad_norm_(slots, 0.5).item<double>());
+    if (part.before_step) part.before_step();
     optimizer.step();
     optimizer.zero_grad();
   }

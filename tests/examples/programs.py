@@ -5,6 +5,8 @@ import pathlib
 import struct
 import subprocess
 import sys
+import tempfile
+import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin"))
@@ -77,3 +79,13 @@ def text_tokens(count, vocabulary):
 
 def read_metrics(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+class InFolder(unittest.TestCase):
+    """Tests in a folder of their own that holds a small config and tokens to train it on."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.config = write_config(self.folder, SMALL)
+        self.tokens = write_tokens(self.folder / "t.bin", text_tokens(5000, 256))

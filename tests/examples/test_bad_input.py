@@ -1,24 +1,13 @@
 """Bad input ends every rank with one clear line, and leaves nothing half-written."""
 import json
-import pathlib
 import socket
-import tempfile
 import time
 import unittest
 
 import programs
 
 
-class BadInput(unittest.TestCase):
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.folder = pathlib.Path(self.temporary.name)
-        self.config = programs.write_config(self.folder, programs.SMALL)
-        self.tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 256))
-
-    def tearDown(self):
-        self.temporary.cleanup()
-
+class BadInput(programs.InFolder):
     def refuse(self, arguments, *parts, dp=1, tp=1, nproc=None):
         """Runs, and expects an exit code != 0 and one line that holds every part."""
         before = set(self.folder.rglob("*"))

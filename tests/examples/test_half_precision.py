@@ -1,6 +1,4 @@
 """fp16 with dynamic loss scaling: the numbers are fp32's, and a step that overflows is left out."""
-import pathlib
-import tempfile
 import unittest
 
 import programs
@@ -8,16 +6,7 @@ import programs
 INITIAL_SCALE = 65536.0
 
 
-class HalfPrecision(unittest.TestCase):
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.folder = pathlib.Path(self.temporary.name)
-        self.config = programs.write_config(self.folder, programs.SMALL)
-        self.tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 256))
-
-    def tearDown(self):
-        self.temporary.cleanup()
-
+class HalfPrecision(programs.InFolder):
     def rows(self, flags, dp=1, tp=1, replicas=1):
         metrics = self.folder / "m.jsonl"
         done = programs.train(["--config", self.config, "--tokens", self.tokens, "--metrics", metrics,

@@ -2,13 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tessera/observe/device.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::observe {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::observe {
