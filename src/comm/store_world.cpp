@@ -1,5 +1,6 @@
 #include "store_world.h"
 
+#include <signal.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -23,6 +24,15 @@ namespace {
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", 1);
   static_cast<void>(done);
+}
+
+/// Gloo and the store write to sockets: at one that a dead peer has left, the signal would end this
+/// rank before it could say so. A handler of the program's own stays.
+void ignore_broken_pipes() {
+  struct sigaction known {};
+  if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
+    static_cast<void>(signal(SIGPIPE, SIG_IGN));
+  }
 }
 
 using JobPtr = std::shared_ptr<const JobInfo>;
@@ -66,6 +76,7 @@ class StoreWorld final : public World {
   StoreWorld(JobInfo job, WorldOptions options)
       : job_(std::make_shared<const JobInfo>(std::move(job))), options_(std::move(options)) {
     disable_flight_recorder();
+    ignore_broken_pipes();
     if (options_.device == "cuda") {
       const CudaBackend& cuda = cuda_backend();
       cuda.set_device(job_->local_rank % cuda.device_count());
