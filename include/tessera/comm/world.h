@@ -36,9 +36,9 @@ class World {
 using WorldPtr = std::shared_ptr<World>;
 
 /// From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or
-/// Slurm's or Open MPI's variables; without any of them a world of one. Collective. From then on the
-/// process ignores SIGPIPE, unless it handles it. Throws Error where the variables contradict each
-/// other, the port is in use or a peer does not come within the time-out.
+/// Slurm's or Open MPI's variables; without any of them a world of one. Collective. From then on
+/// the process ignores SIGPIPE, unless it handles it. Throws Error where the variables contradict
+/// each other, the port is in use or a peer does not come within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// Worlds of `size` ranks in this process, one for each thread. `worlds[r]` is rank r's.
