@@ -1,5 +1,5 @@
-// The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included by
-// files that are compiled with flags of that instruction set: includes nothing that has inline
+// The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
+// by files that are compiled with flags of that instruction set: includes nothing that has inline
 // functions, which the linker might share with code for lesser machines.
 #include <cstdint>
 
@@ -105,9 +105,9 @@ void round(const float* sum, T* out, std::int64_t n) {
 
 template <class T>
 constexpr RowKernels<T> make_kernels() {
-  return {&rms_norm<T>,          &rms_norm_backward<T>, &silu_mul<T>,
-          &silu_mul_backward<T>, &rotary<T>,            &add<T>,
-          &round<T>};
+  return {
+      &rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>, &rotary<T>, &add<T>,
+      &round<T>};
 }
 
 extern const RowKernelTable kTable;

@@ -10,9 +10,13 @@ typedef Bf16 Halves __attribute__((vector_size(32)));
 
 #define TESSERA_INLINE static inline __attribute__((always_inline))
 
-TESSERA_INLINE Floats broadcast(float x) { return Floats{} + x; }
+TESSERA_INLINE Floats broadcast(float x) {
+  return Floats{} + x;
+}
 
-TESSERA_INLINE Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
+TESSERA_INLINE Floats as_floats(Words bits) {
+  return reinterpret_cast<Floats>(bits);
+}
 
 TESSERA_INLINE Floats load(const float* from) {
   Floats v;
@@ -35,7 +39,9 @@ TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   return load(lanes);
 }
 
-TESSERA_INLINE void store(float* to, Floats v) { __builtin_memcpy(to, &v, sizeof v); }
+TESSERA_INLINE void store(float* to, Floats v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
 
 TESSERA_INLINE void store(Bf16* to, Floats v) {
   const Words bits = reinterpret_cast<Words>(v);

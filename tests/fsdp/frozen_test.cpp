@@ -8,11 +8,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using testing::kClasses;
 using testing::kDim;
-using testing::kHidden;
 using testing::local_loss;
-using testing::shard;
 using testing::SmallModel;
 using testing::whole;
 
@@ -25,9 +22,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   RunRanks(2, [&](Rank& rank) {
     for (const bool reshard : {true, false}) {
-      SmallModel model(kDim, kHidden, kClasses);
-      testing::fill(model);
-      shard(model, rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
+      testing::ShardedModel model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
       for (const bool frozen : {true, false, true, false}) {
         freeze(model, frozen);
         const comm::TrafficTable before = rank.world()->traffic().table();

@@ -17,6 +17,7 @@
 namespace tessera::fsdp {
 namespace {
 
+using testing::Arrangement;
 using testing::kClasses;
 using testing::kDim;
 using testing::kHidden;
@@ -124,22 +125,13 @@ std::vector<at::Tensor> take_gradients(const SmallModel& model) {
   return gradients;
 }
 
-struct MemoryCase {
-  const char* name;
-  std::vector<std::int64_t> sizes;
-  std::vector<std::string> names;
-  Options options{};
-};
-
-class GroupMemoryOf : public ::testing::TestWithParam<MemoryCase> {};
+class GroupMemoryOf : public ::testing::TestWithParam<Arrangement> {};
 
 TEST_P(GroupMemoryOf, HoldsWhatIsSentAndReceivedIffAskedFor) {
-  const MemoryCase& c = GetParam();
+  const Arrangement& c = GetParam();
   RunRanks(4, [&](Rank& rank) {
     AllocatingWorld groups(rank);
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, init_device_mesh(groups.world, c.sizes, c.names), c.options);
+    testing::ShardedModel model(init_device_mesh(groups.world, c.sizes, c.names), c.options);
     local_loss(model, rank).backward();
     const std::vector<at::Tensor> expected = take_gradients(model);
     EXPECT_EQ(groups.within(), 0);
@@ -160,20 +152,18 @@ TEST_P(GroupMemoryOf, HoldsWhatIsSentAndReceivedIffAskedFor) {
 INSTANTIATE_TEST_SUITE_P(
     Modes, GroupMemoryOf,
     ::testing::Values(
-        MemoryCase{"Plain", {4}, {"dp"}}, MemoryCase{"Hsdp", {2, 2}, {"replicate", "shard"}},
-        MemoryCase{"Bf16",
-                   {4},
-                   {"dp"},
-                   {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}}},
-        MemoryCase{"Offloaded", {4}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
+        Arrangement{"Plain", {4}, {"dp"}}, Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
+        Arrangement{"Bf16",
+                    {4},
+                    {"dp"},
+                    {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}}},
+        Arrangement{"Offloaded", {4}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(GroupMemory, ServesOneUnitAfterTheOther) {
   RunRanks(4, [](Rank& rank) {
     AllocatingWorld groups(rank);
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, init_device_mesh(groups.world, {4}, {"dp"}));
+    testing::ShardedModel model(init_device_mesh(groups.world, {4}, {"dp"}));
     set_allocate_memory_from_process_group_for_comm(model, true);
     const c10::AutoGradMode no_grad(false);
     local_loss(model, rank);

@@ -13,9 +13,7 @@
 namespace tessera::fsdp {
 namespace {
 
-using testing::kClasses;
-using testing::kDim;
-using testing::kHidden;
+using testing::Arrangement;
 using testing::local_loss;
 using testing::shard;
 using testing::SmallModel;
@@ -48,13 +46,6 @@ std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int
   return optimizers;
 }
 
-struct Arrangement {
-  const char* name;
-  std::vector<std::int64_t> sizes;
-  std::vector<std::string> names;
-  Options options{};
-};
-
 class OptimizerInBackward : public ::testing::TestWithParam<Arrangement> {};
 
 TEST_P(OptimizerInBackward, StepsAsOneAfterBackwardDoes) {
@@ -62,9 +53,7 @@ TEST_P(OptimizerInBackward, StepsAsOneAfterBackwardDoes) {
   const testing::Training expected = testing::train_alone({}, 3);
   const auto ranks = static_cast<int>(c10::multiply_integers(split.sizes));
   RunRanks(ranks, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh(split.sizes, split.names), split.options);
+    testing::ShardedModel model(rank.mesh(split.sizes, split.names), split.options);
     int calls = 0;
     const auto optimizers = step_in_backward(model, calls);
     for (int step = 0; step < 3; ++step) local_loss(model, rank, step).backward();
@@ -89,9 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(PostAccumulateHook, IsCalledForReducedGradientsOnly) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     int calls = 0;
     const auto optimizers = step_in_backward(model, calls);
     set_requires_gradient_sync(model, false);

@@ -166,6 +166,14 @@ class Mixture : public nn::Module<Mixture> {
   std::shared_ptr<nn::Linear> dense, experts;
 };
 
+/// Over all of `mesh`, its experts over the dimension "efsdp" alone.
+void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
+  const auto mesh_of_experts = [&](const std::string& name, const at::Tensor&) {
+    return name.starts_with("experts") ? std::optional(mesh["efsdp"]) : std::nullopt;
+  };
+  fully_shard(model, mesh.flatten("dp"), {.parameter_mesh = mesh_of_experts});
+}
+
 TEST(Options, GivesParametersAMeshOfTheirOwn) {
   const at::Tensor x = testing::wave({8, 3}, 1);
   Mixture alone;
@@ -175,12 +183,7 @@ TEST(Options, GivesParametersAMeshOfTheirOwn) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
     Mixture model;
     testing::fill(model);
-    fully_shard(model, mesh.flatten("dp"),
-                {.parameter_mesh = [&](const std::string& name,
-                                       const at::Tensor&) -> std::optional<DeviceMesh> {
-                  if (name.starts_with("experts")) return mesh["efsdp"];
-                  return std::nullopt;
-                }});
+    shard_mixture(model, mesh);
     // Both ranks of an efsdp group see what the ranks of the other one do.
     const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
     const comm::TrafficTable before = rank.world()->traffic().table();
@@ -202,12 +205,7 @@ TEST(Options, CountsParametersWithAMeshOfTheirOwnInNorms) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
     Mixture model;
     testing::fill(model);
-    fully_shard(model, mesh.flatten("dp"),
-                {.parameter_mesh = [&](const std::string& name,
-                                       const at::Tensor&) -> std::optional<DeviceMesh> {
-                  if (name.starts_with("experts")) return mesh["efsdp"];
-                  return std::nullopt;
-                }});
+    shard_mixture(model, mesh);
     model(testing::wave({2, 3}, rank.rank())).square().sum().backward();
     std::vector<nn::SlotPtr> slots;
     at::Tensor dense = at::zeros({}), experts = at::zeros({});

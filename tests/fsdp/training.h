@@ -48,6 +48,14 @@ struct ShardedModel : SmallModel {
   }
 };
 
+/// A mesh and how a model lies on it: a case of a parametrized test.
+struct Arrangement {
+  const char* name;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::string> names;
+  fsdp::Options options{};
+};
+
 /// Of a model that is not distributed, in the order of its slots.
 inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> gradients;
