@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/core/error.h"
+
 namespace tessera::fsdp {
 namespace {
 
@@ -13,29 +15,46 @@ constexpr std::int64_t kWaste = 2;
 
 }  // namespace
 
+at::Tensor MemorySource::allocate(std::int64_t numel, const c10::TensorOptions& options) const {
+  if (function == nullptr) {
+    return group != nullptr ? group->allocate(numel, options) : at::empty({numel}, options);
+  }
+  at::Tensor tensor = (*function)(*group, numel, options);
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  const bool fits = tensor.defined() && tensor.sizes() == at::IntArrayRef(numel) &&
+                    tensor.is_contiguous() && tensor.scalar_type() == dtype &&
+                    tensor.device().type() == options.device().type();
+  TESSERA_CHECK(fits, "the allocator of a custom collective returned ",
+                tensor.defined() ? detail::concat("a tensor of sizes ", tensor.sizes(), ", ",
+                                                  tensor.scalar_type(), " on ", tensor.device())
+                                 : "no tensor",
+                "; return a flat tensor of ", numel, " contiguous elements, ", dtype, " on ",
+                options.device());
+  return tensor;
+}
+
 BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane,
-                                       comm::Communicator* group) {
+                                       const MemorySource& source) {
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
-  if (const auto found = best_fit(bytes, lane, group); found != idle_.end()) {
+  if (const auto found = best_fit(bytes, lane, source); found != idle_.end()) {
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
     drop(lane);
-    const c10::TensorOptions options = at::dtype(at::kByte).device(device_);
-    memory = group != nullptr ? group->allocate(bytes, options) : at::empty({bytes}, options);
+    memory = source.allocate(numel, at::dtype(dtype).device(device_)).view(at::kByte);
   }
   at::Tensor tensor = memory.narrow(0, 0, bytes).view(dtype);
-  return {std::move(tensor), std::move(memory), lane, group};
+  return {std::move(tensor), std::move(memory), lane, source};
 }
 
 std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes, comm::Lane lane,
-                                                             const comm::Communicator* group) {
+                                                             const MemorySource& source) {
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    const bool same = idle->lane == lane && idle->group == group;
+    const bool same = idle->lane == lane && idle->source == source;
     const bool fits = same && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -45,7 +64,8 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
 }
 
 void BufferPool::release(Buffer buffer, comm::StreamEventPtr event) {
-  idle_.push_back({std::move(buffer.bytes), buffer.lane, buffer.group, std::move(event)});
+  idle_.push_back(
+      {std::move(buffer.bytes), buffer.lane, std::move(buffer.source), std::move(event)});
 }
 
 void BufferPool::drop(comm::Lane lane) {

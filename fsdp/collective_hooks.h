@@ -1,5 +1,9 @@
 #pragma once
 
+#include <memory>
+#include <optional>
+
+#include "buffer_pool.h"
 #include "tessera/fsdp/collectives.h"
 
 namespace tessera::fsdp {
@@ -8,16 +12,35 @@ namespace tessera::fsdp {
 struct CollectiveHooks {
   AllGather all_gather;
   ReduceScatter reduce_scatter;
+  /// Of their tensors; nullptr: these lie where the communicators like it.
+  std::shared_ptr<const AllocateBuffer> gather_allocator;
+  std::shared_ptr<const AllocateBuffer> reduction_allocator;
   AllReduceHook all_reduce;
+  std::optional<comm::Lane> all_reduce_lane;  ///< empty: the reduction's own
   /// What is sent and received lies in memory that the groups allocate.
   bool memory_of_groups = false;
 
   /// Whether there are buffers at all, even where a communicator could do without.
-  bool packs_gathers() const { return all_gather || memory_of_groups; }
-  bool packs_reductions() const { return reduce_scatter || memory_of_groups; }
-  /// Who allocates the buffers of `group`'s collectives, as BufferPool takes it.
-  comm::Communicator* allocator(comm::Communicator& group) const {
-    return memory_of_groups ? &group : nullptr;
+  bool packs_gathers() const { return all_gather || gather_allocator || memory_of_groups; }
+  bool packs_reductions() const {
+    return reduce_scatter || reduction_allocator || memory_of_groups;
+  }
+  /// Whether units call anything but the communicators, or in memory that these do not choose.
+  bool any_custom() const {
+    return all_gather || reduce_scatter || gather_allocator || reduction_allocator;
+  }
+  /// Where the tensors of `group`'s collectives lie.
+  MemorySource gather_memory(comm::Communicator& group) const {
+    return memory(group, gather_allocator);
+  }
+  MemorySource reduction_memory(comm::Communicator& group) const {
+    return memory(group, reduction_allocator);
+  }
+
+ private:
+  MemorySource memory(comm::Communicator& group,
+                      const std::shared_ptr<const AllocateBuffer>& allocate) const {
+    return allocate || memory_of_groups ? MemorySource{&group, allocate} : MemorySource{};
   }
 };
 

@@ -26,31 +26,50 @@ std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, b
   return units;
 }
 
+/// Units share memory that one function allocates.
+std::shared_ptr<const AllocateBuffer> shared(AllocateBuffer allocate) {
+  return allocate ? std::make_shared<const AllocateBuffer>(std::move(allocate)) : nullptr;
+}
+
 }  // namespace
 
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse) {
+  set_custom_all_gather(module, std::move(all_gather), {}, recurse);
+}
+
+void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, AllocateBuffer allocate,
+                           bool recurse) {
   const auto refuses = [&](const CollectiveHooks& hooks) {
-    return all_gather && hooks.memory_of_groups;
+    return (all_gather || allocate) && hooks.memory_of_groups;
   };
-  for (const auto& unit : units_without(module, recurse, "set_custom_all_gather", refuses)) {
+  const auto units = units_without(module, recurse, "set_custom_all_gather", refuses);
+  const auto allocator = shared(std::move(allocate));
+  for (const std::shared_ptr<Unit>& unit : units) {
     unit->collective_hooks().all_gather = all_gather;
+    unit->collective_hooks().gather_allocator = allocator;
   }
 }
 
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter, bool recurse) {
+  set_custom_reduce_scatter(module, std::move(reduce_scatter), {}, recurse);
+}
+
+void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
+                               AllocateBuffer allocate, bool recurse) {
   const auto refuses = [&](const CollectiveHooks& hooks) {
-    return reduce_scatter && hooks.memory_of_groups;
+    return (reduce_scatter || allocate) && hooks.memory_of_groups;
   };
-  for (const auto& unit : units_without(module, recurse, "set_custom_reduce_scatter", refuses)) {
+  const auto units = units_without(module, recurse, "set_custom_reduce_scatter", refuses);
+  const auto allocator = shared(std::move(allocate));
+  for (const std::shared_ptr<Unit>& unit : units) {
     unit->collective_hooks().reduce_scatter = reduce_scatter;
+    unit->collective_hooks().reduction_allocator = allocator;
   }
 }
 
 void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,
                                                      bool recurse) {
-  const auto refuses = [&](const CollectiveHooks& hooks) {
-    return allocate && (hooks.all_gather || hooks.reduce_scatter);
-  };
+  const auto refuses = [&](const CollectiveHooks& hooks) { return allocate && hooks.any_custom(); };
   for (const auto& unit :
        units_without(module, recurse, "set_allocate_memory_from_process_group_for_comm", refuses)) {
     unit->collective_hooks().memory_of_groups = allocate;
@@ -60,6 +79,23 @@ void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, boo
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse) {
   for (const auto& unit : units_of(module, recurse, "set_all_reduce_hook")) {
     unit->collective_hooks().all_reduce = hook;
+    unit->collective_hooks().all_reduce_lane.reset();
+  }
+}
+
+void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, comm::Lane lane,
+                         bool recurse) {
+  const auto units = units_of(module, recurse, "set_all_reduce_hook");
+  for (const std::shared_ptr<Unit>& unit : units) {
+    for (const ParameterGroup& group : unit->groups()) {
+      TESSERA_CHECK(group.mesh().replicas() == 1, "set_all_reduce_hook: ", unit->label(),
+                    " is all-reduced over ", group.mesh().replicas(),
+                    " replicas, after which its hook runs at once; leave out the lane");
+    }
+  }
+  for (const std::shared_ptr<Unit>& unit : units) {
+    unit->collective_hooks().all_reduce = hook;
+    unit->collective_hooks().all_reduce_lane = hook ? std::optional(lane) : std::nullopt;
   }
 }
 

@@ -18,6 +18,9 @@ void Communication::reduce(std::vector<ParameterGroup>& groups) {
 }
 
 void Communication::finish_reductions() {
+  if (!reducing_.empty()) {
+    join_hooks();
+  }
   for (ParameterGroup* group : std::exchange(reducing_, {})) {
     group->finish_reduce(*this);
   }
@@ -25,6 +28,7 @@ void Communication::finish_reductions() {
 
 void Communication::settle() {
   finish_reductions();
+  join_hooks();
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
   sums_.run();
   free_retired();
@@ -44,6 +48,19 @@ void Communication::forget(std::vector<ParameterGroup>& groups) {
 void Communication::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
+  }
+}
+
+void Communication::await_hook(std::vector<at::Tensor> tensors, Lane owner,
+                               comm::StreamEventPtr event) {
+  if (event != nullptr) {
+    hooked_.push_back({std::move(tensors), owner, std::move(event)});
+  }
+}
+
+void Communication::join_hooks() {
+  for (const Hooked& hooked : std::exchange(hooked_, {})) {
+    streams_->wait(hooked.owner, hooked.event);
   }
 }
 

@@ -39,18 +39,29 @@ class Communication {
   void expect_host_reads() { host_reads_ = true; }
   /// Keeps tensors of the compute lane, which another lane uses until `event`, for as long.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
+  /// What a hook does in a lane of its own with reduced gradients, `tensors` of the lane `owner`,
+  /// is done at `event`. Keeps them until the owner has waited for it, when the next reductions
+  /// are finished or all are settled.
+  void await_hook(std::vector<at::Tensor> tensors, comm::Lane owner, comm::StreamEventPtr event);
 
  private:
   struct Retired {
     std::vector<at::Tensor> tensors;
     comm::StreamEventPtr event;
   };
+  struct Hooked {
+    std::vector<at::Tensor> tensors;
+    comm::Lane owner;
+    comm::StreamEventPtr event;
+  };
   void free_retired();
+  void join_hooks();
 
   comm::StreamsPtr streams_;
   BufferPool pool_;
   std::vector<ParameterGroup*> reducing_;
   std::vector<Retired> retired_;
+  std::vector<Hooked> hooked_;
   DeferredSums sums_;
   bool host_reads_ = false;
 };

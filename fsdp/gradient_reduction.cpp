@@ -22,6 +22,40 @@ double half_pre_divisor(std::int64_t ranks) {
   return static_cast<double>(factor);
 }
 
+/// What is issued within goes to a hook's lane, on `gradients` of the lane `owner`.
+class HookScope {
+ public:
+  HookScope(Communication& communication, Lane lane, Lane owner, std::vector<at::Tensor> gradients)
+      : communication_(communication),
+        lane_(lane),
+        owner_(owner),
+        gradients_(std::move(gradients)),
+        scope_(communication.streams(), lane) {
+    communication.streams().order(owner, lane);
+  }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+  ~HookScope() {
+    communication_.await_hook(std::move(gradients_), owner_,
+                              communication_.streams().record(lane_));
+  }
+
+ private:
+  Communication& communication_;
+  Lane lane_;
+  Lane owner_;
+  std::vector<at::Tensor> gradients_;
+  comm::LaneScope scope_;
+};
+
+std::vector<at::Tensor> locals_of(const std::vector<WholeGradient>& gradients) {
+  std::vector<at::Tensor> locals;
+  for (const WholeGradient& gradient : gradients) {
+    locals.push_back(gradient.local);
+  }
+  return locals;
+}
+
 }  // namespace
 
 GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
@@ -95,8 +129,8 @@ void GradientReduction::reduce_packed(Communication& communication) {
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
   comm::Communicator& group = (ranks > 1 ? mesh_.shard : mesh_.replicate).group();
-  buffer_ = communication.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute,
-                                         options_.hooks->allocator(group));
+  const MemorySource memory = options_.hooks->reduction_memory(group);
+  buffer_ = communication.pool().acquire(ranks * numel, options_.dtype, Lane::kCompute, memory);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(whole, segments_, input);
   if (pre_divisor_ != 1) {
@@ -104,8 +138,7 @@ void GradientReduction::reduce_packed(Communication& communication) {
   }
   communication.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
-  output_ = options_.hooks->memory_of_groups ? group.allocate(numel, tensor_options())
-                                             : at::empty({numel}, tensor_options());
+  output_ = memory.allocate(numel, tensor_options());
   if (ranks == 1) {
     output_.copy_(input.view({numel}));
     work_ = start_all_reduce();
@@ -172,15 +205,31 @@ bool GradientReduction::reduce_over_replicas() {
 
 void GradientReduction::finish(Communication& communication) {
   const c10::AutoGradMode no_grad(false);
+  const std::optional<Lane> hook_lane = options_.hooks->all_reduce_lane;
   if (mesh_.ranks() == 1) {
+    std::optional<HookScope> scope;
+    if (hook_lane) {
+      scope.emplace(communication, *hook_lane, Lane::kCompute, locals_of(gradients_));
+    }
     hand_out_alone(communication);
     return;
   }
-  const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
-  wait(communication);
-  if (!reduce_over_replicas()) {
-    return;
+  {
+    const comm::LaneScope lane(communication.streams(), Lane::kReduceScatter);
+    wait(communication);
+    if (!reduce_over_replicas()) {
+      return;
+    }
+    if (!hook_lane) {
+      hand_out_reduced(communication);
+      return;
+    }
   }
+  const HookScope scope(communication, *hook_lane, Lane::kReduceScatter, {output_});
+  hand_out_reduced(communication);
+}
+
+void GradientReduction::hand_out_reduced(Communication& communication) {
   if (options_.hooks->all_reduce) {
     options_.hooks->all_reduce(output_);
   }

@@ -41,7 +41,8 @@ class GradientReduction {
 
   /// Waits, and adds the result to the sharded parameters' gradients in their type; what another
   /// group still has to sum goes through communication.sums() first. Works in the
-  /// reduce-scatter lane; on one rank, where gradients are still compute's, in that one.
+  /// reduce-scatter lane; on one rank, where gradients are still compute's, in that one. From the
+  /// hook on in the hook's, if it has one.
   void finish(Communication& communication);
 
  private:
@@ -57,6 +58,7 @@ class GradientReduction {
   comm::WorkPtr start_all_reduce();
   /// False if that is left to a later reduction.
   bool reduce_over_replicas();
+  void hand_out_reduced(Communication& communication);
   void hand_out_alone(Communication& communication);
   void hand_out(std::size_t index, const at::Tensor& gradient, Communication& communication);
 

@@ -218,15 +218,15 @@ void ParameterGroup::start_gather_in_place() {
 
 void ParameterGroup::start_gather_packed(Communication& communication) {
   comm::Communicator& group = mesh_.shard.group();
-  comm::Communicator* allocator = hooks_->allocator(group);
-  if (allocator != nullptr) {
+  const MemorySource memory = hooks_->gather_memory(group);
+  if (memory.group != nullptr) {
     sent_ = communication.pool().acquire(send_.numel(), send_.scalar_type(), Lane::kAllGather,
-                                         allocator);
+                                         memory);
     sent_->tensor.copy_(send_, /*non_blocking=*/true);
     send_ = sent_->tensor;
   }
   gathered_ = communication.pool().acquire(group.size() * send_.numel(), send_.scalar_type(),
-                                           Lane::kAllGather, allocator);
+                                           Lane::kAllGather, memory);
   const at::Tensor output = gathered_->tensor.view({group.size(), send_.numel()});
   gather_ = hooks_->all_gather ? hooks_->all_gather(group, output, send_)
                                : group.all_gather(output, send_);

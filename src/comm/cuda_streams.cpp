@@ -30,7 +30,8 @@ class CudaStreams final : public Streams {
   CudaStreams()
       : device_(c10::cuda::current_device()),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
-        reduce_scatter_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)) {}
+        reduce_scatter_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
+        all_reduce_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_)) {}
 
   StreamEventPtr record(Lane lane) override { return std::make_shared<CudaEvent>(stream(lane)); }
 
@@ -65,6 +66,8 @@ class CudaStreams final : public Streams {
         return all_gather_;
       case Lane::kReduceScatter:
         return reduce_scatter_;
+      case Lane::kAllReduce:
+        return all_reduce_;
       case Lane::kCompute:
         break;
     }
@@ -74,6 +77,7 @@ class CudaStreams final : public Streams {
   c10::DeviceIndex device_;
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
+  CUDAStream all_reduce_;
   std::optional<CUDAStream> compute_;  ///< within a LaneScope: what was current outside
 };
 

@@ -26,6 +26,8 @@ const char* to_string(Lane lane) {
       return "all_gather";
     case Lane::kReduceScatter:
       return "reduce_scatter";
+    case Lane::kAllReduce:
+      return "all_reduce";
   }
   return "unknown";
 }

@@ -7,7 +7,8 @@
 namespace tessera::comm {
 
 /// A queue of work on a device. Work within a lane runs in order; lanes run beside each other.
-enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter };
+/// kAllReduce: for what a caller does with reduced gradients beside the next reduction.
+enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter, kAllReduce };
 const char* to_string(Lane lane);
 
 /// A point in a lane's work.
@@ -58,8 +59,9 @@ class LaneScope {
   Streams& streams_;
 };
 
-/// For "cpu", where work is done when the call returns: nothing is ever waited for. For "cuda": two
-/// high-priority streams of the current device. Throws Error if CUDA cannot be used.
+/// For "cpu", where work is done when the call returns: nothing is ever waited for. For "cuda":
+/// streams of the current device, of high priority but for kAllReduce. Throws Error if CUDA cannot
+/// be used.
 StreamsPtr make_streams(const std::string& device_type);
 
 }  // namespace tessera::comm

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -17,9 +20,14 @@ using AllGather = std::function<comm::WorkPtr(comm::Communicator& group, const a
 /// [ranks * n]. May return nullptr if it is done.
 using ReduceScatter = std::function<comm::WorkPtr(
     comm::Communicator& group, const at::Tensor& output, const at::Tensor& input)>;
+/// A flat tensor of `numel` elements, not initialised, of the type and on the device that `options`
+/// name: what a unit sends or receives over `group`.
+using AllocateBuffer = std::function<at::Tensor(comm::Communicator& group, std::int64_t numel,
+                                                const c10::TensorOptions& options)>;
 /// Changes a unit's reduced gradients in place, before they are divided: all of a type together,
 /// flat, in reduce_dtype; on one rank, where nothing is reduced, one by one. Under HSDP they have
-/// been all-reduced. To reduce them further, over a group of the caller's own.
+/// been all-reduced. To reduce them further, over a group of the caller's own. It is called where
+/// the reduction runs: the next unit's waits for it.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 
 // They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
@@ -29,13 +37,33 @@ using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse = true);
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                bool recurse = true);
+/// The same with an allocator of the tensors that the collective is given, both input and output:
+/// memory that it can reach from other ranks, say. With an empty collective, of those that the
+/// communicator's is given; so under replicate, whose gradients are all-reduced. It is called in
+/// the lane of the collective (for the gradients that are packed: where they are computed), once
+/// for several units if one's tensors fit the next, which may read them as another type. They are
+/// dropped once the collective and its readers are done; reduced gradients when the optimizer's
+/// caller drops them. FSDP2's `Comm::allocate`.
+void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, AllocateBuffer allocate,
+                           bool recurse = true);
+void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
+                               AllocateBuffer allocate, bool recurse = true);
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
+/// The hook is called, and its gradients divided and added up, in a lane of their own (PyTorch's
+/// `stream`), which is current within the hook: after the reduction, beside the next unit's, and
+/// before backward returns to whoever uses them. A stream of the caller's own is reached from there
+/// by events. At most one unit's are under way while the next are reduced. Throws Error, before
+/// anything is changed, for a unit with replicas (HSDP, replicate).
+///   fsdp::set_all_reduce_hook(*model, sum_over_sites, comm::Lane::kAllReduce);
+void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, comm::Lane lane,
+                         bool recurse = true);
 
 /// True: what a unit's all-gathers and reduce-scatters send and receive lies in memory that their
 /// groups allocate (Communicator::allocate): with NCCL, memory that it has registered, which lets
 /// the network or the switches do more of the work. Tensors are packed into it. Reduced gradients
 /// stay there until they are dropped. Takes effect with the next forward. Throws Error where a unit
-/// has an all-gather or a reduce-scatter of its own, as these setters do where this is set.
+/// has an all-gather, a reduce-scatter or an allocator of its own, as these setters do where this
+/// is set.
 void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,
                                                      bool recurse = true);
 
