@@ -4,6 +4,8 @@
 #include <c10/core/AutogradState.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 
 #include "below_autograd.h"
 #include "tessera/core/error.h"
@@ -19,6 +21,10 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
                        c10::DispatchKeySet(c10::DispatchKey::Dense);
   return backend | c10::DispatchKeySet(c10::DispatchKey::Fake) | (local.key_set() & kLazyBits);
 }
+
+constexpr const char* kNoMemory =
+    "the memory of a distributed tensor was asked for, which it lacks: read that of to_local() or "
+    "full_tensor(); print tessera::DistributedTensor(x), or tessera::to_string of it";
 
 /// A write through a view is differentiated by replaying the view, which the fallback understands,
 /// rather than by as_strided, which speaks of a storage that is not there. Said for every wrapper,
@@ -136,6 +142,16 @@ void DistributedTensorImpl::release_resources() {
   transfer_.reset();
   detached_view_.reset();
   TensorImpl::release_resources();
+}
+
+// The message of a tensor is kept on the heap, so not every wrapper is given one when it is made.
+bool DistributedTensorImpl::has_storage() const {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& extra = const_cast<DistributedTensorImpl*>(this)->extra_meta_;
+  if (extra == nullptr) extra = std::make_unique<c10::ExtraMeta>();
+  if (!extra->custom_data_ptr_error_msg_) extra->custom_data_ptr_error_msg_ = kNoMemory;
+  return false;
 }
 
 const char* DistributedTensorImpl::tensorimpl_type_name() const {

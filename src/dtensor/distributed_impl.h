@@ -50,6 +50,9 @@ class DistributedTensorImpl final : public c10::TensorImpl {
                                                          bool allow_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) override;
   void release_resources() override;
+  /// False. Whoever asks is often about to read memory, as libtorch's printer is: what that throws
+  /// is made to say what to do instead.
+  bool has_storage() const override;
 
  protected:
   const char* tensorimpl_type_name() const override;

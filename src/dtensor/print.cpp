@@ -9,6 +9,7 @@
 #include "autograd_functions.h"
 #include "below_autograd.h"
 #include "distributed_impl.h"
+#include "tensor_spec.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -48,8 +49,8 @@ std::string text_of(const DistributedTensor& tensor, const DistributedTensor& sh
   const auto& mesh = tensor.mesh();
   return fmt::format("DistributedTensor([{}], {}, {}, {}), rank {} {} {}:\n{}",
                      fmt::join(value.sizes(), ", "), c10::toString(value.scalar_type()),
-                     to_string(mesh), to_string(tensor.placements()), mesh.world()->rank(), holds,
-                     places(shown), values(local_tensor(shown)));
+                     to_string(mesh), detail::describe(*tensor.layout(), value.sizes()),
+                     mesh.world()->rank(), holds, places(shown), values(local_tensor(shown)));
 }
 
 }  // namespace

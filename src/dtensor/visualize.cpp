@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensor_spec.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 
@@ -56,7 +57,7 @@ std::string visualize(const DistributedTensor& tensor) {
   constexpr int kWidth = 12;
   auto text =
       fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),
-                  to_string(tensor.placements()), "", kWidth);
+                  detail::describe(*tensor.layout(), sizes), "", kWidth);
   for (const auto& column : columns) {
     text += fmt::format("{:{}}", sizes.size() == 1 ? "" : label(column), kWidth);
   }

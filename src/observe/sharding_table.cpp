@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/core/error.h"
 #include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
@@ -12,17 +13,23 @@ namespace tessera::observe {
 namespace {
 
 /// "dp: Shard(0), tp: Replicate()"; a mesh without names counts its dimensions.
-std::string placements_text(const at::Tensor& tensor) {
-  const auto& spec = sharding_spec(tensor);
-  const auto sizes = tensor.sizes();
-  const auto placements = to_placements(*spec.layout, std::span(sizes.data(), sizes.size()));
-  const auto& names = spec.mesh.shape().names();
+std::string text_of(const Placements& placements, const std::vector<std::string>& names) {
   std::vector<std::string> parts;
   for (std::size_t dim = 0; dim < placements.size(); ++dim) {
     parts.push_back(fmt::format("{}: {}", names.empty() ? std::to_string(dim) : names[dim],
                                 to_string(placements[dim])));
   }
   return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+/// The layout itself where placements cannot say it.
+std::string placements_text(const at::Tensor& tensor) {
+  const auto& spec = sharding_spec(tensor);
+  try {
+    return text_of(DistributedTensor(tensor).placements(), spec.mesh.shape().names());
+  } catch (const Error&) {
+    return to_string(*spec.layout);
+  }
 }
 
 ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {

@@ -1,13 +1,18 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/visualize.h"
+#include "testing/debug_checks.h"
 #include "testing/ranks.h"
 
 namespace tessera {
@@ -55,6 +60,7 @@ TEST(Printing, ReducesWhatIsPartial) {
 }
 
 TEST(Printing, ShowsTheTermOfOneRankOnThatRankAlone) {
+  const testing::DebugChecks none("0");
   RunRanks(3, [](Rank& rank) {
     const auto local = at::full({2}, rank.rank() + 1.0);
     const auto x = DistributedTensor::from_local(local, rank.mesh({3}, {"x"}), {Partial{}});
@@ -68,10 +74,40 @@ TEST(Printing, NeedsNoValues) {
   expect_in(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), {"meta"});
 }
 
-TEST(Printing, OfThePlainHandleThrows) {
-  const at::Tensor x = zeros({4}, square(0), {Shard{0}, Replicate{}});
-  std::ostringstream out;
-  EXPECT_THROW(out << x, c10::Error);
+/// What libtorch throws where it reads memory that is not there.
+std::string refusal_of(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  ADD_FAILURE() << "expected an error";
+  return "";
+}
+
+TEST(Printing, OfThePlainHandleSaysWhatToPrint) {
+  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {4}, {4, 3}}) {
+    const at::Tensor x = zeros(sizes, square(0), {Replicate{}, Replicate{}});
+    std::ostringstream out;
+    for (int i = 0; i < 2; ++i) expect_in(refusal_of([&] { out << x; }), {"tessera::to_string"});
+    expect_in(refusal_of([&] { x.add(1).data_ptr<float>(); }), {"to_local()"});
+    EXPECT_TRUE(at::equal(DistributedTensor(x.add(0)).full_tensor(), at::zeros(sizes)));
+  }
+}
+
+/// Split unevenly within what a flattening made one dimension: no placements say so.
+DistributedTensor without_placements(int rank) {
+  const auto mesh = init_device_mesh(comm::fake_world(rank, 2), {2}, {"x"});
+  const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
+  return DistributedTensor::from_local(at::full({rank == 0 ? 4 : 2}, rank + 1.0), {mesh, layout},
+                                       {6});
+}
+
+TEST(Printing, OfWhatPlacementsCannotSayShowsTheLayout) {
+  const auto x = without_placements(1);
+  EXPECT_THROW(x.placements(), Error);
+  expect_in(to_string(x), {"[3:m0 x 2]", "holds [4:6]", " 2\n 2"});
+  expect_in(visualize(x), {"[6] on", "[3:m0 x 2]", "0:4", "4:6"});
 }
 
 }  // namespace

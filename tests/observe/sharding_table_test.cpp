@@ -1,5 +1,6 @@
 #include "tessera/observe/sharding_table.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -47,6 +48,19 @@ TEST(ShardingTable, ListsTheFormThatPersists) {
     slot->set_persistent(
         distribute_tensor(slot->get().detach(), rank.mesh({2}, {"dp"}), {Shard{0}}));
     EXPECT_EQ(sharding_table(linear)[1].placements, "dp: Shard(0)");
+  });
+}
+
+TEST(ShardingTable, ShowsTheLayoutThatPlacementsCannotSay) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 6);
+    const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
+    const auto local = at::zeros({rank.rank() == 0 ? 4 : 2});
+    linear.slot("bias")->set(
+        DistributedTensor::from_local(local, {rank.mesh({2}, {"dp"}), layout}, {6}));
+    const auto row = sharding_table(linear)[1];
+    EXPECT_EQ(row.placements, "[3:m0 x 2]");
+    EXPECT_EQ(row.local_sizes, (Sizes{rank.rank() == 0 ? 4 : 2}));
   });
 }
 

@@ -14,7 +14,9 @@ namespace tessera::observe {
 struct ShardingRow {
   std::string name;
   std::vector<std::int64_t> sizes;  ///< global
-  std::string placements;           ///< "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor
+  /// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; the layout, as "[3:m0 x 2]", where
+  /// placements cannot say it.
+  std::string placements;
   std::vector<std::int64_t> local_sizes;
   std::int64_t local_bytes = 0;
 };
