@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -114,10 +115,15 @@ void decompose(const c10::OperatorHandle& op, const OperatorInfo& info,
       &stack);
 }
 
-/// Of the plain tensors that are taken for replicated.
-void compare_plain(const OperatorInfo& info, const CallPlan& plan,
+/// Of the plain tensors that are taken for replicated. What `out` held before does not matter.
+void compare_plain(const c10::OperatorHandle& op, const OperatorInfo& info, const CallPlan& plan,
                    std::span<const c10::IValue> arguments) {
-  auto tensors = bind_call(info, arguments).tensors;
+  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
+  for (const int argument : info.written) {
+    const auto index = static_cast<std::size_t>(argument);
+    if (op.schema().arguments()[index].kwarg_only()) read[index] = {};
+  }
+  auto tensors = bind_call(info, read).tensors;
   std::erase_if(tensors, [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
   });
@@ -147,7 +153,7 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (goes_by_position(info, *plan, arguments)) return run_by_position(op, info, stack);
   const comm::CallerScope caller(info.name);
   if (plan->compares_plain) [[unlikely]]
-    compare_plain(info, *plan, arguments);
+    compare_plain(op, info, *plan, arguments);
   if (may_fail_apart(info, *plan, arguments)) {
     if (!run_agreed(op, info, *plan, stack)) return run_operator(op, info, stack);
   } else {

@@ -4,29 +4,16 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "testing/debug_checks.h"
 #include "testing/ranks.h"
 
 namespace tessera {
 namespace {
-
-/// TESSERA_DEBUG of this process while it lives.
-class Debug {
- public:
-  explicit Debug(const char* value) : outer_(std::getenv(kName)) { setenv(kName, value, 1); }
-  Debug(const Debug&) = delete;
-  Debug& operator=(const Debug&) = delete;
-  ~Debug() { setenv(kName, outer_.c_str(), 1); }
-
- private:
-  static constexpr const char* kName = "TESSERA_DEBUG";
-  std::string outer_;  // RunRanks' default
-};
 
 /// What each of two ranks says of its own error, caught: the other rank must not wait for it.
 std::vector<std::string> errors_of(const testing::Body& body) {
@@ -49,7 +36,7 @@ void expect_in(const std::string& text, const char* part) {
 }
 
 TEST(Agreement, OfARankThatFailsAloneEndsAll) {
-  const Debug debug("1");
+  const testing::DebugChecks debug("1");
   const auto errors = errors_of([](Rank& rank) {
     const auto local = at::zeros({rank.rank() == 0 ? 2 : 3});
     DistributedTensor::from_local(local, rank.mesh({2}, {"x"}), {Shard{0}}, {{4}});
@@ -59,7 +46,7 @@ TEST(Agreement, OfARankThatFailsAloneEndsAll) {
 }
 
 TEST(Agreement, OfSpecsIsChecked) {
-  const Debug debug("1");
+  const testing::DebugChecks debug("1");
   const auto errors = errors_of([](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto layout = Layout::replicated({2}, 1);
@@ -71,7 +58,7 @@ TEST(Agreement, OfSpecsIsChecked) {
 }
 
 TEST(Agreement, IsCheckedBeforeASourceScatters) {
-  const Debug debug("1");
+  const testing::DebugChecks debug("1");
   const auto errors = errors_of([](Rank& rank) {
     distribute_tensor(at::zeros({rank.rank() == 0 ? 4 : 6}), rank.mesh({2}, {"x"}), {Shard{0}},
                       {.source = 0});
@@ -81,7 +68,7 @@ TEST(Agreement, IsCheckedBeforeASourceScatters) {
 }
 
 TEST(Agreement, OfPlacementsIsCheckedByDistributeTensor) {
-  const Debug debug("1");
+  const testing::DebugChecks debug("1");
   const auto errors = errors_of([](Rank& rank) {
     distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
   });
@@ -91,7 +78,7 @@ TEST(Agreement, OfPlacementsIsCheckedByDistributeTensor) {
 
 // As many elements, but of tensors of other sizes: nothing else would tell them apart.
 TEST(Agreement, OfEveryRedistributionIsChecked) {
-  const Debug debug("1");
+  const testing::DebugChecks debug("1");
   const auto errors = errors_of([](Rank& rank) {
     const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
     const auto sizes =
@@ -105,7 +92,7 @@ TEST(Agreement, OfEveryRedistributionIsChecked) {
 }
 
 TEST(Agreement, CostsNothingWhereItIsOff) {
-  const Debug debug("0");
+  const testing::DebugChecks debug("0");
   RunRanks(2, [](Rank& rank) {
     DistributedTensor::from_local(at::zeros({2}), rank.mesh({2}, {"x"}), {Shard{0}});
     EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
@@ -113,7 +100,7 @@ TEST(Agreement, CostsNothingWhereItIsOff) {
 }
 
 TEST(Agreement, IsCheckedByDefaultInBuildsWithoutNdebug) {
-  const Debug unset("");
+  const testing::DebugChecks unset("");
 #ifdef NDEBUG
   static constexpr int kCalls = 0;
 #else

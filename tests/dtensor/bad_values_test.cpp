@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
+#include "testing/debug_checks.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
@@ -91,15 +91,6 @@ std::vector<Case> cases() {
   };
 }
 
-/// TESSERA_DEBUG of this process while it lives.
-class Debug {
- public:
-  Debug() { setenv("TESSERA_DEBUG", "1", 1); }
-  Debug(const Debug&) = delete;
-  Debug& operator=(const Debug&) = delete;
-  ~Debug() { setenv("TESSERA_DEBUG", "0", 1); }
-};
-
 /// What a call throws on this rank: one line that names the operator, the rank and the remedy.
 void expect_failure(const std::function<void()>& call, const std::string& name) {
   const std::string message = testing::ErrorOf(call);
@@ -116,7 +107,7 @@ void expect_in_step(const DeviceMesh& mesh) {
 class BadValues : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BadValues, OfOneRankEndTheCallOnAll) {
-  const Debug debug;
+  const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {
     const auto mesh = rank.mesh({kRanks}, {"x"});
     const auto& c = GetParam();
@@ -133,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, BadValues, ::testing::ValuesIn(cases()),
 
 // The ranks that have other rows of the indices, and those that have other rows of the weight.
 TEST(BadValue, InASplitVocabularyEndTheCallOnAll) {
-  const Debug debug;
+  const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "x"});
     const at::Tensor weight = distribute_tensor(values({10, 3}), mesh, {Replicate{}, Shard{0}});
@@ -144,6 +135,7 @@ TEST(BadValue, InASplitVocabularyEndTheCallOnAll) {
 }
 
 TEST(BadValue, AreNotLookedForWithoutBeingAsked) {
+  const testing::DebugChecks none("0");
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto weight = on(mesh, values({10, 3}), Replicate{});
@@ -156,7 +148,7 @@ TEST(BadValue, AreNotLookedForWithoutBeingAsked) {
 }
 
 TEST(BadValue, AreToldApartFromGoodOnes) {
-  const Debug debug;
+  const testing::DebugChecks debug("1");
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
@@ -169,7 +161,7 @@ TEST(BadValue, AreToldApartFromGoodOnes) {
 }
 
 TEST(PlainTensors, ThatAScopeVouchesForAreCompared) {
-  const Debug debug;
+  const testing::DebugChecks debug("1");
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = on(mesh, values({4, 3}), Shard{0});
@@ -184,7 +176,21 @@ TEST(PlainTensors, ThatAScopeVouchesForAreCompared) {
   });
 }
 
+TEST(PlainTensors, ThatAreOnlyWrittenAreNotCompared) {
+  const testing::DebugChecks debug("1");
+  RunRanks(2, [](Rank& rank) {
+    const auto x = on(rank.mesh({2}, {"x"}), values({4, 3}), Shard{0});
+    const ReplicationScope plain_ones_are_equal;
+    auto result = at::full({3}, rank.rank() + 1.0, at::kDouble);
+    at::sum_out(result, x, 0);
+    EXPECT_TRUE(at::allclose(result, values({4, 3}).sum(0)));
+    auto unequal = at::full({3}, rank.rank() + 1.0, at::kDouble);
+    EXPECT_THAT_ERROR(unequal.add_(x.sum(0)), "on ranks 1");
+  });
+}
+
 TEST(PlainTensors, AreNotComparedWithoutBeingAsked) {
+  const testing::DebugChecks none("0");
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = on(mesh, values({4, 3}), Shard{0});

@@ -7,6 +7,7 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/policy.h"
+#include "testing/debug_checks.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 
@@ -40,6 +41,7 @@ const std::vector<Case>& cases() {
 }
 
 TEST(VocabularyParallel, LooksUpWithoutACollective) {
+  const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const StrictScope strict;

@@ -6,6 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "testing/debug_checks.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 
@@ -86,6 +87,7 @@ TEST(OtherMesh, ASliceMayBeRearrangedAsWell) {
 }
 
 TEST(OtherMesh, MovesNothingWhereEveryRankHasItsPart) {
+  const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
     const auto flat = rank.mesh({4}, {"x"});
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});

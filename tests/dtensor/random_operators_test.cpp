@@ -12,6 +12,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/policy.h"
+#include "testing/debug_checks.h"
 #include "testing/ranks.h"
 
 namespace tessera {
@@ -71,6 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
+  const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
     at::rand_like(x);
@@ -82,6 +84,7 @@ TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
 
 /// What docs/operators.md lists as random.
 TEST(RandomOperators, OfTheListRunInAStrictScope) {
+  const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
     const StrictScope strict;

@@ -91,6 +91,17 @@ TEST(PartialTensor, IsReducedBeforeItIsRounded) {
   });
 }
 
+TEST(PartialTensor, IsNoSumOfBooleansThatAreLookedUp) {
+  RunRanks(3, [](Rank& rank) {
+    const auto table = at::sin(at::arange(14, at::kDouble)).gt(0).view({7, 2});
+    const auto indices = at::tensor({1, 6, 0, 3, 6}, at::kLong);
+    const auto mesh = rank.mesh({3}, {"x"});
+    const at::Tensor rows = at::embedding(distribute_tensor(table, mesh, {Shard{0}}),
+                                          distribute_tensor(indices, mesh, {Replicate{}}));
+    EXPECT_TRUE(at::equal(whole(rows), at::embedding(table, indices)));
+  });
+}
+
 TEST(PartialTensor, IsNoSumOfBooleans) {
   RunRanks(3, [](Rank& rank) {
     const auto mesh = rank.mesh({3}, {"x"});

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/visualize.h"
+#include "testing/debug_checks.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
 
@@ -90,6 +91,7 @@ TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
 }
 
 TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
+  const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto x =

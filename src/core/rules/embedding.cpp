@@ -23,6 +23,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);
+  rule.additive = {weight};
   add_any_linear(rule, {weight});
   rule.local_call = {.op = "tessera_local::embedding_rows",
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
