@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "matrix_exchange.h"
@@ -13,6 +15,7 @@
 #include "shard_states.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/in_order.h"
 
 namespace tessera::optim {
 namespace {
@@ -56,36 +59,48 @@ class Muon::Exchange {
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
-  void add(const ShardUpdate& shard, const at::Tensor& parameter, const at::Tensor& local) {
-    shards_.push_back(shard);
-    matrices_.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
-    // Offloaded shards travel, and are worked on, where the mesh communicates.
-    locals_.push_back(local.to(c10::Device(mesh_.device_type())));
-  }
-  void run(const Muon& muon) {
-    // The plan stays while the matrices do.
-    if (plan_ == nullptr || plan_->matrices() != matrices_) {
-      plan_ = std::make_unique<MatrixExchange>(mesh_, matrices_);
+  void add(const ShardUpdate& shard) { shards_.push_back(shard); }
+  void run(Muon& muon, double factor) {
+    drop_unused();
+    if (shards_.empty()) return;
+    std::vector<SpreadMatrix> matrices;
+    std::vector<at::Tensor> locals;
+    for (const ShardUpdate& shard : shards_) {
+      const at::Tensor& parameter = muon.parameters()[shard.index]->persistent();
+      matrices.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
+      // Offloaded shards travel, and are worked on, where the mesh communicates.
+      locals.push_back(muon.direction(shard, factor).to(c10::Device(mesh_.device_type())));
     }
-    const auto results = plan_->run(locals_, [&](std::size_t i, const at::Tensor& whole) {
+    // The plan stays while the matrices do.
+    if (plan_ == nullptr || plan_->matrices() != matrices) {
+      plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
+    }
+    const auto results = plan_->run(locals, [&](std::size_t i, const at::Tensor& whole) {
       return muon.orthogonal(whole, shards_[i].group);
     });
     for (std::size_t i = 0; i < results.size(); ++i) muon.apply(shards_[i], results[i]);
     clear();
   }
-  void clear() {
-    shards_.clear();
-    matrices_.clear();
-    locals_.clear();
-  }
-  bool empty() const { return locals_.empty(); }
+  void clear() { shards_.clear(); }
+  bool empty() const { return shards_.empty(); }
 
  private:
+  /// What no rank has a gradient of rests, as in one process.
+  void drop_unused() {
+    std::vector<std::uint8_t> used;
+    for (const ShardUpdate& shard : shards_) used.push_back(shard.gradient.defined() ? 1 : 0);
+    std::vector<int> dims(static_cast<std::size_t>(mesh_.ndim()));
+    std::iota(dims.begin(), dims.end(), 0);
+    comm::Communicator& group = in_order(mesh_.group(dims));
+    const comm::PurposeScope purpose(group, "the matrices that have a gradient");
+    group.any_rank(used);
+    std::size_t i = 0;
+    std::erase_if(shards_, [&](const ShardUpdate&) { return used[i++] == 0; });
+  }
+
   DeviceMesh mesh_;
   c10::ScalarType dtype_;
   std::vector<ShardUpdate> shards_;
-  std::vector<SpreadMatrix> matrices_;
-  std::vector<at::Tensor> locals_;
   std::unique_ptr<MatrixExchange> plan_;
 };
 
@@ -140,15 +155,14 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards, double factor) 
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
     if (parameter.numel() == 0) continue;
-    const at::Tensor local = direction(shard, factor);
     if (needs_exchange(parameter)) {
-      exchange_of(sharding_spec(parameter).mesh, local.scalar_type()).add(shard, parameter, local);
+      exchange_of(sharding_spec(parameter).mesh, options(shard.group).compute_dtype).add(shard);
     } else {
-      apply(shard, orthogonal(local, shard.group));
+      apply(shard, orthogonal(direction(shard, factor), shard.group));
     }
   }
   for (Exchange& exchange : exchanges_) {
-    if (!exchange.empty()) exchange.run(*this);
+    if (!exchange.empty()) exchange.run(*this, factor);
   }
 }
 

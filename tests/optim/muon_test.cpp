@@ -142,6 +142,33 @@ TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
   });
 }
 
+// Momentum and decay go on for a gradient of zeros, and rest without one, as in one process.
+TEST(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf) {
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    std::vector<nn::SlotPtr> slots, reference;
+    for (int i = 0; i < 3; ++i) {
+      slots.push_back(slot_of(numbers({5, 4}, i), mesh, {Shard{0}}));
+      reference.push_back(slot_of(numbers({5, 4}, i)));
+    }
+    Muon optimizer(slots, kExact), expected(reference, kExact);
+    for (const auto& used : std::vector<std::vector<std::size_t>>{{0, 1}, {1}, {}, {1, 0}}) {
+      optimizer.zero_grad();
+      expected.zero_grad();
+      for (const std::size_t i : used) {
+        set_grad(slots[i], numbers({5, 4}, 10 + static_cast<std::int64_t>(i)));
+        set_grad(reference[i], numbers({5, 4}, 10 + static_cast<std::int64_t>(i)));
+      }
+      optimizer.step();
+      expected.step();
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_TRUE(whole(slots[i]->get()).allclose(reference[i]->get().detach(), 0.0, 1e-5)) << i;
+    }
+    EXPECT_TRUE(whole(slots[2]->get()).equal(numbers({5, 4}, 2)));
+  });
+}
+
 TEST(Muon, SkipsAPlainMatrixWithoutGradient) {
   const nn::SlotPtr slot = slot_of(at::ones({2, 2}));
   Muon({slot}, kExact).step();

@@ -40,9 +40,9 @@ struct MuonOptions {
 /// orthogonalised once and the work is even: one all-to-all brings each matrix whole to its rank,
 /// in compute_dtype, and a second one takes every rank its part. State "momentum_buffer".
 ///
-/// step(): collective over the meshes of distributed matrices that require a gradient; one that has
-/// none on this rank counts as zeros, so that what is sent never depends on the rank. A plain
-/// matrix without a gradient is skipped.
+/// step(): collective over the meshes of distributed matrices that require a gradient. One that has
+/// none on this rank, but on another, counts as zeros; for that the ranks exchange a byte a matrix
+/// between their hosts. One that has none on any rank is skipped, as is a plain one without.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
   /// Throws Error for options that make no sense and for parameters that are not 2-D.
