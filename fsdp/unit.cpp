@@ -307,10 +307,11 @@ void Unit::await_backward(nn::TensorList outputs) {
   const auto token = std::make_shared<char>();
   const bool hooked =
       call_before_backward(outputs, [unit = shared_from_this(), token] { unit->pre_backward(); });
-  if (hooked && !backward_comes_) {
+  // A unit that only some ranks ran must not change what they prefetch.
+  if (hooked && !backward_comes_ && !may_be_unused_) {
     context_->ran_forward(*this, token);
-    backward_comes_ = true;
   }
+  backward_comes_ = backward_comes_ || hooked;
 }
 
 void Unit::end_partial_forward() {

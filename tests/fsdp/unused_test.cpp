@@ -82,6 +82,41 @@ TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
   });
 }
 
+/// first, extra or not, last.
+class Detour : public nn::Module<Detour> {
+ public:
+  Detour() {
+    first = register_module("first", std::make_shared<nn::Linear>(3, 3));
+    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
+    last = register_module("last", std::make_shared<nn::Linear>(3, 2));
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*first)(x);
+    return (*last)(use_extra ? (*extra)(y) : y);
+  }
+
+  std::shared_ptr<nn::Linear> first, extra, last;
+};
+
+// Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
+TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
+  const at::Tensor x = testing::wave({4, 3}, 9);
+  Detour alone;
+  testing::fill(alone);
+  (alone(x, true).sum() + 2 * alone(x, false).sum()).div(3).backward();
+  RunRanks(3, [&](Rank& rank) {
+    Detour model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    fully_shard(*model.first, mesh);
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(*model.last, mesh);
+    fully_shard(model, mesh);
+    model(x, rank.rank() == 1).sum().backward();
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
 TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
   RunRanks(2, [](Rank& rank) {
     Optional model;
