@@ -127,7 +127,6 @@ AppliedUnit applied_unit(const Target& target, const DeviceMesh& mesh) {
 
 template <std::same_as<WrapPlan> Plan>
 void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const Plan& plan) {
-  const DataMesh data_mesh(mesh);
   const ModuleTree tree = plannable_tree(root, "fully_shard");
   const std::vector<Target> targets = TargetFinder(tree).find(plan);
   AppliedPlan now;
@@ -140,10 +139,12 @@ void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const Plan& plan)
     return;
   }
   for (const Target& target : targets) {
-    check_parameters(target.parameters, data_mesh, target.unit->options);
+    const Options& options = target.unit->options;
+    check_parameters(target.parameters, data_mesh_of(mesh, options), options);
   }
   for (const Target& target : targets) {
-    make_unit({target.module}, target.parameters, data_mesh, target.unit->options);
+    const Options& options = target.unit->options;
+    make_unit({target.module}, target.parameters, data_mesh_of(mesh, options), options);
   }
   root.attach(std::make_shared<AppliedPlan>(std::move(now)));
 }

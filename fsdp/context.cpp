@@ -6,6 +6,7 @@
 
 #include "backward_hooks.h"
 #include "call_agreement.h"
+#include "piece_agreement.h"
 #include "unit.h"
 #include "use_agreement.h"
 
@@ -41,10 +42,26 @@ void Context::begin_forward() {
   }
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
-  const bool stale = std::exchange(iteration_open_, true);
-  for (const std::shared_ptr<Unit>& unit : units()) {
-    unit->begin_iteration(stale);
+  if (std::exchange(iteration_open_, true)) {
+    std::ranges::for_each(units(), [](const auto& unit) { unit->abandon_iteration(); });
   }
+  agree_on_pieces();
+  std::ranges::for_each(units(), [](const auto& unit) { unit->begin_iteration(); });
+}
+
+/// They are of use while no rank has written to its shards, or lost one.
+void Context::agree_on_pieces() {
+  if (!std::exchange(step_open_, true)) {
+    for_each_group([](ParameterGroup& group) { group.drop_piece(); });
+    return;
+  }
+  std::vector<ParameterGroup*> groups;
+  for_each_group([&](ParameterGroup& group) {
+    if (group.keeps_pieces()) {
+      groups.push_back(&group);
+    }
+  });
+  drop_invalid_pieces(groups);
 }
 
 /// Shards may have been written since: the optimizer's update comes before what is gathered.
@@ -117,11 +134,15 @@ void Context::close_iteration() {
 }
 
 void Context::end_iteration() {
-  for (const std::shared_ptr<Unit>& unit : units()) {
-    unit->reshard();
-  }
+  std::ranges::for_each(units(), [](const auto& unit) { unit->reshard_within_step(); });
   communication().pool().clear();
+  end_micro_batch();
   iteration_open_ = false;
+}
+
+void Context::end_micro_batch() {
+  std::ranges::for_each(units(), [](const auto& unit) { unit->end_micro_batch(); });
+  step_open_ = std::ranges::any_of(units(), &Unit::step_goes_on);
 }
 
 void Context::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
@@ -159,6 +180,7 @@ void Context::end_backward() {
     communication().settle();
     agree_on_use();
   }
+  end_micro_batch();
   close_iteration();
 }
 

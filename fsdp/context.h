@@ -41,7 +41,9 @@ class Context : public std::enable_shared_from_this<Context> {
   };
 
   void await_update();
+  void agree_on_pieces();
   void end_backward();
+  void end_micro_batch();
   void close_iteration();
   template <class Act>
   void for_each_group(Act&& act) const;
@@ -56,6 +58,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<Ran> forward_order_;
   bool in_backward_ = false;
   bool iteration_open_ = false;
+  /// Pieces may be left from an earlier micro-batch of the same step.
+  bool step_open_ = false;
 };
 
 }  // namespace tessera::fsdp

@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <utility>
+
 #include "tessera/core/error.h"
 
 namespace tessera::fsdp {
@@ -20,6 +22,17 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
   shard = mesh[names[1]];
+}
+
+DataMesh DataMesh::sharding_over_replicas(const DeviceMesh& mesh) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 2, "fully_shard: shard_over_replicas was asked for on ",
+                mesh ? to_string(mesh) : "no mesh",
+                ", which has no dimension of replicas; pass two dimensions, for example "
+                "mesh[{\"dp_replicate\", \"dp\"}], or leave the option out");
+  DataMesh result(mesh);
+  result.replica = std::exchange(result.shard, mesh.flatten());
+  result.replicate = {};
+  return result;
 }
 
 DataMesh DataMesh::replicating(const DeviceMesh& mesh) {

@@ -9,21 +9,28 @@
 namespace tessera::fsdp {
 
 /// The mesh that fully_shard was given: one dimension that shards, and maybe one in front of it
-/// that replicates (HSDP).
+/// that replicates (HSDP), or over which persistent tensors are split as well.
 struct DataMesh {
   /// Throws Error for a mesh of other than one or two dimensions.
   explicit DataMesh(const DeviceMesh& mesh);
+  /// Both dimensions shard, as one. Throws Error for a mesh of other than two.
+  static DataMesh sharding_over_replicas(const DeviceMesh& mesh);
   /// The one dimension of `mesh` replicates, and each rank alone shards. Throws Error for a mesh of
   /// other than one dimension.
   static DataMesh replicating(const DeviceMesh& mesh);
 
-  DeviceMesh all;  ///< what was given
-  DeviceMesh shard;
+  DeviceMesh all;        ///< what was given
+  DeviceMesh shard;      ///< one dimension
   DeviceMesh replicate;  ///< no mesh without such a dimension
+  /// Where all ranks shard that are replicas of each other: those that keep gathered parameters
+  /// between them, one replica. Otherwise no mesh.
+  DeviceMesh replica;
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   /// How many ranks compute gradients that are averaged.
   std::int64_t ranks() const { return shard.size() * replicas(); }
+  /// The mesh that persistent tensors lie on.
+  const DeviceMesh& persistent() const { return replicate ? all : shard; }
   /// Where this rank computes.
   c10::Device device() const;
 

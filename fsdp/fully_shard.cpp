@@ -49,15 +49,15 @@ void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& 
 
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options) {
-  make_checked_unit(modules, DataMesh(mesh), options);
+  make_checked_unit(modules, data_mesh_of(mesh, options), options);
 }
 
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
   TESSERA_CHECK(!options.shard_placement && !options.parameter_mesh && options.neighbours == 1 &&
-                    !options.all_gather_extension,
+                    !options.shard_over_replicas && !options.all_gather_extension,
                 "replicate: the options say how to split parameters (shard_placement, "
-                "parameter_mesh, neighbours or all_gather_extension), but each rank keeps them "
-                "whole; leave these out or apply fully_shard");
+                "parameter_mesh, neighbours, shard_over_replicas or all_gather_extension), but "
+                "each rank keeps them whole; leave these out or apply fully_shard");
   Options whole = options;
   whole.shard_placement = [](const std::string&, const at::Tensor&) {
     return std::optional<Placement>(Replicate{});

@@ -19,9 +19,20 @@ c10::ScalarType compute_type(c10::ScalarType dtype, const MixedPrecisionPolicy& 
   return c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype;
 }
 
-/// All ranks together would keep what the shards are already.
-std::int64_t kept_by(std::int64_t neighbours, std::int64_t ranks) {
-  return neighbours == ranks ? 1 : neighbours;
+/// The ranks that keep pieces of what they have gathered; no mesh where nobody does, or all ranks
+/// would, of what the shards are already.
+DeviceMesh neighbours_of(const DataMesh& mesh, std::int64_t count) {
+  const std::int64_t ranks = mesh.shard.size();
+  if (mesh.replica) {
+    return mesh.replica.size() < ranks ? mesh.replica : DeviceMesh();
+  }
+  if (count == 1 || count == ranks) {
+    return {};
+  }
+  const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / count * count;
+  const std::vector<std::string>& names = mesh.shard.shape().names();
+  const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", count);
+  return {mesh.shard.world(), std::vector<int>(first, first + count), MeshShape({count}, {name})};
 }
 
 /// Lets `tensor` keep its identity and lie over other memory from now on.
@@ -54,7 +65,7 @@ ParameterGroup::ParameterGroup(std::vector<ShardedParameter> parameters, DataMes
       mp_policy_(options.mp_policy),
       extension_(options.all_gather_extension),
       hooks_(std::move(hooks)),
-      neighbours_(mesh_.shard, kept_by(options.neighbours, mesh_.shard.size())),
+      neighbours_(neighbours_of(mesh_, options.neighbours)),
       gradient_divisor_(static_cast<double>(mesh_.ranks())) {
   segments_ = segments_of(all_parameters());
   take_types();
@@ -181,6 +192,7 @@ void ParameterGroup::start_unshard(Communication& communication) {
     gather_ = neighbours_.start_gather(whole_.flat(), label_);
     return;
   }
+  gathered_versions_ = shard_versions();
   const comm::PurposeScope purpose(mesh_.shard.group(), label_);
   send_ = encoded_ ? encode_shards() : flat_.to(device_, compute_dtype_, /*non_blocking=*/true);
   const bool in_place = !whole_.padded().empty() && !hooks_->packs_gathers();
@@ -220,8 +232,8 @@ void ParameterGroup::start_gather_packed(Communication& communication) {
   comm::Communicator& group = mesh_.shard.group();
   const MemorySource memory = hooks_->gather_memory(group);
   if (memory.group != nullptr) {
-    sent_ = communication.pool().acquire(send_.numel(), send_.scalar_type(), Lane::kAllGather,
-                                         memory);
+    sent_ =
+        communication.pool().acquire(send_.numel(), send_.scalar_type(), Lane::kAllGather, memory);
     sent_->tensor.copy_(send_, /*non_blocking=*/true);
     send_ = sent_->tensor;
   }
@@ -269,9 +281,12 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
     if (sent_) {
       communication.pool().release(*std::exchange(sent_, std::nullopt), nullptr);
     }
-    neighbours_.drop();
   }
   communication.streams().order(Lane::kAllGather, Lane::kCompute);
+  neighbours_.end_gather();
+  if (!keeps_pieces()) {
+    neighbours_.drop();
+  }
 }
 
 /// One that failed: nobody may take its buffers for values.
@@ -279,6 +294,7 @@ void ParameterGroup::discard_gather() {
   gather_ = nullptr;
   send_.reset();
   sent_.reset();
+  neighbours_.end_gather();
   neighbours_.drop();
   gathered_.reset();
   whole_.free();
@@ -329,27 +345,42 @@ void ParameterGroup::free_whole_tensors(Communication& communication) {
   }
 }
 
-void ParameterGroup::reshard(Communication& communication) {
+void ParameterGroup::free_gathered(Communication& communication) {
   show_sharded(communication);
   if (gather_ != nullptr) {  // prefetched, but not used
     wait_for_gather(communication);
   }
-  neighbours_.drop();
   if (gathered_) {
     communication.pool().release(*std::exchange(gathered_, std::nullopt), nullptr);
   }
   free_whole_tensors(communication);
 }
 
-void ParameterGroup::reshard_after_forward(Communication& communication) {
-  if (unsharded_ && neighbours_.count() > 1 && !shares_memory()) {
+void ParameterGroup::reshard(Communication& communication) {
+  free_gathered(communication);
+  neighbours_.drop();
+}
+
+void ParameterGroup::reshard_for_now(Communication& communication) {
+  if (unsharded_ && neighbours_.enabled() && !neighbours_.kept()) {
     const c10::AutoGradMode no_grad(false);
     neighbours_.keep(whole_.flat());
-    show_sharded(communication);
-    free_whole_tensors(communication);
-  } else {
-    reshard(communication);
   }
+  free_gathered(communication);
+}
+
+/// Grows with each write to a shard that autograd sees.
+std::uint64_t ParameterGroup::shard_versions() const {
+  std::uint64_t sum = 0;
+  for (const ShardedParameter& parameter : parameters_) {
+    sum += parameter.version();
+  }
+  return sum;
+}
+
+bool ParameterGroup::has_valid_piece() const {
+  return neighbours_.kept() && gathered_versions_ == shard_versions() &&
+         std::ranges::none_of(parameters_, &ShardedParameter::is_replaced) && laid_out();
 }
 
 void ParameterGroup::discard(Communication& communication) {
@@ -364,7 +395,7 @@ void ParameterGroup::add_sharding_groups(std::vector<comm::Communicator*>& group
   if (mesh_.shard.size() > 1) {
     groups.push_back(&mesh_.shard.group());
   }
-  if (neighbours_.count() > 1) {
+  if (neighbours_.enabled()) {
     groups.push_back(&neighbours_.group());
   }
 }

@@ -52,10 +52,16 @@ class ParameterGroup {
   void start_unshard(Communication& communication);
   /// Puts the whole tensors into the slots. Collective unless started before.
   void unshard(Communication& communication);
-  /// Puts the shards into the slots and frees the whole tensors' memory.
+  /// Puts the shards into the slots and frees what is gathered.
   void reshard(Communication& communication);
-  /// The same between forward and backward: keeps this rank's part for its neighbours, if so asked.
-  void reshard_after_forward(Communication& communication);
+  /// The same where the shards will be gathered again as they are: keeps this rank's piece for its
+  /// neighbours, if so asked.
+  void reshard_for_now(Communication& communication);
+  /// Whether pieces are kept for all micro-batches of a step, not for one backward.
+  bool keeps_pieces() const { return mesh_.replica && neighbours_.enabled(); }
+  /// Whether there is one, of the shards as they are now.
+  bool has_valid_piece() const;
+  void drop_piece() { neighbours_.drop(); }
   /// Frees what is gathered, whether that has succeeded or not.
   void discard(Communication& communication);
 
@@ -118,6 +124,8 @@ class ParameterGroup {
   void fill_whole_tensors(Communication& communication);
   void free_whole_tensors(Communication& communication);
   void show_sharded(Communication& communication);
+  void free_gathered(Communication& communication);
+  std::uint64_t shard_versions() const;
 
   std::vector<ShardedParameter> parameters_;
   DataMesh mesh_;
@@ -134,6 +142,7 @@ class ParameterGroup {
   at::Tensor flat_;  ///< this rank's shards
   WholeTensors whole_;
   NeighbourShard neighbours_;
+  std::uint64_t gathered_versions_ = 0;   ///< of the shards, when they were gathered last
   std::optional<EncodedGather> encoded_;  ///< empty: values are gathered
   bool unsharded_ = false;
 

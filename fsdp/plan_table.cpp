@@ -20,6 +20,7 @@ std::string notes_of(const Options& options) {
   if (options.offload_policy) {
     notes += options.offload_policy->pin_memory ? " offloaded" : " offloaded unpinned";
   }
+  notes += options.shard_over_replicas ? " sharded over replicas" : "";
   notes += options.may_be_unused ? " may be unused" : "";
   return notes;
 }

@@ -23,6 +23,12 @@ at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t ra
                                                      : rows.contiguous().to(device);
 }
 
+/// 0 for a tensor made in inference mode, which counts nothing.
+std::uint64_t version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : 0;
+}
+
 }  // namespace
 
 ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const DataMesh& mesh,
@@ -46,11 +52,20 @@ ShardedParameter::ShardedParameter(nn::SlotPtr slot, std::string name, const Dat
   show_sharded();
 }
 
-bool ShardedParameter::adopt() {
+std::uint64_t ShardedParameter::version() const {
+  return version_of(sharded_) + version_of(shard());
+}
+
+bool ShardedParameter::is_replaced() const {
   const at::Tensor& current = slot_->get();
-  if (current.is_same(sharded_) || current.is_same(whole_)) {
+  return !current.is_same(sharded_) && !current.is_same(whole_);
+}
+
+bool ShardedParameter::adopt() {
+  if (!is_replaced()) {
     return false;
   }
+  const at::Tensor& current = slot_->get();
   TESSERA_CHECK(
       tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
           sharding_spec(current) == sharding_spec(sharded_),

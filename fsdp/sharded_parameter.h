@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,8 +48,12 @@ class ShardedParameter {
   /// The whole tensor; undefined until set_whole().
   const at::Tensor& whole() const { return whole_; }
 
-  /// Takes over what somebody put into the slot since (nn::to_empty, a load): true if there was
-  /// such a tensor. Throws Error if it does not lie as the shard did.
+  /// Grows with each write to the shard that autograd sees.
+  std::uint64_t version() const;
+  /// Whether somebody put another tensor into the slot (nn::to_empty, a load).
+  bool is_replaced() const;
+  /// Takes over such a tensor: true if there was one. Throws Error if it does not lie as the shard
+  /// did.
   bool adopt();
   /// Makes the whole tensor, an autograd leaf, around its local part.
   void set_whole(const at::Tensor& local);

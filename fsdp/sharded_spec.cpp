@@ -1,6 +1,7 @@
 #include "sharded_spec.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -12,8 +13,11 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
-/// The slice of the common root that has the dimensions of both meshes, in the root's order.
-DeviceMesh joined_mesh(const DeviceMesh& outer, const DeviceMesh& mesh, const std::string& name) {
+/// The slice of the common root that has the dimensions of both meshes: flattened ones, then the
+/// root's in its order.
+DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
+                       const std::string& name) {
+  const DeviceMesh& mesh = data_mesh.all;
   const DeviceMesh root = mesh.root();
   const std::vector<std::string>& own = mesh.shape().names();
   const std::vector<std::string>& others = outer.shape().names();
@@ -23,12 +27,14 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DeviceMesh& mesh, const st
                 "' is distributed on ", to_string(outer),
                 ", which is not another slice of the mesh that ", to_string(mesh),
                 " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  const std::vector<std::string>& lying = data_mesh.persistent().shape().names();
+  const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;
-  for (const std::string& dim : root.shape().names()) {
-    if (contains(own, dim) || contains(others, dim)) {
-      names.push_back(dim);
-    }
-  }
+  std::ranges::copy_if(lying, std::back_inserter(names),
+                       [&](const std::string& dim) { return !contains(known, dim); });
+  std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
+    return contains(lying, dim) || contains(others, dim);
+  });
   return root.slice(names);
 }
 
@@ -49,14 +55,14 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
 
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name) {
-  DeviceMesh joined = mesh.all;
+  DeviceMesh joined = mesh.persistent();
   Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
   if (tessera::is_distributed(tensor)) {
     const ShardingSpec& spec = sharding_spec(tensor);
     TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: parameter '", name,
                   "' is a pending reduction, ", to_string(*spec.layout),
                   "; redistribute it to Replicate() or Shard(...) first");
-    joined = joined_mesh(spec.mesh, mesh.all, name);
+    joined = joined_mesh(spec.mesh, mesh, name);
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {

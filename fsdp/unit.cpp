@@ -131,6 +131,7 @@ void Unit::set_gradient_divisor(double divisor) {
 }
 
 void Unit::set_all_reduce(bool all_reduce) {
+  settings_.all_reduce = all_reduce;
   for (ParameterGroup& group : groups_) {
     group.set_all_reduce(all_reduce);
   }
@@ -185,6 +186,9 @@ bool Unit::unsharded() const {
 }
 
 void Unit::await_compute() {
+  if (context_ != nullptr && !context_->iteration_open()) {
+    std::ranges::for_each(groups_, &ParameterGroup::drop_piece);
+  }
   communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
@@ -208,6 +212,22 @@ void Unit::unshard() {
 void Unit::reshard() {
   for (ParameterGroup& group : groups_) {
     group.reshard(communication());
+  }
+}
+
+void Unit::reshard_within_step() {
+  for (ParameterGroup& group : groups_) {
+    group.keeps_pieces() ? group.reshard_for_now(communication()) : group.reshard(communication());
+  }
+}
+
+bool Unit::step_goes_on() const {
+  return !settings_.last_backward || !settings_.gradient_sync || !settings_.all_reduce;
+}
+
+void Unit::end_micro_batch() {
+  if (!step_goes_on()) {
+    std::ranges::for_each(groups_, &ParameterGroup::drop_piece);
   }
 }
 
@@ -241,13 +261,14 @@ void Unit::enter_as_root() {
   }
 }
 
-void Unit::begin_iteration(bool stale) {
+void Unit::abandon_iteration() {
+  std::ranges::for_each(groups_, &ParameterGroup::drop_gradients);
+  reshard_within_step();
+}
+
+void Unit::begin_iteration() {
   in_backward_ = false;
   to_run_.clear();
-  if (stale) {
-    std::ranges::for_each(groups_, &ParameterGroup::drop_gradients);
-    reshard();
-  }
   prepare();
   if (may_be_unused_) {
     unshard();
@@ -348,10 +369,10 @@ void Unit::end_forward() {
   } else if (may_be_unused_) {
     return;  // until backward ends
   } else if (!backward_comes_) {
-    reshard();
+    reshard_within_step();
   } else if (settings_.reshard_after_forward.value_or(!is_root_)) {
     for (ParameterGroup& group : groups_) {
-      group.reshard_after_forward(communication());
+      group.reshard_for_now(communication());
     }
   }
 }
@@ -390,7 +411,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 
 void Unit::settle_gradients() {
   if (settings_.reshard_after_backward) {
-    reshard();
+    reshard_within_step();
   }
   if (settings_.gradient_sync) {
     communication().reduce(groups_);
@@ -408,7 +429,7 @@ void Unit::end_backward() {
   if (std::exchange(in_backward_, false) || late || awaits || may_be_unused_) {
     settle_gradients();
   } else if (settings_.reshard_after_backward) {
-    reshard();
+    reshard_within_step();
   }
 }
 

@@ -24,6 +24,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool gradient_sync = true;
     bool unshard_in_backward = true;
     bool last_backward = true;
+    bool all_reduce = true;
     /// What the next forward's gathers wait for; default: all that was issued.
     std::optional<comm::StreamEventPtr> post_optim_event;
     std::vector<std::weak_ptr<Unit>> forward_prefetch;
@@ -62,10 +63,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_unshard();
   void unshard();
   void reshard();
+  /// The same within a step; see ParameterGroup::reshard_for_now.
+  void reshard_within_step();
+  /// Whether the settings say that more micro-batches of the step will come.
+  bool step_goes_on() const;
+  /// A micro-batch has ended: after the last one of the step, forgets the pieces that were kept.
+  void end_micro_batch();
   std::vector<ParameterGroup>& groups() { return groups_; }
 
-  /// The root's forward begins; `stale`: what is gathered is left from an earlier iteration.
-  void begin_iteration(bool stale);
+  /// An earlier iteration never came to its backward: frees what it left.
+  void abandon_iteration();
+  /// The root's forward begins.
+  void begin_iteration();
   /// Around a call of a module's method that uses its parameters.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);

@@ -69,7 +69,11 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
     return mesh;
   }
   const std::optional<DeviceMesh> own = options.parameter_mesh(name, tensor);
-  return own ? DataMesh(*own) : mesh;
+  if (!own) {
+    return mesh;
+  }
+  const bool has_replicas = *own && own->ndim() == 2;
+  return has_replicas ? data_mesh_of(*own, options) : DataMesh(*own);
 }
 
 void check_extension(const std::string& name, const at::Tensor& tensor, const Options& options) {
@@ -94,6 +98,16 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
 }
 
 }  // namespace
+
+DataMesh data_mesh_of(const DeviceMesh& mesh, const Options& options) {
+  if (!options.shard_over_replicas) {
+    return DataMesh(mesh);
+  }
+  TESSERA_CHECK(options.neighbours == 1, "fully_shard: neighbours = ", options.neighbours,
+                " and shard_over_replicas both say which ranks keep what was gathered; leave one "
+                "of them out");
+  return DataMesh::sharding_over_replicas(mesh);
+}
 
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
                                const Options& options) {

@@ -8,6 +8,9 @@
 
 namespace tessera::fsdp {
 
+/// `mesh` as the options say it is used. Throws Error if it cannot be.
+DataMesh data_mesh_of(const DeviceMesh& mesh, const Options& options);
+
 /// The parameters of `modules` and below them that belong to no unit yet and are not ignored.
 /// Throws Error for one that a module outside shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);

@@ -73,6 +73,7 @@ Options merged(const UnitOptions& unit, const Options& root) {
   options.mp_policy = unit.mp_policy.value_or(root.mp_policy);
   options.offload_policy = unit.offload_policy.value_or(root.offload_policy);
   options.neighbours = unit.neighbours.value_or(root.neighbours);
+  options.shard_over_replicas = unit.shard_over_replicas.value_or(root.shard_over_replicas);
   options.may_be_unused = unit.may_be_unused.value_or(root.may_be_unused);
   options.reshard_after_forward =
       unit.reshard_after_forward ? unit.reshard_after_forward : root.reshard_after_forward;

@@ -89,7 +89,8 @@ void expect_no_change(const LateKind& kind, Stage stage, milliseconds delay,
 }
 
 bool has_stage(const LateKind& kind, Stage stage) {
-  if (stage == Stage::kAllReduce) return kind.replicas || kind.replicated;
+  if (stage == Stage::kAllReduce)
+    return kind.replicated || (kind.replicas && !kind.options.shard_over_replicas);
   return !kind.replicated || (stage != Stage::kAllGather && stage != Stage::kReduceScatter);
 }
 
@@ -101,6 +102,9 @@ const LateKind kLateKinds[] = {
      .prefetch = true},
     {.name = "Hpz", .options = {.reshard_after_forward = true, .neighbours = 2}},
     {.name = "Hsdp", .options = {.reshard_after_forward = true}, .replicas = true},
+    {.name = "HsdpShardsOverReplicas",
+     .options = {.reshard_after_forward = true, .shard_over_replicas = true},
+     .replicas = true},
     {.name = "Replicate", .replicated = true},
 };
 const LateKind kMoreLateKinds[] = {

@@ -106,6 +106,16 @@ TEST(OptimizerMadeFirst, FollowsHsdp) {
   });
 }
 
+TEST(OptimizerMadeFirst, FollowsShardsOverReplicas) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
+    for (const auto make : {adamw, sgd, muon}) {
+      expect_follows(make, rank.rank(), 4,
+                     [&](SmallModel& model) { shard(model, mesh, {.shard_over_replicas = true}); });
+    }
+  });
+}
+
 TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});

@@ -88,19 +88,25 @@ TEST(Traffic, HalvesTheGathersInBfloat16) {
   });
 }
 
-/// Bytes of a block's parameters that rank 0 of `ranks` has whole between forward and backward
-/// where `pieces` neighbours share them: each parameter with its padding begins at a multiple of 64
-/// bytes.
-std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
+/// Bytes of gathered parameters of which `pieces` neighbours keep one piece each. `shards`:
+/// elements of each parameter's shard on rank 0 of `ranks`. Each with its padding begins at a
+/// multiple of 64 bytes.
+std::int64_t kept(const std::vector<std::int64_t>& shards, std::int64_t ranks,
+                  std::int64_t pieces) {
   const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
     return padded(bytes, unit) * unit;
   };
   std::int64_t bytes = 0;
-  for (const std::int64_t numel : {padded(kHidden, ranks) * kDim, padded(kHidden, ranks),
-                                   padded(kDim, ranks) * kHidden, padded(kDim, ranks)}) {
-    bytes += round_up(4 * ranks * numel, 64);
-  }
+  for (const std::int64_t numel : shards) bytes += round_up(4 * ranks * numel, 64);
   return round_up(bytes, 64 * pieces);
+}
+std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
+  return kept({padded(kHidden, ranks) * kDim, padded(kHidden, ranks), padded(kDim, ranks) * kHidden,
+               padded(kDim, ranks)},
+              ranks, pieces);
+}
+std::int64_t kept_head(std::int64_t ranks, std::int64_t pieces) {
+  return kept({padded(kClasses, ranks) * kDim, padded(kClasses, ranks)}, ranks, pieces);
 }
 
 TEST(Traffic, IsOneGatherOfAllRanksAndOneOfTheNeighboursAUnit) {
@@ -118,6 +124,52 @@ TEST(Traffic, IsOneGatherOfAllRanksAndOneOfTheNeighboursAUnit) {
     EXPECT_EQ(reductions.bytes, 4 * 4 * (kDepth * block_shard(4) + head_shard(4)));
   });
 }
+
+class TrafficOverReplicas : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(TrafficOverReplicas, IsOneGatherOfAllRanksAStepAndUnit) {
+  const std::int64_t shards = GetParam().second, ranks = GetParam().first * shards;
+  const std::int64_t all_units = kDepth * block_shard(ranks) + head_shard(ranks);
+  RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses, kDepth);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({ranks / shards, shards}, {"replicate", "shard"});
+    for (const auto& block : model.blocks) fully_shard(*block, mesh, {.shard_over_replicas = true});
+    fully_shard(model, mesh, {.shard_over_replicas = true});
+    comm::TrafficTable before = rank.world()->traffic().table();
+    const auto traffic_since = [&] {
+      const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+      before = rank.world()->traffic().table();
+      return traffic;
+    };
+    set_is_last_backward(model, false);
+    for (const bool first : {true, false, true}) {
+      const at::Tensor loss = testing::loss_of(model, testing::wave({4, kDim}, 1), 0, 4);
+      const auto forward = traffic_since();
+      EXPECT_EQ(forward.size(), 1u);
+      if (first) {
+        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).calls, kDepth + 1);
+        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).bytes, 4 * all_units);
+      } else {
+        EXPECT_EQ(forward.at({"shard", "all_gather"}).calls, kDepth + 1);
+        EXPECT_EQ(forward.at({"shard", "all_gather"}).bytes,
+                  (kDepth * kept_block(ranks, shards) + kept_head(ranks, shards)) / shards);
+      }
+      set_is_last_backward(model, !first);
+      loss.backward();
+      const auto backward = traffic_since();
+      EXPECT_EQ(backward.size(), 2u);
+      EXPECT_EQ(backward.at({"shard", "all_gather"}).calls, kDepth);
+      EXPECT_EQ(backward.at({"shard", "all_gather"}).bytes,
+                kDepth * kept_block(ranks, shards) / shards);
+      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).calls, kDepth + 1);
+      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).bytes, 4 * ranks * all_units);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, TrafficOverReplicas,
+                         ::testing::Values(std::pair{2, 2}, std::pair{2, 3}, std::pair{3, 2}));
 
 TEST(Traffic, OfAllRanksAsNeighboursIsThatOfNone) {
   RunRanks(4, [](Rank& rank) {
@@ -181,7 +233,8 @@ void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
 
 /// By rings of these sizes.
 double bytes_sent(const comm::TrafficTable& traffic) {
-  const std::map<std::string, double> sizes{{"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}};
+  const std::map<std::string, double> sizes{
+      {"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}, {"replicate_shard", 4}};
   double sent = 0;
   for (const auto& [key, entry] : traffic) {
     const auto& [group, collective] = key;
@@ -228,6 +281,9 @@ void keep_until_last(SmallModel& model, bool last) {
   set_requires_gradient_sync(model, last);
   set_reshard_after_backward(model, last);
 }
+void set_last(SmallModel& model, bool last) {
+  set_is_last_backward(model, last);
+}
 void all_reduce_last(SmallModel& model, bool last) {
   set_requires_all_reduce(model, last);
 }
@@ -263,6 +319,18 @@ INSTANTIATE_TEST_SUITE_P(
                               true},
                       Formula{"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
                               3 * (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2, true},
+                      Formula{"HsdpOverReplicas",
+                              3,
+                              {.reshard_after_forward = true, .shard_over_replicas = true},
+                              set_last,
+                              (kGather + 3 * kReduction) * kOf4 + 5 * kGather* kOf2,
+                              true},
+                      Formula{"HsdpOverReplicasZero2SyncLast",
+                              3,
+                              {.reshard_after_forward = false, .shard_over_replicas = true},
+                              sync_last,
+                              (kGather + kReduction) * kOf4 + 2 * kGather* kOf2,
+                              true},
                       Formula{"Replicate", 2, {}, {}, 2 * 2 * kReduction* kOf4, false, true}),
     [](const auto& info) { return std::string(info.param.name); });
 

@@ -1,6 +1,8 @@
 // FSDP over tensor and sequence parallelism.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "fsdp/small_model.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -158,7 +160,9 @@ TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
   });
 }
 
-TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
+/// Of eight ranks: two of tensor parallelism, and four that `shard` shards over.
+void expect_training_in_three_dimensions(
+    const std::function<void(nn::ModuleBase& module, const DeviceMesh& mesh)>& shard) {
   SmallLlama alone;
   testing::fill(alone);
   const Outcome expected = train(alone, {}, 0, 1);
@@ -167,14 +171,32 @@ TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
     SmallLlama model;
     testing::fill(model);
     tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
-    for (const auto& block : model.blocks) fully_shard(*block, mesh[{"replicate", "dp"}]);
-    fully_shard(model, mesh[{"replicate", "dp"}]);
+    for (const auto& block : model.blocks) shard(*block, mesh);
+    shard(model, mesh);
     const StrictScope strict;
     const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
     const Outcome outcome = train(model, {}, part, 4);
     expect_tensors(model, outcome, expected);
     for (std::size_t step = 0; step < 3; ++step)
       EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-5);
+  });
+}
+
+TEST(TwoDimensional, ReplicatesOverAThirdDimension) {
+  expect_training_in_three_dimensions([](nn::ModuleBase& module, const DeviceMesh& mesh) {
+    fully_shard(module, mesh[{"replicate", "dp"}]);
+  });
+}
+
+TEST(TwoDimensional, ShardsOverReplicasInAThirdDimension) {
+  expect_training_in_three_dimensions([](nn::ModuleBase& module, const DeviceMesh& mesh) {
+    fully_shard(module, mesh[{"replicate", "dp"}], {.shard_over_replicas = true});
+  });
+}
+
+TEST(TwoDimensional, ShardsOverAFlattenedMesh) {
+  expect_training_in_three_dimensions([](nn::ModuleBase& module, const DeviceMesh& mesh) {
+    fully_shard(module, mesh[{"replicate", "dp"}].flatten("all_dp"));
   });
 }
 

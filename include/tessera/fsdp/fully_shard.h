@@ -59,6 +59,13 @@ struct Options {
   /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
   /// shard; 1, or all of them: nothing more than the shard is kept.
   std::int64_t neighbours = 1;
+  /// On a mesh of replicas (HSDP): split shards, gradients and the optimizer's state over all of
+  /// its ranks, not each replica's alone. Parameters are gathered over all ranks once a step; from
+  /// then on each rank keeps, in the type of computation, its piece of what its replica has
+  /// gathered, so that backward and later micro-batches gather within the replica. Gradients are
+  /// reduce-scattered over all ranks, in each micro-batch that reduces. See set_is_last_backward
+  /// for what a step is. Not with neighbours.
+  bool shard_over_replicas = false;
   /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
   /// it when the root's forward begins and reduce it when backward ends, with zeros for what a rank
   /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
@@ -82,9 +89,9 @@ struct Options {
 /// device.
 ///
 /// `mesh`: one dimension, that shards; or two, of which the first replicates and the second shards
-/// (HSDP: gradients are also all-reduced over the first). Parameters are moved to its device. If it
-/// is a slice of a larger mesh, parameters that tensor parallelism has put on another slice become
-/// distributed on both.
+/// (HSDP: gradients are also all-reduced over the first; or see shard_over_replicas). Parameters
+/// are moved to its device. If it is a slice of a larger mesh, parameters that tensor parallelism
+/// has put on another slice become distributed on both.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
 /// parameters that a rank did not use count as zeros; those that no rank used get none. FSDP2's
@@ -103,7 +110,8 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// said of units holds for these too. DDP; FSDP2's replicate.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more dimensions, and for options
-/// that say how to split: shard_placement, parameter_mesh, neighbours, all_gather_extension.
+/// that say how to split: shard_placement, parameter_mesh, neighbours, shard_over_replicas,
+/// all_gather_extension.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
 /// Whether fully_shard or replicate was applied to exactly this module.
@@ -158,11 +166,15 @@ void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recur
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
 /// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
-/// replicas. Micro-batches may use different parameters.
+/// replicas. Micro-batches may use different parameters. Under shard_over_replicas gradients are
+/// complete at once: it says only that the step goes on.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// False: the reductions of the next backwards may be under way when they return, and gradients are
 /// complete after a later backward with true. For all micro-batches but the last. `module`: the
-/// root.
+/// root. Under shard_over_replicas, false, here or in the two settings above, says that the step
+/// goes on: pieces are kept from one micro-batch to the next, on all ranks as long as no rank
+/// writes to its shards (as autograd's version counters say), and freed after the backward that
+/// ends it.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// False: backward does not gather the unit's parameters, because its gradients do not need them
 /// (an embedding).

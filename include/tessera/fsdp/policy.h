@@ -18,6 +18,7 @@ struct UnitOptions {
   std::optional<std::optional<OffloadPolicy>> offload_policy{};
   std::optional<bool> reshard_after_forward{};
   std::optional<std::int64_t> neighbours{};
+  std::optional<bool> shard_over_replicas{};
   std::optional<bool> may_be_unused{};
   /// Of these, an empty function is the root's; names are within the unit.
   PlacementFunction shard_placement{};
