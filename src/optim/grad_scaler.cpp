@@ -65,15 +65,17 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
     scale_grads(terms, at::scalar_tensor(1.0 / state_.scale, largest.options()));
 }
 
-bool GradScaler::step(Optimizer& optimizer) {
+bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
   if (!enabled()) {
     optimizer.step();
     return true;
   }
   if (!checked_) {
-    const double infinity = std::numeric_limits<double>::infinity();
-    const auto largest = grad_norm(optimizer.parameters(), {.norm_type = infinity}).item<double>();
-    checked_ = {std::isfinite(largest), 1.0 / state_.scale};
+    NormOptions largest = options;
+    largest.norm_type = std::numeric_limits<double>::infinity();
+    largest.error_if_nonfinite = false;
+    const auto norm = grad_norm(optimizer.parameters(), largest).item<double>();
+    checked_ = {std::isfinite(norm), 1.0 / state_.scale};
   }
   const Checked checked = *std::exchange(checked_, std::nullopt);
   if (checked.finite) optimizer.step(checked.factor);

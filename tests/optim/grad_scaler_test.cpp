@@ -206,6 +206,25 @@ TEST(GradScaler, AllRanksLeaveOutTheStepTogether) {
   });
 }
 
+// Ranks 0 and 1 know nothing of the mesh of 2 and 3; plain parameters have none.
+TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh all = rank.mesh({2, 2}, {"pp", "dp"});
+    const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};
+    const DeviceMesh mesh(rank.world(), stage, MeshShape({2}, {"stage"}));
+    for (const nn::SlotPtr& slot :
+         {slot_of(at::ones({3}), mesh, {Shard{0}}), slot_of(at::ones({3}))}) {
+      AdamW optimizer({slot}, kAdamW);
+      GradScaler scaler({.init_scale = 16.0});
+      set_grad(slot, at::ones({3}));
+      if (rank.rank() == 3) local_tensor(slot->persistent().grad()).fill_(kInfinity);
+      EXPECT_FALSE(scaler.step(optimizer, {.over = all, .distinct_along = {"pp"}}));
+      EXPECT_EQ(scaler.scale(), 8.0);
+      EXPECT_TRUE(whole(slot->persistent()).equal(at::ones({3})));
+    }
+  });
+}
+
 TEST(GradScaler, OneAllReduceChecksAndClips) {
   RunRanks(4, [](Rank& rank) {
     const std::vector<nn::SlotPtr> slots = spread_slots(rank.mesh({2, 2}, {"dp", "tp"}));

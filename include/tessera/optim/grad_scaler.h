@@ -76,9 +76,10 @@ class GradScaler {
 
   /// optimizer.step(), unless a gradient overflowed, and the next scale. Returns whether it
   /// stepped: the same on every rank. Collective like grad_norm() if neither clip_grad_norm_ nor
-  /// unscale_ was called before. Throws Error, on every rank, when the scale would fall below
-  /// min_scale; it then stays as it is.
-  bool step(Optimizer& optimizer);
+  /// unscale_ was called before: `options` are for that, and `over` is needed, there or here, where
+  /// no rank knows all meshes (pipeline stages, whose ranks must leave out the same steps). Throws
+  /// Error, on every rank, when the scale would fall below min_scale; it then stays as it is.
+  bool step(Optimizer& optimizer, const NormOptions& options = {});
 
   /// What a checkpoint keeps.
   struct State {
