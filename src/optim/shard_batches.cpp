@@ -18,9 +18,9 @@ at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own.
+/// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own,
+/// or is one of libtorch's fused kernels, which do not say so.
 void mark_changed(std::span<const ShardUpdate> run) {
-  if (run.size() == 1) return;
   for (const ShardUpdate& shard : run) shard.parameter.unsafeGetTensorImpl()->bump_version();
 }
 

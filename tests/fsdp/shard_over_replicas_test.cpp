@@ -279,6 +279,20 @@ TEST(ShardsOverReplicas, SeeAWriteOfOneRank) {
   });
 }
 
+// One tensor, which AdamW updates where it is.
+TEST(ShardsOverReplicas, SeeAnOptimizerThatStepsBetweenMicroBatches) {
+  RunRanks(4, [](Rank& rank) {
+    nn::Linear linear(3, 5, {.bias = false});
+    testing::fill(linear);
+    fully_shard(linear, hybrid_mesh(rank, 2, 2), kOverReplicas);
+    optim::AdamW optimizer(linear, {.lr = 0.1});
+    set_requires_all_reduce(linear, false);
+    linear(at::eye(3)).sum().backward();
+    optimizer.step();
+    EXPECT_TRUE(linear(at::eye(3)).t().equal(whole(linear.slot("weight")->persistent())));
+  });
+}
+
 TEST(ShardsOverReplicas, SeeAWriteAfterAForwardWithoutBackward) {
   RunRanks(4, [](Rank& rank) {
     ShardedModel model(hybrid_mesh(rank, 2, 2), kOverReplicas);
