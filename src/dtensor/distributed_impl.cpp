@@ -26,14 +26,11 @@ constexpr const char* kNoMemory =
     "the memory of a distributed tensor was asked for, which it lacks: read that of to_local() or "
     "full_tensor(); print tessera::DistributedTensor(x), or tessera::to_string of it";
 
-/// A write through a view is differentiated by replaying the view, which the fallback understands,
-/// rather than by as_strided, which speaks of a storage that is not there. Said for every wrapper,
-/// since guards of libtorch put the state of a thread back.
+}  // namespace
+
 void replay_views() {
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }
-
-}  // namespace
 
 DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec)
     : TensorImpl(keys_of(local), c10::scalarTypeToTypeMeta(spec->dtype), local.device()),
@@ -105,6 +102,10 @@ void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
 
 c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow_change) const {
   auto result = c10::make_intrusive<DistributedTensorImpl>(local(), spec_);
+  // A copy of an ordinary tensor is one, also in inference mode.
+  if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
+    result->key_set_ = key_set_;
+  }
   result->set_allow_tensor_metadata_change(allow_change);
   result->detached_view_ = detached_view_;
   return result;

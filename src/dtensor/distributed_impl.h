@@ -80,6 +80,11 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
              : nullptr;
 }
 
+/// A write through a view is differentiated by replaying the view, which the fallback understands,
+/// rather than by as_strided, which speaks of a storage that is not there. Said to this thread for
+/// every wrapper, since guards of libtorch put the state of a thread back.
+void replay_views();
+
 /// A distributed tensor around `local`, which must carry no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
 /// One whose local tensor, of the device and type of `like`, is on its way.

@@ -69,6 +69,10 @@ class Run {
     }
     writes.count();
     wrap_results();
+    if (ordinary) {
+      ordinary.reset();
+      replay_views();
+    }
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <thread>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -53,6 +54,29 @@ TEST(DetachedView, IsNotReadOnceTheViewedTensorWasWritten) {
     EXPECT_THROW(local_tensor(h), Error);
     EXPECT_THROW(to_string(h), Error);
     EXPECT_TRUE(at::equal(whole(x.slice(0, 0, 3)), values({5, 3}).slice(0, 0, 3).add(1)));
+  });
+}
+
+// The first view that a thread makes, or that is made under a guard of libtorch's.
+TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
+  const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
+  auto plain = values({7, 3}).requires_grad_();
+  const auto expected = plain.mul(1);
+  expected.select(0, 5).mul_(3);
+  expected.slice(0, 1, 6).mul_(2);
+  loss(expected).backward();
+  RunRanks(4, [&](Rank& rank) {
+    for (const Placement placement : {Placement(Shard{0}), Placement(Shard{1})}) {
+      const auto x = split(rank, values({7, 3}), placement).requires_grad_();
+      const auto h = x.mul(1);
+      {
+        const c10::InferenceMode none(false);
+        h.select(0, 5).mul_(3);
+      }
+      std::thread([&] { h.slice(0, 1, 6).mul_(2); }).join();
+      loss(h).backward();
+      EXPECT_TRUE(at::allclose(whole(x.grad()), plain.grad()));
+    }
   });
 }
 

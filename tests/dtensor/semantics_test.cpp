@@ -56,6 +56,8 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
       [](const at::Tensor& x) { return x.view({28}); },
       [](const at::Tensor& x) { return x.transpose(0, 1); },
       [](const at::Tensor& x) { return x.narrow(0, 1, 5).select(0, 2); },
+      [](const at::Tensor& x) { return x.detach(); },
+      [](const at::Tensor& x) { return x.narrow(0, 1, 5).detach(); },
   };
   return all;
 }
