@@ -65,6 +65,25 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
   make_checked_unit({&module}, DataMesh::replicating(mesh), whole);
 }
 
+DeviceMesh world_mesh(const comm::WorldPtr& world) {
+  TESSERA_CHECK(world != nullptr,
+                "world_mesh: the world is null; pass that of comm::world_from_environment()");
+  return init_device_mesh(world, {world->size()}, {"dp"});
+}
+
+void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  fully_shard(module, world_mesh(world), options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
+                 const Options& options) {
+  fully_shard(modules, world_mesh(world), options);
+}
+
+void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  replicate(module, world_mesh(world), options);
+}
+
 bool is_fully_sharded(const nn::ModuleBase& module) {
   return module.attached<Unit>() != nullptr;
 }

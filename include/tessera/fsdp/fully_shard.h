@@ -114,6 +114,15 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// all_gather_extension.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
+/// All ranks of `world` as one dimension, "dp". Throws Error for a null world.
+DeviceMesh world_mesh(const comm::WorldPtr& world);
+// On that mesh, as FSDP2 does where it is given none. A process has no world of its own that could
+// be left out here as well: its threads may be ranks of one or of several.
+void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
+                 const Options& options = {});
+void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
+
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
 

@@ -95,5 +95,10 @@ std::string to_string(const WrapPlan& plan);
 /// A template so that `fully_shard(root, mesh, {.neighbours = 2})` can mean options alone.
 template <std::same_as<WrapPlan> Plan>
 void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh, const Plan& plan);
+/// On world_mesh(world).
+template <std::same_as<WrapPlan> Plan>
+void fully_shard(nn::ModuleBase& root, const comm::WorldPtr& world, const Plan& plan) {
+  fully_shard(root, world_mesh(world), plan);
+}
 
 }  // namespace tessera::fsdp
