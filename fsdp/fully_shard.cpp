@@ -36,6 +36,7 @@ std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>
                                               const char* asked) {
   std::vector<std::weak_ptr<Unit>> units;
   for (const nn::ModuleBase* module : modules) {
+    TESSERA_CHECK(module != nullptr, asked, " was given a null module");
     units.push_back(unit_of(*module, asked));
   }
   return units;

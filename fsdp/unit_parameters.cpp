@@ -89,6 +89,13 @@ void check_extension(const std::string& name, const at::Tensor& tensor, const Op
                 "; give it both, or return nullopt");
 }
 
+void check_computes_in_floats(const MixedPrecisionPolicy& policy) {
+  for (const auto& dtype : {policy.param_dtype, policy.reduce_dtype, policy.output_dtype}) {
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), "fully_shard: mp_policy names ", *dtype,
+                  ", in which no gradient can be; name a floating-point type");
+  }
+}
+
 ShardHome home_of(const DataMesh& mesh, const Options& options) {
   const c10::Device device = mesh.device();
   if (!options.offload_policy) {
@@ -134,6 +141,7 @@ void check_parameters(const nn::NamedSlots& parameters, const DataMesh& mesh,
                   own.shard.size(), " ranks that shard; pass a divisor");
   };
   check_neighbours(mesh);
+  check_computes_in_floats(options.mp_policy);
   for (const auto& [name, slot] : parameters) {
     const DataMesh own = mesh_of(name, slot->get(), mesh, options);
     check_neighbours(own);

@@ -131,6 +131,8 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
 
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy, const Options& root_options,
                     MixedFrozenRoot mixed_frozen_root) {
+  TESSERA_CHECK(policy != nullptr,
+                "plan_units was given an empty policy; pass one such as wrap_class<Block>()");
   const ModuleTree tree = plannable_tree(root, "plan_units");
   check_patterns(root, policy);
   WrapPlan plan;

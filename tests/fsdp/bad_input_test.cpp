@@ -85,10 +85,33 @@ TEST(BadInput, PrefetchOfAModuleThatIsNoUnit) {
   EXPECT_TRUE(mentions(error, "not a unit")) << error;
 }
 
+TEST(BadInput, PrefetchOfNoModule) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    fully_shard(*model.head, rank.mesh({2}, {"dp"}));
+    set_backward_prefetch(*model.head, {nullptr});
+  });
+  EXPECT_TRUE(mentions(error, "set_backward_prefetch was given a null module")) << error;
+}
+
 TEST(BadInput, HookOnAModuleWithoutUnits) {
   const std::string error = error_of(
       [](Rank&, SmallModel& model) { set_all_reduce_hook(*model.head, [](const at::Tensor&) {}); });
   EXPECT_TRUE(mentions(error, "set_all_reduce_hook")) << error;
+}
+
+TEST(BadInput, ComputationInIntegers) {
+  for (const MixedPrecisionPolicy& policy :
+       {MixedPrecisionPolicy{.param_dtype = at::kInt}, {.reduce_dtype = at::kInt}}) {
+    const std::string error = error_of([&](Rank& rank, SmallModel& model) {
+      fully_shard(model, rank.mesh({2}, {"dp"}), {.mp_policy = policy});
+    });
+    EXPECT_TRUE(mentions(error, "mp_policy names Int")) << error;
+  }
+}
+
+TEST(BadInput, EmptyPolicy) {
+  const std::string error = error_of([](Rank&, SmallModel& model) { plan_units(model, Policy()); });
+  EXPECT_TRUE(mentions(error, "empty policy")) << error;
 }
 
 TEST(BadInput, DivideFactorOfZero) {
