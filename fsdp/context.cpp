@@ -67,8 +67,16 @@ void Context::agree_on_pieces() {
 /// Shards may have been written since: the optimizer's update comes before what is gathered.
 void Context::await_update() {
   comm::Streams& streams = communication().streams();
-  const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
-  streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
+  const std::vector<std::shared_ptr<Unit>> all = units();
+  const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
+  const auto in_compute = std::ranges::count_if(
+      all, [](const auto& unit) { return unit->settings().unshard_async_op; });
+  if (in_compute < std::ssize(all)) {
+    streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
+  }
+  if (in_compute > 0 && event) {
+    streams.wait(comm::Lane::kCompute, *event);
+  }
 }
 
 void Context::end_forward() {

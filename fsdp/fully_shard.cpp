@@ -176,6 +176,12 @@ void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
   }
 }
 
+void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse) {
+  for (const auto& unit : units_of(module, recurse, "set_unshard_async_op")) {
+    unit->set_unshard_async_op(async_op);
+  }
+}
+
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
   unit_of(module, "set_forward_prefetch")->settings().forward_prefetch =
       each_unit_of(units, "set_forward_prefetch");

@@ -94,7 +94,8 @@ void ParameterGroup::prepare(Communication& communication) {
   lay_out_shards();
   make_whole_tensors();
   // What was copied comes before the gather that sends it.
-  communication.streams().order(Lane::kCompute, Lane::kAllGather);
+  choose_lane(communication);
+  follow_compute(communication);
 }
 
 /// Whether the shards still lie where they were put: one that was converted or replaced does not.
@@ -186,7 +187,8 @@ void ParameterGroup::start_unshard(Communication& communication) {
   }
   const c10::AutoGradMode no_grad(false);
   communication.streams().note("all_gather " + label_);
-  const LaneScope lane(communication.streams(), Lane::kAllGather);
+  choose_lane(communication);
+  const LaneScope lane(communication.streams(), gather_lane_);
   if (neighbours_.kept()) {
     whole_.allocate();
     gather_ = neighbours_.start_gather(whole_.flat(), label_);
@@ -201,6 +203,20 @@ void ParameterGroup::start_unshard(Communication& communication) {
   } catch (...) {
     discard_gather();
     throw;
+  }
+}
+
+/// Between gathers: what the compute lane did comes before what another lane will.
+void ParameterGroup::choose_lane(Communication& communication) {
+  if (std::exchange(gather_lane_, async_op_ ? Lane::kCompute : Lane::kAllGather) ==
+      Lane::kCompute) {
+    follow_compute(communication);
+  }
+}
+
+void ParameterGroup::follow_compute(Communication& communication) const {
+  if (gather_lane_ != Lane::kCompute) {
+    communication.streams().order(Lane::kCompute, gather_lane_);
   }
 }
 
@@ -232,13 +248,12 @@ void ParameterGroup::start_gather_packed(Communication& communication) {
   comm::Communicator& group = mesh_.shard.group();
   const MemorySource memory = hooks_->gather_memory(group);
   if (memory.group != nullptr) {
-    sent_ =
-        communication.pool().acquire(send_.numel(), send_.scalar_type(), Lane::kAllGather, memory);
+    sent_ = communication.pool().acquire(send_.numel(), send_.scalar_type(), gather_lane_, memory);
     sent_->tensor.copy_(send_, /*non_blocking=*/true);
     send_ = sent_->tensor;
   }
   gathered_ = communication.pool().acquire(group.size() * send_.numel(), send_.scalar_type(),
-                                           Lane::kAllGather, memory);
+                                           gather_lane_, memory);
   const at::Tensor output = gathered_->tensor.view({group.size(), send_.numel()});
   gather_ = hooks_->all_gather ? hooks_->all_gather(group, output, send_)
                                : group.all_gather(output, send_);
@@ -268,7 +283,7 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
     return;
   }
   {
-    const LaneScope lane(communication.streams(), Lane::kAllGather);
+    const LaneScope lane(communication.streams(), gather_lane_);
     if (gather_ != nullptr) {
       try {
         gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
@@ -282,7 +297,9 @@ void ParameterGroup::wait_for_gather(Communication& communication) {
       communication.pool().release(*std::exchange(sent_, std::nullopt), nullptr);
     }
   }
-  communication.streams().order(Lane::kAllGather, Lane::kCompute);
+  if (gather_lane_ != Lane::kCompute) {
+    communication.streams().order(gather_lane_, Lane::kCompute);
+  }
   neighbours_.end_gather();
   if (!keeps_pieces()) {
     neighbours_.drop();
@@ -334,10 +351,10 @@ void ParameterGroup::show_sharded(Communication& communication) {
   }
 }
 
-/// Memory that a collective may have written belongs to the all-gather lane.
+/// Memory that a collective may have written belongs to the lane of the gather.
 void ParameterGroup::free_whole_tensors(Communication& communication) {
   if (whole_.allocated()) {
-    communication.streams().order(Lane::kCompute, Lane::kAllGather);
+    follow_compute(communication);
     whole_.free();
     if (encoded_) {
       encoded_->drop_metadata();

@@ -99,6 +99,8 @@ class ParameterGroup {
   void set_all_reduce(bool all_reduce) { all_reduce_ = all_reduce; }
   /// No part of the division comes before the sum.
   void set_force_sum(bool force) { force_sum_ = force; }
+  /// True: the next gathers go to the compute lane.
+  void set_unshard_async_op(bool async_op) { async_op_ = async_op; }
 
  private:
   const ShardHome& home() const { return parameters_.front().home(); }
@@ -116,6 +118,8 @@ class ParameterGroup {
   void lay_out_shards();
   void make_whole_tensors();
 
+  void choose_lane(Communication& communication);
+  void follow_compute(Communication& communication) const;
   at::Tensor encode_shards();
   void start_gather_in_place();
   void start_gather_packed(Communication& communication);
@@ -159,6 +163,8 @@ class ParameterGroup {
   double gradient_divisor_;
   bool all_reduce_ = true;
   bool force_sum_ = false;
+  bool async_op_ = false;
+  comm::Lane gather_lane_ = comm::Lane::kAllGather;  ///< of what was gathered last
 };
 
 }  // namespace tessera::fsdp

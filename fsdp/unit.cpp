@@ -143,6 +143,13 @@ void Unit::set_force_sum(bool force) {
   }
 }
 
+void Unit::set_unshard_async_op(bool async_op) {
+  settings_.unshard_async_op = async_op;
+  for (ParameterGroup& group : groups_) {
+    group.set_unshard_async_op(async_op);
+  }
+}
+
 void Unit::set_label(std::string label) {
   label_ = std::move(label);
   for (ParameterGroup& group : groups_) {
@@ -189,7 +196,9 @@ void Unit::await_compute() {
   if (context_ != nullptr && !context_->iteration_open()) {
     std::ranges::for_each(groups_, &ParameterGroup::drop_piece);
   }
-  communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
+  if (!settings_.unshard_async_op) {
+    communication().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
+  }
 }
 
 void Unit::start_unshard() {

@@ -23,6 +23,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool reshard_after_backward = true;
     bool gradient_sync = true;
     bool unshard_in_backward = true;
+    bool unshard_async_op = false;
     bool last_backward = true;
     bool all_reduce = true;
     /// What the next forward's gathers wait for; default: all that was issued.
@@ -45,6 +46,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void set_gradient_divisor(double divisor);
   void set_all_reduce(bool all_reduce);
   void set_force_sum(bool force);
+  void set_unshard_async_op(bool async_op);
   /// Whether a root is known, and is another.
   bool is_below_root() const { return context_ != nullptr && !is_root_; }
   /// What messages call this: by its FQN, once a root is known; before, by its class.

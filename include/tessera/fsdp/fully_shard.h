@@ -195,6 +195,13 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 /// whose hardware sums in a wider type, or gradients that are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
+/// True: units gather in the compute lane, where the collective itself runs beside computation (on
+/// CUDA in NCCL's stream) until unshard waits for it there. What is gathered is then memory of that
+/// lane alone, which the next layer can use at once; but a gather begins only after the computation
+/// that was issued before it, so that forward needs set_forward_prefetch to overlap. Takes effect
+/// with each unit's next gather.
+void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
+
 /// Units to begin gathering when forward (backward) comes to `module`'s. Backward's default is the
 /// unit that ran before it in forward.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
