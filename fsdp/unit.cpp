@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backward_hooks.h"
+#include "device_moves.h"
 #include "mixed_precision.h"
 #include "module_tree.h"
 #include "parameter_agreement.h"
@@ -81,6 +82,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 
 void make_unit(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                const DataMesh& mesh, const Options& options) {
+  move_buffers(modules, mesh.device(), options.ignored);
   const auto unit = std::make_shared<Unit>(modules, parameters, mesh, options);
   unit->install();
   for (nn::ModuleBase* module : modules) {
@@ -291,6 +293,9 @@ void Unit::pre_forward(nn::TensorList inputs) {
     pre_backward();
   } else if (!in_backward_ || !backward_runs()) {  // or left so by a backward that failed
     enter_as_root();
+  }
+  if (is_root_) {
+    move_inputs(inputs, mesh_.device());
   }
   if (mp_policy_.restore_input_dtype) {
     restored_dtype_ = floating_type(inputs);

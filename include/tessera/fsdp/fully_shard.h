@@ -77,7 +77,7 @@ struct Options {
   MeshFunction parameter_mesh{};
   /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
   ExtensionFunction all_gather_extension{};
-  /// Left as they are: not sharded, gathered, cast or reduced.
+  /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers.
   std::unordered_set<nn::SlotPtr> ignored{};
 };
 
@@ -92,6 +92,9 @@ struct Options {
 /// (HSDP: gradients are also all-reduced over the first; or see shard_over_replicas). Parameters
 /// are moved to its device. If it is a slice of a larger mesh, parameters that tensor parallelism
 /// has put on another slice become distributed on both.
+///
+/// Buffers are moved to that device as well, and so is what the root's forward is given, all but
+/// meta and distributed tensors.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
 /// parameters that a rank did not use count as zeros; those that no rank used get none. FSDP2's
