@@ -151,6 +151,17 @@ TEST_P(HookLaneOf, GivesTheGradientsThatTheHookMakes) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, HookLaneOf, ::testing::Values(1, 3, 4));
 
+TEST(HookLane, ServesRanksThatAllShard) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(4, [&](Rank& rank) {
+    ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}), {.shard_over_replicas = true});
+    set_all_reduce_hook(
+        model, [](const at::Tensor& gradients) { gradients.mul_(3); }, Lane::kAllReduce);
+    local_loss(model, rank).backward();
+    testing::expect_gradients(model, expected, 3);
+  });
+}
+
 TEST(HookLane, IsRefusedWhereReplicasAreSummed) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});

@@ -75,19 +75,19 @@ TEST_P(AsyncOp, GathersTheSameWithoutALane) {
 
 INSTANTIATE_TEST_SUITE_P(
     Modes, AsyncOp,
-    ::testing::Values(Arrangement{"Plain", {3}, {"dp"}},
-                      Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
-                      Arrangement{"Neighbours", {4}, {"dp"}, {.neighbours = 2}},
-                      Arrangement{"Columns",
-                                  {3},
-                                  {"dp"},
-                                  {.shard_placement =
-                                       [](const std::string&, const at::Tensor& tensor) {
-                                         return std::optional<Placement>(Shard{tensor.dim() - 1});
-                                       }}},
-                      Arrangement{
-                          "Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
-                      Arrangement{"Offloaded", {3}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
+    ::testing::Values(
+        Arrangement{"Plain", {3}, {"dp"}}, Arrangement{"Hsdp", {2, 2}, {"replicate", "shard"}},
+        Arrangement{"OverReplicas", {2, 2}, {"replicate", "shard"}, {.shard_over_replicas = true}},
+        Arrangement{"Neighbours", {4}, {"dp"}, {.neighbours = 2}},
+        Arrangement{"Columns",
+                    {3},
+                    {"dp"},
+                    {.shard_placement =
+                         [](const std::string&, const at::Tensor& tensor) {
+                           return std::optional<Placement>(Shard{tensor.dim() - 1});
+                         }}},
+        Arrangement{"Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
+        Arrangement{"Offloaded", {3}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AsyncOps, BeginWherePrefetchSaysAndEndWhereParametersAreUsed) {
@@ -143,6 +143,19 @@ TEST(AsyncOps, WaitForTheOptimizersEventAsWell) {
     streams->clear();
     local_loss(model, rank);
     EXPECT_EQ(streams->log().front(), "compute: wait " + number);
+  });
+}
+
+TEST(AsyncOps, NeedNoLaneByHandEither) {
+  RunRanks(3, [](Rank& rank) {
+    ShardedModel model(rank.mesh({3}, {"dp"}));
+    const auto streams = record(model);
+    set_unshard_async_op(model, true);
+    local_loss(model, rank).backward();
+    unshard(*model.blocks[1]);
+    start_unshard(*model.blocks[0]).wait();
+    const UnshardScope whole(*model.blocks[2]);
+    EXPECT_EQ(std::ranges::count_if(streams->log(), is_of_gather_lane), 0);
   });
 }
 
