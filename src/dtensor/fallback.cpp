@@ -162,8 +162,15 @@ void run_operator(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (info.makes_zeros) note_fresh(stack.back().toTensor());
 }
 
+/// Memory for others to write: dropout's mask is an empty_like that bernoulli_ fills.
+bool makes_no_values(const OperatorInfo& info) {
+  return info.name == "aten::empty_like" || info.name == "aten::new_empty" ||
+         info.name == "aten::new_empty_strided";
+}
+
 bool makes_new_tensors(const OperatorInfo& info) {
-  return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes;
+  return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
+         !makes_no_values(info);
 }
 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,

@@ -75,6 +75,20 @@ TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
   EXPECT_EQ(names, (std::vector<std::string>{"aten::exp", "aten::mul.Tensor"}));
 }
 
+// Its mask is memory that is filled after it was made.
+TEST(SelectiveCheckpoint, KeepsEverythingOfAFunctionWithDropout) {
+  const auto everything = [](const OperatorCall&) { return SavePolicy::kMustSave; };
+  const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).sin(); };
+  std::vector<at::Tensor> gradients;
+  for (const bool checkpointed : {false, true}) {
+    at::manual_seed(5);
+    const at::Tensor x = leaf({4, 5}, 1);
+    (checkpointed ? checkpoint(keeping(everything).options, fn, x) : fn(x)).sum().backward();
+    gradients.push_back(x.grad());
+  }
+  EXPECT_TRUE(gradients[0].equal(gradients[1]));
+}
+
 TEST(SelectiveCheckpoint, ServesARetainedGraphAgain) {
   const Counted counted = keeping(save_matmuls_and_attention());
   const at::Tensor x = leaf({5, 7}, 1), w = leaf({7, 7}, 2);
