@@ -131,8 +131,7 @@ TEST(LastBackward, LeavesTheReductionOfTheOthersUnderWay) {
     SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(model);
     shard(model, rank.mesh({2}, {"dp"}));
-    const auto streams = std::make_shared<RecordingStreams>();
-    model.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    const auto streams = testing::record(model);
     set_is_last_backward(model, false);
     local_loss(model, rank, 0).backward();
     // The root is reduced last: nobody has waited for it yet.

@@ -24,6 +24,7 @@ using testing::kHidden;
 using testing::local_loss;
 using testing::ShardedModel;
 using testing::SmallModel;
+using testing::take_gradients;
 using Log = std::vector<std::string>;
 
 /// Knows what it has allocated.
@@ -50,15 +51,6 @@ struct Memory {
         std::ranges::count_if(blocks, [](const auto& block) { return !block.expired(); }));
   }
 };
-
-std::vector<at::Tensor> take_gradients(const SmallModel& model) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : model.named_slots()) {
-    gradients.push_back(testing::whole(slot->persistent().grad()).clone());
-    slot->persistent().mutable_grad().reset();
-  }
-  return gradients;
-}
 
 void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
@@ -188,8 +180,7 @@ TEST(Allocator, IsGivenBackMemoryAfterItsReaders) {
     nn::Linear linear(3, 7, {.bias = false});
     testing::fill(linear);
     fully_shard(linear, rank.mesh({3}, {"dp"}));
-    const auto streams = std::make_shared<testing::RecordingStreams>();
-    linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    const auto streams = testing::record(linear);
     set_custom_all_gather(linear, {}, noting(streams, "free gather"));
     set_custom_reduce_scatter(linear, {}, noting(streams, "free reduction"));
     linear(testing::wave({2, 3}, 1)).sum().backward();

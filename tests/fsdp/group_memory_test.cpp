@@ -24,6 +24,7 @@ using testing::kHidden;
 using testing::local_loss;
 using testing::shard;
 using testing::SmallModel;
+using testing::take_gradients;
 
 /// What a group has allocated: where it begins and ends.
 struct GroupMemory {
@@ -115,15 +116,6 @@ struct AllocatingWorld {
   std::map<std::string, std::shared_ptr<AllocatingGroup>> groups;
   comm::WorldPtr world;
 };
-
-std::vector<at::Tensor> take_gradients(const SmallModel& model) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& [name, slot] : model.named_slots()) {
-    gradients.push_back(testing::whole(slot->persistent().grad()).clone());
-    slot->persistent().mutable_grad().reset();
-  }
-  return gradients;
-}
 
 class GroupMemoryOf : public ::testing::TestWithParam<Arrangement> {};
 

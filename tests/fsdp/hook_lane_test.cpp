@@ -15,15 +15,9 @@ namespace {
 using comm::Lane;
 using testing::gradients_alone;
 using testing::local_loss;
-using testing::RecordingStreams;
+using testing::record;
 using testing::ShardedModel;
 using Log = std::vector<std::string>;
-
-std::shared_ptr<RecordingStreams> record(nn::ModuleBase& module) {
-  auto streams = std::make_shared<RecordingStreams>();
-  module.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
-  return streams;
-}
 
 /// What a step of a linear layer with such a hook logs from its reduction on.
 Log reduction_of_linear(int ranks) {

@@ -160,8 +160,7 @@ TEST(KnownDefects, UnitsThatPassStructsReduceWithinBackward) {
     fully_shard(*model.first, mesh);
     fully_shard(*model.second, mesh);
     fully_shard(model, mesh);
-    const auto streams = std::make_shared<testing::RecordingStreams>();
-    model.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    const auto streams = testing::record(model);
     model(testing::wave({2, 4}, 1)).sum().backward();
     const std::vector<std::string>& notes = streams->notes();
     const auto reduced = std::ranges::find(notes, "reduce_scatter unit 'second'");

@@ -8,14 +8,8 @@
 namespace tessera::fsdp {
 namespace {
 
-using testing::RecordingStreams;
+using testing::record;
 using Log = std::vector<std::string>;
-
-std::shared_ptr<RecordingStreams> record(nn::Linear& linear) {
-  auto streams = std::make_shared<RecordingStreams>();
-  linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
-  return streams;
-}
 
 TEST(LaneOrder, GradientsOfOneRankStayInTheComputeLane) {
   RunRanks(1, [](Rank& rank) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fsdp/communication.h"
+#include "fsdp/unit.h"
 #include "tessera/comm/streams.h"
 
 namespace tessera::testing {
@@ -62,5 +63,13 @@ class RecordingStreams final : public comm::Streams {
   std::vector<std::string> log_;
   std::vector<std::string> notes_;
 };
+
+/// What the unit of `root`, and those that its first forward finds below it, do from now on.
+inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
+  auto streams = std::make_shared<RecordingStreams>();
+  root.attached<fsdp::Unit>()->set_communication(
+      std::make_shared<fsdp::Communication>(streams, at::kCPU));
+  return streams;
+}
 
 }  // namespace tessera::testing

@@ -13,16 +13,11 @@ namespace tessera::fsdp {
 namespace {
 
 using testing::local_loss;
+using testing::record;
 using testing::RecordingStreams;
 using testing::shard;
 using testing::SmallModel;
 using Log = std::vector<std::string>;
-
-std::shared_ptr<RecordingStreams> record(SmallModel& model) {
-  auto streams = std::make_shared<RecordingStreams>();
-  model.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
-  return streams;
-}
 
 /// Notes of one step of a model of three blocks on two ranks.
 Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options& options = {}) {
@@ -117,8 +112,7 @@ Log log_of_linear(const Options& options, std::int64_t rows) {
     nn::Linear linear(3, rows, {.bias = false});
     testing::fill(linear);
     fully_shard(linear, rank.mesh({2}, {"dp"}), options);
-    const auto streams = std::make_shared<RecordingStreams>();
-    linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    const auto streams = testing::record(linear);
     linear(testing::wave({2, 3}, 1)).sum().backward();
     if (rank.rank() == 0) log = streams->log();
   });
@@ -181,8 +175,7 @@ TEST(Streams, LetTheNextForwardsGathersWaitForTheUpdateAlone) {
     nn::Linear linear(3, 4, {.bias = false});
     testing::fill(linear);
     fully_shard(linear, rank.mesh({2}, {"dp"}));
-    const auto streams = std::make_shared<RecordingStreams>();
-    linear.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
+    const auto streams = testing::record(linear);
     linear(testing::wave({2, 3}, 1)).sum().backward();
     const comm::StreamEventPtr update = streams->record(comm::Lane::kCompute);
     const std::string number =

@@ -104,6 +104,16 @@ inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::
   }
 }
 
+/// The whole gradients, which the parameters then have no longer. Collective.
+inline std::vector<at::Tensor> take_gradients(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : model.named_slots()) {
+    gradients.push_back(whole(slot->persistent().grad()).clone());
+    slot->persistent().mutable_grad().reset();
+  }
+  return gradients;
+}
+
 /// Trains a model that has been sharded over all ranks, and expects what one rank does.
 inline void expect_training(SmallModel& model, const Rank& rank, const Training& expected) {
   const DeviceMesh all = rank.mesh({rank.size()}, {"all"});

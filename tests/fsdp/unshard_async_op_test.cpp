@@ -14,15 +14,10 @@ namespace {
 
 using testing::Arrangement;
 using testing::local_loss;
+using testing::record;
 using testing::RecordingStreams;
 using testing::ShardedModel;
 using Log = std::vector<std::string>;
-
-std::shared_ptr<RecordingStreams> record(nn::ModuleBase& module) {
-  auto streams = std::make_shared<RecordingStreams>();
-  module.attached<Unit>()->set_communication(std::make_shared<Communication>(streams, at::kCPU));
-  return streams;
-}
 
 bool is_of_gather_lane(const std::string& line) {
   return line.starts_with("all_gather: ") || line == "enter all_gather";
