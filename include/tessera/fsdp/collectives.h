@@ -42,8 +42,8 @@ void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scat
 /// communicator's is given; so under replicate, whose gradients are all-reduced. It is called in
 /// the lane of the collective (for the gradients that are packed: where they are computed), once
 /// for several units if one's tensors fit the next, which may read them as another type. They are
-/// dropped once the collective and its readers are done; reduced gradients when the optimizer's
-/// caller drops them. FSDP2's `Comm::allocate`.
+/// dropped once the collective and its readers are done, the output of a reduce-scatter once the
+/// gradients in it are. FSDP2's `Comm.allocate`.
 void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, AllocateBuffer allocate,
                            bool recurse = true);
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
