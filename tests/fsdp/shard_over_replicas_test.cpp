@@ -49,19 +49,19 @@ using Path = std::filesystem::path;
 using Gathers = std::pair<std::int64_t, std::int64_t>;
 
 /// What tells the last micro-batch of a step from those before it.
-struct Accumulation {
+struct MicroBatching {
   const char* name;
   int micro_batches;
   std::function<void(SmallModel&, bool last)> set_last;
   bool reduces_each = true;
 };
 
-const Accumulation kNone{"None", 1, [](SmallModel&, bool) {}};
-const Accumulation kReduceEach{"ReduceEach", 3, set_is_last_backward};
-const Accumulation kReduceLast{
+const MicroBatching kNone{"None", 1, [](SmallModel&, bool) {}};
+const MicroBatching kReduceEach{"ReduceEach", 3, set_is_last_backward};
+const MicroBatching kReduceLast{
     "ReduceLast", 3, [](SmallModel& model, bool last) { set_requires_gradient_sync(model, last); },
     false};
-const Accumulation kAllReduceLast{
+const MicroBatching kAllReduceLast{
     "AllReduceLast", 3, [](SmallModel& model, bool last) { set_requires_all_reduce(model, last); }};
 
 struct Outcome {
@@ -71,7 +71,7 @@ struct Outcome {
 };
 
 /// Three steps of AdamW on part `part` of `parts` of each micro-batch.
-Outcome train(SmallModel& model, const Accumulation& how, std::int64_t part, std::int64_t parts) {
+Outcome train(SmallModel& model, const MicroBatching& how, std::int64_t part, std::int64_t parts) {
   Outcome outcome;
   optim::AdamW optimizer(model, {.lr = 0.01});
   for (int step = 0; step < 3; ++step) {
@@ -107,13 +107,13 @@ void expect_same(const Outcome& outcome, const Outcome& expected, const Rank& ra
 }
 
 using Sides = std::pair<std::int64_t, std::int64_t>;
-using Case = std::tuple<Sides, Accumulation>;
+using Case = std::tuple<Sides, MicroBatching>;
 
 class ShardOverReplicas : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ShardOverReplicas, TrainsAsOneRankDoes) {
   const auto [replicas, shards] = std::get<Sides>(GetParam());
-  const Accumulation& how = std::get<Accumulation>(GetParam());
+  const MicroBatching& how = std::get<MicroBatching>(GetParam());
   SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
   testing::fill(alone);
   const Outcome expected = train(alone, how, 0, 1);
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ShardOverReplicas,
                          [](const auto& info) {
                            const Sides sides = std::get<Sides>(info.param);
                            return std::to_string(sides.first) + "x" + std::to_string(sides.second) +
-                                  std::get<Accumulation>(info.param).name;
+                                  std::get<MicroBatching>(info.param).name;
                          });
 
 TEST(ShardsOverReplicas, AreHeldOnceByAllRanks) {
