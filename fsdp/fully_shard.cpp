@@ -1,5 +1,6 @@
 #include "tessera/fsdp/fully_shard.h"
 
+#include <cmath>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -164,7 +165,8 @@ void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse)
 }
 
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
-  TESSERA_CHECK(factor > 0, "set_gradient_divide_factor: ", factor, " is not positive");
+  TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: ", factor,
+                " is not positive and finite; pass the number of ranks, say");
   for (const auto& unit : units_of(module, recurse, "set_gradient_divide_factor")) {
     unit->set_gradient_divisor(factor);
   }

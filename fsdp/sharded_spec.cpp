@@ -23,6 +23,9 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   const std::vector<std::string>& others = outer.shape().names();
   const bool disjoint =
       !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
+  TESSERA_CHECK(outer != mesh, "fully_shard: parameter '", name, "' is split over ",
+                to_string(mesh),
+                " already, by a unit above perhaps; apply fully_shard to the lower modules first");
   TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: parameter '", name,
                 "' is distributed on ", to_string(outer),
                 ", which is not another slice of the mesh that ", to_string(mesh),

@@ -118,7 +118,8 @@ struct Parts {
 
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
-                " shard dimension ", dim, " of a tensor with ", ndim, " dimensions");
+                " shard dimension ", dim, " of a tensor with ", ndim,
+                " dimensions; shard one that it has, or replicate it");
   return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
 }
 

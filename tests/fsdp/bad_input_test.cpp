@@ -1,6 +1,8 @@
 // What is wrong is said before anything is sent or changed.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "fsdp/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/collectives.h"
@@ -114,12 +116,24 @@ TEST(BadInput, EmptyPolicy) {
   EXPECT_TRUE(mentions(error, "empty policy")) << error;
 }
 
-TEST(BadInput, DivideFactorOfZero) {
+TEST(BadInput, DivideFactor) {
+  for (const double factor : {0.0, -2.0, HUGE_VAL, std::nan("")}) {
+    const std::string error = error_of([&](Rank& rank, SmallModel& model) {
+      fully_shard(*model.head, rank.mesh({2}, {"dp"}));
+      set_gradient_divide_factor(model, factor);
+    });
+    EXPECT_TRUE(mentions(error, "not positive and finite")) << error;
+  }
+}
+
+TEST(BadInput, AUnitBelowAnother) {
   const std::string error = error_of([](Rank& rank, SmallModel& model) {
-    fully_shard(*model.head, rank.mesh({2}, {"dp"}));
-    set_gradient_divide_factor(model, 0);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.blocks[1], mesh);
+    fully_shard(*model.blocks[1]->up, mesh);
   });
-  EXPECT_TRUE(mentions(error, "not positive")) << error;
+  EXPECT_TRUE(mentions(error, "'weight' is split over") && mentions(error, "lower modules first"))
+      << error;
 }
 
 }  // namespace

@@ -124,7 +124,9 @@ TEST_P(ShardOverReplicas, TrainsAsOneRankDoes) {
     // Three steps of four units, of which the root stays whole between forward and backward; and
     // whole() of gradients and parameters.
     const int of_all = 12 + 2 * 14, within = 3 * (7 * how.micro_batches - 4);
-    if (r > 1) EXPECT_EQ(gathers(rank, before), (Gathers{of_all, s > 1 ? within : 0}));
+    if (r > 1) {
+      EXPECT_EQ(gathers(rank, before), (Gathers{of_all, s > 1 ? within : 0}));
+    }
     EXPECT_EQ(traffic_of(rank.world()->traffic().since(before), "replicate_shard", "reduce_scatter")
                   .calls,
               12 * (how.reduces_each ? how.micro_batches : 1));
