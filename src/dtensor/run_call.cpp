@@ -133,7 +133,11 @@ class Run {
     auto local = impl != nullptr ? impl->local() : tensor;
     if (info_.changes_shape && is_detached(impl)) local = plain_alias(local);
     if (plan_.random && impl != nullptr) device_ = local.device();
-    if (input.plan) local = moved(local, input);
+    if (input.plan) {
+      local = moved(local, input);
+    } else if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
+      local = local.clone();  // the operator may resize what is empty, on this rank alone
+    }
     if (plan_.local_call) locals_.push_back(local);
     if (input.written != nullptr) written_.push_back({tensor, local, inputs_});
     ++inputs_;
