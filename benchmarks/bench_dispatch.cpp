@@ -55,18 +55,24 @@ Tensors inputs_of(const Case& c, bool distribute) {
 void measure(benchmark::State& state, const Case& c, bool distribute, bool record) {
   const Tensors inputs = inputs_of(c, distribute);
   for (const at::Tensor& x : inputs) {
-    if (record && x.is_floating_point()) x.set_requires_grad(true);
+    if (record && x.is_floating_point()) {
+      x.set_requires_grad(true);
+    }
   }
   at::AutoGradMode grad_mode(record);
   c.run(inputs);
-  for (auto _ : state) c.run(inputs);
+  for (auto _ : state) {
+    c.run(inputs);
+  }
 }
 
 std::vector<Case> cases() {
   const auto x = at::rand({8, 8});
   const auto index = at::arange(8, at::kLong);
   Tensors list, lists;
-  for (int i = 0; i < 200; ++i) list.push_back(at::rand({4}));
+  for (int i = 0; i < 200; ++i) {
+    list.push_back(at::rand({4}));
+  }
   lists = list;
   lists.insert(lists.end(), list.begin(), list.end());
   using benchmark::DoNotOptimize;
@@ -84,11 +90,7 @@ std::vector<Case> cases() {
        1},
       {"sum", {x}, [](const Tensors& t) { DoNotOptimize(at::sum(t[0], 1)); }},
       {"softmax", {x}, [](const Tensors& t) { DoNotOptimize(at::softmax(t[0], -1)); }},
-      {"cat",
-       {x, x},
-       [](const Tensors& t) {
-         DoNotOptimize(at::cat({t[0], t[1]}, 1));
-       }},
+      {"cat", {x, x}, [](const Tensors& t) { DoNotOptimize(at::cat({t[0], t[1]}, 1)); }},
       {"embedding",
        {index, x},
        [](const Tensors& t) { DoNotOptimize(at::embedding(t[1], t[0])); },
@@ -135,7 +137,9 @@ void measure_misses(benchmark::State& state) {
   const at::Tensor weight = tessera::distribute_tensor(
       at::ones({4, 4}), mesh, tessera::Placements(ndim, tessera::Replicate{}));
   std::size_t next = 0;
-  for (auto _ : state) benchmark::DoNotOptimize(at::mm(inputs[next++], weight));
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(at::mm(inputs[next++], weight));
+  }
 }
 
 void register_cases() {
@@ -144,7 +148,9 @@ void register_cases() {
     benchmark::RegisterBenchmark((c.name + "/first").c_str(),
                                  [c](auto& state) { measure_first(state, c); });
     for (const bool record : {false, true}) {
-      if (record && !c.records) continue;
+      if (record && !c.records) {
+        continue;
+      }
       for (const bool distribute : {false, true}) {
         const auto name =
             c.name + (record ? "/autograd" : "") + (distribute ? "/distributed" : "/plain");

@@ -8,6 +8,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/rms_norm.h>
@@ -17,7 +18,7 @@
 #include <functional>
 #include <string>
 
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace {
 
@@ -26,7 +27,9 @@ using Call = std::function<at::Tensor()>;
 
 void add(const std::string& name, const Call& call) {
   const auto run = [call](benchmark::State& state) {
-    for (auto _ : state) benchmark::DoNotOptimize(call());
+    for (auto _ : state) {
+      benchmark::DoNotOptimize(call());
+    }
   };
   benchmark::RegisterBenchmark(name.c_str(), run)
       ->Unit(benchmark::kMicrosecond)
@@ -78,6 +81,19 @@ void add_embedding() {
       [=] { return at::embedding_dense_backward(grad, indices, 4096, -1, false); });
 }
 
+/// What nn::FusedLinear gains: the query, key and value of few tokens, as a rank of tensor
+/// parallelism has them.
+void add_fused_linear() {
+  const at::Tensor x = at::rand({64, 1024}), weight = at::rand({512, 1024});
+  add_pair(
+      "query, key and value of 64x1024", [=] { return at::linear(x, weight); },
+      [=] {
+        at::linear(x, weight.narrow(0, 0, 256));
+        at::linear(x, weight.narrow(0, 256, 128));
+        return at::linear(x, weight.narrow(0, 384, 128));
+      });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -86,6 +102,7 @@ int main(int argc, char** argv) {
   add_rotary_embedding();
   add_silu_mul();
   add_embedding();
+  add_fused_linear();
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

@@ -72,7 +72,9 @@ void add(const std::string& name, const MakeStep& make, std::int64_t size, bool 
   benchmark::RegisterBenchmark(full.c_str(), [=](benchmark::State& state) {
     const Step step = make(slots_of(size, flat));
     step();
-    for (auto _ : state) step();
+    for (auto _ : state) {
+      step();
+    }
   });
 }
 

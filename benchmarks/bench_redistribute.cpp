@@ -43,8 +43,9 @@ bool communicates(const Step& step) {
 void print_pairs(const Sizes& mesh, const Sizes& sizes) {
   for (const auto& from : placement_lists(mesh.size())) {
     for (const auto& to : placement_lists(mesh.size())) {
-      if (from == to || std::ranges::any_of(to, [](const auto& p) { return is_partial(p); }))
+      if (from == to || std::ranges::any_of(to, [](const auto& p) { return is_partial(p); })) {
         continue;
+      }
       const auto plan = plan_redistribution(to_layout(mesh, from, sizes),
                                             to_layout(mesh, to, sizes), sizes, kFloat);
       fmt::print("{}\t{}\t{}\t{}\t{}\t{}\n", fmt::join(mesh, " "), fmt::join(sizes, " "),

@@ -4,7 +4,8 @@
 Both sides train the same model from the same weights and tokens, with sequence and loss parallelism,
 one thread a rank. Rounds alternate, so that a machine whose speed drifts slows both alike; each
 round's figure is the median step (the first steps left out), and the ratio is taken pair by pair.
-Memory is the largest resident set that any rank ever had (the kernel's VmHWM).
+Memory is the largest resident set that any rank ever had (the kernel's VmHWM). The share of the time
+that llama_train's steps wait for their data is printed beside.
 
   benchmarks/bench_step.py [--dp 2 --tp 2 --hidden 256 --layers 6 --batch 8 --seq 256 --rounds 3]
 
@@ -52,7 +53,8 @@ def resident_peaks(launcher):
 
 
 def measure(command, metrics):
-    """Median step time in seconds, last loss and the largest rank's peak memory in bytes."""
+    """Median step time in seconds, its share of waiting for data (None of a side that does not say), last
+    loss and the largest rank's peak memory in bytes."""
     command = [str(part) for part in command]
     peaks = {}
     with tempfile.TemporaryFile() as errors:
@@ -66,7 +68,10 @@ def measure(command, metrics):
             raise SystemExit(f"{shlex.join(command)} made {len(rows)} steps:\n"
                              + errors.read().decode(errors="replace")[-2000:])
     metrics.unlink()
-    return (statistics.median(row["step_time_s"] for row in rows[WARM_UP:]), rows[-1]["loss"],
+    steps = rows[WARM_UP:]
+    seconds = sum(row["step_time_s"] for row in steps)
+    waited = sum(row["data_time_s"] for row in steps) / seconds if "data_time_s" in steps[0] else None
+    return (statistics.median(row["step_time_s"] for row in steps), waited, rows[-1]["loss"],
             max(peaks.values()))
 
 
@@ -106,16 +111,18 @@ def main():
         metrics = folder / "metrics.jsonl"
         common = ["--model", model, "--tokens", tokens, "--steps", args.steps, "--batch", args.batch,
                   "--seq", args.seq]
-        first = ours(f"--dp {args.dp} --tp {args.tp} {args.flags}", common, metrics, world)
+        # A peer keeps what sequence parallelism has gathered.
+        kept = "--no-sp-regather " if args.against is None else ""
+        first = ours(f"--dp {args.dp} --tp {args.tp} {kept}{args.flags}", common, metrics, world)
         second = (theirs(args, common, metrics, world) if args.against is None
                   else ours(args.against, common, metrics, world))
         for i in range(args.rounds):
-            a, loss_a, peak_a = measure(first, metrics)
-            b, loss_b, peak_b = measure(second, metrics)
+            a, waited, loss_a, peak_a = measure(first, metrics)
+            b, _, loss_b, peak_b = measure(second, metrics)
             ratios.append(b / a)
             print(f"round {i + 1}: tessera {a * 1e3:8.1f} ms {peak_a / 2**20:6.0f} MiB   "
                   f"other {b * 1e3:8.1f} ms {peak_b / 2**20:6.0f} MiB   ratio {b / a:5.2f}   "
-                  f"final loss {loss_a:.5f} / {loss_b:.5f}", flush=True)
+                  f"final loss {loss_a:.5f} / {loss_b:.5f}   tessera waited for data {waited:.3%}", flush=True)
     print(f"median ratio (other / tessera): {statistics.median(ratios):.2f}")
 
 

@@ -1,6 +1,7 @@
 # What every target shares: output folders, language level, warnings, the sanitizer,
 # and the functions that declare a layer, a program and a test.
 include(GNUInstallDirs)
+include(TesseraPch)
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -22,16 +23,21 @@ set_property(GLOBAL PROPERTY JOB_POOLS heavy=2)
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Without these ccache refuses every unit that uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
 endif()
 
 # Sources that include libtorch share the cost of its headers: a clean build takes half the time.
 set(TESSERA_UNITY 0 CACHE STRING "Compile this many such sources of a target as one; 0: each alone")
 
+# Half of a build's time goes into the tests, whose own speed matters less.
+set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example -O1; empty: as the layers")
+
 set(TESSERA_SANITIZE "" CACHE STRING "Value of -fsanitize=, for example address,undefined")
 
 add_library(tessera_options INTERFACE)
-# Results must not depend on how a compiler fuses a*b+c (see kernels/portable_math.h).
+# Results must not depend on how a compiler fuses a*b+c (see kernels/detail/portable_math.h).
 target_compile_options(tessera_options INTERFACE
   -Wall -Wextra -Wpedantic -ffp-contract=off)
 # GCC 12 takes "text" + std::string for an overlapping, endless or far copy (its bugs 105651, 105329).
@@ -57,13 +63,14 @@ function(tessera_layer name)
   set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})
   target_include_directories(tessera_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PUBLIC ${ARG_USES}
     PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:tessera_options>)
+  tessera_use_unity(tessera_${name} "${ARG_ALONE}")
   if(NOT ARG_NO_TORCH)
     target_link_libraries(tessera_${name} PUBLIC tessera::libtorch)
-    tessera_use_unity(tessera_${name} "${ARG_ALONE}")
     tessera_use_pch(tessera_${name})
   endif()
   install(TARGETS tessera_${name} EXPORT tesseraTargets)
@@ -85,7 +92,12 @@ function(tessera_program name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_USES} tessera_options)
   if(NOT ARG_NO_TORCH)
+    tessera_use_unity(${name} "")
     tessera_use_pch(${name})
+    # Opened when the program runs, so that nothing links it.
+    if(TARGET tessera_cuda)
+      add_dependencies(${name} tessera_cuda)
+    endif()
   endif()
   if(NOT ARG_NO_INSTALL)
     install(TARGETS ${name})
@@ -95,24 +107,41 @@ endfunction()
 # All tests, without the programs that no test uses.
 add_custom_target(tessera_tests)
 
-# tessera_test(<name> SOURCES <file>... [ALONE <file>...] USES <target>... [NO_TORCH] [SERIAL])
+# tessera_test(<name> SOURCES <file>... [ALONE <file>...] USES <target>... [NO_TORCH] [SERIAL]
+#              [WAITING <filter>...])
 # A GoogleTest program and one CTest test: a process for each of its tests would spend nine tenths
-# of the time on loading libtorch. ALONE: as in tessera_layer. SERIAL: it takes every core.
+# of the time on loading libtorch. ALONE: as in tessera_layer. SERIAL: it takes every core. WAITING: the
+# tests of each of these filters mostly wait for time-outs, and so are a CTest test of their own that
+# runs beside the others.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;ALONE;USES" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;ALONE;USES;WAITING" ${ARGN})
   add_executable(${name} ${ARG_SOURCES} ${ARG_ALONE})
   add_dependencies(tessera_tests ${name})
   target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  tessera_use_unity(${name} "${ARG_ALONE}")
   if(NOT ARG_NO_TORCH)
-    tessera_use_unity(${name} "${ARG_ALONE}")
-    tessera_use_pch(${name})
+    tessera_use_pch(${name} ${TESSERA_TEST_OPTIMIZE})
   endif()
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900 ENVIRONMENT "OMP_NUM_THREADS=1")
+  target_compile_options(${name} PRIVATE ${TESSERA_TEST_OPTIMIZE})
+  list(JOIN ARG_WAITING ":" waiting)
+  tessera_run_test(${name} ${name} 2 "*-${waiting}")
+  foreach(filter IN LISTS ARG_WAITING)
+    string(MAKE_C_IDENTIFIER ${name}_${filter} part)
+    tessera_run_test(${part} ${name} 1 ${filter})
+    set_tests_properties(${part} PROPERTIES COST 1000)  # first, for they take long
+  endforeach()
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
+endfunction()
+
+# tessera_run_test(<CTest's name> <program> <half cores> <filter>): scripts/test lets CTest fill two
+# halves of each core, and two more with what waits.
+function(tessera_run_test test program half_cores filter)
+  add_test(NAME ${test} COMMAND ${program} --gtest_filter=${filter})
+  set_tests_properties(${test} PROPERTIES TIMEOUT 900 PROCESSORS ${half_cores}
+    ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 function(tessera_use_unity target alone)
@@ -122,25 +151,23 @@ function(tessera_use_unity target alone)
   endif()
 endfunction()
 
-# One precompiled header, made once and reused by every target that includes libtorch.
+# tessera_use_pch(<target> [-O0]): one precompiled header, made once and reused by every target that
+# includes libtorch. Compilers refuse one that was optimised where the target is not.
 function(tessera_use_pch target)
   if(NOT TESSERA_PCH)
     return()
   endif()
-  if(NOT TARGET tessera_pch)
-    file(WRITE ${CMAKE_BINARY_DIR}/pch/pch.cpp "// Owner of the precompiled header.\n")
-    add_library(tessera_pch OBJECT ${CMAKE_BINARY_DIR}/pch/pch.cpp)
-    target_link_libraries(tessera_pch PRIVATE tessera::libtorch tessera_options)
-    # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
-    target_precompile_headers(tessera_pch PRIVATE
-      <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
-      <torch/library.h> <algorithm> <memory> <string> <vector>)
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-      target_compile_options(tessera_pch PRIVATE -fpch-instantiate-templates)
-    endif()
+  set(owner tessera_pch)
+  if("-O0" IN_LIST ARGN)
+    set(owner tessera_pch_unoptimised)
   endif()
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
-  # CMake compiles programs with -fPIE, for which a precompiled header made with -fPIC is refused.
-  target_compile_options(${target} PRIVATE -fPIC)
+  # CPU-seconds with g++ 12: ATen/ATen.h 6, torch/nn/module.h 10, custom_function.h 8.
+  tessera_make_pch(${owner} USES tessera::libtorch tessera_options HEADERS
+    <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h>
+    <torch/library.h> <algorithm> <memory> <string> <vector>)
+  if("-O0" IN_LIST ARGN)
+    target_compile_options(${owner} PRIVATE -O0)
+  endif()
+  tessera_reuse_pch(${target} ${owner})
   set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
 endfunction()

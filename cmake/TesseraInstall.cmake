@@ -11,8 +11,9 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/tesseraConfigVersio
   COMPATIBILITY SameMinorVersion)
 
 install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${TESSERA_PACKAGE_DIR})
-install(FILES cmake/TesseraTorch.cmake
+install(FILES cmake/TesseraPch.cmake cmake/TesseraTorch.cmake
   ${CMAKE_BINARY_DIR}/package/tesseraConfig.cmake
   ${CMAKE_BINARY_DIR}/package/tesseraConfigVersion.cmake
   DESTINATION ${TESSERA_PACKAGE_DIR})

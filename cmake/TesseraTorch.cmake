@@ -34,12 +34,21 @@ if(EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so AND CUDAToolkit_FOUND AND C
   set(TESSERA_TORCH_HAS_CUDA ON)
 endif()
 
-# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit, and asks for a GPU unless
-# the architectures are named. Without a toolkit the CPU half is described by hand.
+# What libtessera_cuda.so has kernels for, in libtorch's words: A100 and others of 8.x, H100 and H200,
+# B200, and as PTX what comes later. A toolkit before 12.8 does not know the last. libtorch adds the
+# compiler's flags, and without a list asks for a GPU.
+set(_architectures "8.0;9.0a;10.0+PTX")
+if(CUDAToolkit_VERSION VERSION_LESS 12.8)
+  set(_architectures "8.0;9.0+PTX")
+endif()
+if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+  set(_architectures "$ENV{TORCH_CUDA_ARCH_LIST}")
+endif()
+set(TORCH_CUDA_ARCH_LIST "${_architectures}" CACHE STRING "GPUs to compile kernels for, as in PyTorch")
+
+# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit: the CPU half is described by
+# hand then.
 if(TESSERA_TORCH_HAS_CUDA OR NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
-  if(NOT DEFINED TORCH_CUDA_ARCH_LIST)
-    set(TORCH_CUDA_ARCH_LIST "9.0")
-  endif()
   set(ENV{TORCH_CUDA_ARCH_LIST} "${TORCH_CUDA_ARCH_LIST}")
   find_package(Torch REQUIRED PATHS ${TESSERA_TORCH_ROOT}/share/cmake/Torch NO_DEFAULT_PATH)
 else()

@@ -1,3 +1,4 @@
+// See mesh_family.h.
 #include "mesh_family.h"
 
 #include <fmt/format.h>
@@ -11,12 +12,14 @@
 namespace tessera {
 namespace {
 
+/// By where the rank is in the list; empty if it is not.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
+/// A template because DeviceMesh::Family is private: members name it, this file-local code cannot.
 template <class T>
 struct Registry {
   std::mutex mutex;
@@ -41,6 +44,8 @@ DeviceMesh::Impl::Impl(Family* family, const Impl* root, std::vector<int> ranks,
       coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
       dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
+/// By the world's address. A family holds its world, so an address cannot come round again while
+/// its entry has not expired.
 std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr& world) {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
@@ -53,6 +58,7 @@ std::shared_ptr<DeviceMesh::Family> DeviceMesh::Family::of(const comm::WorldPtr&
   return family;
 }
 
+/// Runs when the last handle goes, on whichever thread that is.
 DeviceMesh::Family::~Family() {
   auto& [mutex, families] = registry<Family>();
   const std::lock_guard lock(mutex);
@@ -63,6 +69,7 @@ DeviceMesh::Family::~Family() {
   }
 }
 
+/// Not collective: nothing is made but a description. Groups are made later, at their first use.
 const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector<int> ranks,
                                                    MeshShape shape) {
   const std::lock_guard lock(mutex_);
@@ -73,6 +80,7 @@ const DeviceMesh::Impl* DeviceMesh::Family::member(const Impl* root, std::vector
   return slot.get();
 }
 
+/// One name means one list of dimensions for all slices of a root.
 void DeviceMesh::Family::remember_flattened(const Impl* root, const std::string& name,
                                             const std::vector<std::string>& dims) {
   const std::lock_guard lock(mutex_);

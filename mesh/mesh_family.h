@@ -1,3 +1,6 @@
+// Meshes of one world share a family: it owns all descriptions, so that slices and roots may point
+// to each other freely. Interning makes equality a comparison of pointers, which dtensor does with
+// each operator.
 #pragma once
 
 #include <atomic>
@@ -16,23 +19,27 @@ namespace tessera {
 struct DeviceMesh::Impl {
   Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank);
 
+  // Not owning: every handle holds the family, which holds this.
   Family* family;
   const Impl* root;
+  // World ranks, row-major in `shape`.
   std::vector<int> ranks;
   MeshShape shape;
+  // Empty where this process's rank is no member.
   std::vector<std::int64_t> coordinate;
 
-  /// Found again without a lock: this is asked for at every collective.
+  /// The groups of single dimensions, found without a lock: every collective asks for one.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
+  // Guards `groups`; dim_groups are atomic. By the list of dimensions, as the order decides ranks.
   mutable std::mutex mutex;
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of a world that are in use. Every handle keeps the whole family alive, so equal
-/// meshes are one object for as long as anyone can compare them.
+/// All meshes of a world that are in use, interned: equal meshes are one object. Every handle keeps
+/// the whole family alive, so that holds for as long as anyone can compare meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// The family of `world`: one at a time.
+  /// The family of `world`. There is one at a time: it goes with the last mesh.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world);
 
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
@@ -46,10 +53,10 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   /// The one mesh with these ranks and this shape that comes from `root` (nullptr: from none).
   const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape);
 
-  /// Remembers that within `root` `name` is the flattening of `dims`, so that slicing finds it.
+  /// Remembers that `name` is the flattening of `dims` of `root`, so that slicing finds it.
   void remember_flattened(const Impl* root, const std::string& name,
                           const std::vector<std::string>& dims);
-  /// Those dimensions; empty if `name` is no flattening.
+  /// The dimensions that `name` is the flattening of; empty if it is none.
   std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const;
 
  private:
@@ -58,7 +65,10 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
   comm::WorldPtr world_;
   mutable std::mutex mutex_;
+  // Never shrinks while the family lives: a program has few meshes. The root is in the key, as
+  // equal slices of different roots are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
+  // By root and name.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
 

@@ -14,6 +14,7 @@
 namespace tessera {
 namespace {
 
+/// For messages.
 std::string listed(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -24,6 +25,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
+/// All meshes that are made from one root are its members, also slices of slices: whichever way
+/// leads to a submesh, it is one object.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -41,6 +44,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
+/// Names of dimensions are the common case. Flattened names are looked up in the root's family; a
+/// mixture of both is put together from its parts.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -64,6 +69,7 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   return concatenate(parts);
 }
 
+/// In the mesh's order only, as in PyTorch: otherwise one submesh would have several forms.
 DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   if (names == shape().names()) {
     return *this;
@@ -81,7 +87,7 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
-/// One, or those that flatten() gave the name to.
+/// The dimension with this name, or those that flatten() gave the name to.
 std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   const std::string text(name);
   std::vector<int> dims;
@@ -90,10 +96,14 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
       dims.push_back(shape().dim(dim));
     }
   }
-  if (dims.empty()) dims.push_back(shape().dim(name));
+  if (dims.empty()) {
+    dims.push_back(shape().dim(name));
+  }
   return dims;
 }
 
+/// The name is remembered for the root, so that every slice of it finds the flattening. A mesh
+/// without names has nothing that could be remembered.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -109,6 +119,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
+/// The ranks stay as they are: row-major order is the same before and after.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);
@@ -125,6 +136,7 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
   return relative(ranks(), MeshShape(all_sizes, all_names));
 }
 
+/// From one root only: ranks of unrelated meshes have no product.
 DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were given; give at least one");
   const DeviceMesh root = meshes.front().root();

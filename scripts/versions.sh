@@ -23,6 +23,7 @@ declare -A library_wheels=(
   [libcusparseLt.so.0]=nvidia-cusparselt-cu13==0.8.0
   [libnccl.so.2]=nvidia-nccl-cu13==2.28.9
   [libnvJitLink.so.13]=nvidia-nvjitlink==13.0.88
+  [libnvrtc.so.13]=nvidia-cuda-nvrtc==13.0.88
   [libnvshmem_host.so.3]=nvidia-nvshmem-cu13==3.4.5
 )
 
@@ -30,17 +31,20 @@ declare -A library_wheels=(
 tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
-  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev)
+  libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev
+  libutf8proc-dev zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
-# What scripts/test and the clang presets add.
-test_packages=(clang clang-tidy libclang-rt-dev lld)
+# What scripts/test, scripts/docs and the clang presets add.
+test_packages=(clang clang-tidy libclang-rt-dev lld doxygen)
 
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
-# looking at dependencies; clang-format is the one version that decides about the format.
+# looking at dependencies; clang-format is the one version that decides about the format. llama-models
+# and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read
+# those; newer ones of mistral-common add 35 MB of files in a form of its own.
 test_wheels=(
-  certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==14.0.6 expecttest==0.3.0
-  filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
-  jinja2==3.1.6 markupsafe==3.0.4 mpmath==1.3.0 networkx==3.4.2 numpy==2.2.6 packaging==25.0
-  pluggy==1.7.0 pygments==2.21.0 pytest==8.4.2 pyyaml==6.0.3 regex==2025.11.3 requests==2.34.2
-  safetensors==0.7.0 setuptools==80.9.0 sympy==1.14.0 tokenizers==0.22.2 tqdm==4.70.1
-  transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)
+  absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8
+  expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1
+  jinja2==3.1.6 llama-models==0.3.0 markupsafe==3.0.4 mistral-common==1.2.1 mpmath==1.3.0 networkx==3.4.2 numpy==2.2.6 packaging==25.0 peft==0.21.2
+  pluggy==1.7.0 protobuf==7.36.2 psutil==7.2.2 pygments==2.21.0 pytest==8.4.2 pyyaml==6.0.3 regex==2025.11.3
+  requests==2.34.2 safetensors==0.7.0 sentencepiece==0.2.3 setuptools==80.9.0 sympy==1.14.0 tensorboard==2.21.0 tiktoken==0.14.0 tokenizers==0.22.2
+  tqdm==4.70.1 transformers==4.57.6 typing-extensions==4.15.0 urllib3==2.8.0)

@@ -1,13 +1,18 @@
-#include "activations.h"
-#include "style_errors.h"
-#include "tessera/nn/embedding.h"
-#include "tessera/nn/linear.h"
+// Column-wise parallel linear layers and embeddings: each rank computes some of the output features
+// from the whole input. Nothing is communicated in forward unless the input is sharded or the
+// output is asked for otherwise; in backward the input's gradient is a sum over the ranks.
+
+#include "gathered_input.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/fused_linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/style_helpers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
-/// Splits what a module puts out: the columns of Megatron-LM's x W.
+/// Shards the output features of a module: the columns of W in Megatron-LM's x W.
 class Colwise final : public ParallelStyle {
  public:
   explicit Colwise(ColwiseOptions options) : options_(std::move(options)) {}
@@ -16,25 +21,43 @@ class Colwise final : public ParallelStyle {
 
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
-    if (dynamic_cast<const nn::Embedding*>(&module) != nullptr) {
+    if (is_embedding(module)) {
+      // (vocabulary, features): an Embedding's output features are its columns.
       return {{module.slot("weight"), Shard{1}}};
     }
-    if (dynamic_cast<const nn::Linear*>(&module) == nullptr) {
-      fail_unfit(*this, module, "nn::Linear and nn::Embedding");
+    if (!is_linear(module)) {
+      fail_unfit(*this, module, "Linear and Embedding");
     }
+    TESSERA_CHECK(
+        dynamic_cast<const nn::FusedLinear*>(&module) == nullptr, name(),
+        " of an nn::FusedLinear would cut across its parts; use fused_colwise_parallel()");
     std::vector<std::pair<nn::SlotPtr, Placement>> placements;
     for (const auto& [name, slot] : module.slots()) {
+      // Weight (out, in) and bias (out) alike: the bias goes with the features that it is added to.
       placements.emplace_back(slot, Shard{0});
     }
+    place_adapter(module, Replicate{}, Shard{0}, placements);
     return placements;
   }
 
+  void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    // (out, in) of a Linear, (vocabulary, features) of an Embedding.
+    check_heads(*this, options_.heads, module.slot("weight")->get().size(is_linear(module) ? 0 : 1),
+                mesh);
+  }
+
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    module.add_forward_pre_hook([mesh, options = options_](auto&, nn::TensorList inputs) {
-      *inputs[0] = enter(*inputs[0], mesh, options.input, Replicate{});
+    set_regathered_product(module, options_.regather);
+    module.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
+      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{}, {},
+                                 options.regather);
     });
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      *outputs[0] = leave(*outputs[0], options.output, options.use_local_output);
+      // Features are distributed as the weight is. Plain is what was made of them where they were:
+      // a loss.
+      if (tessera::is_distributed(*outputs[0])) {
+        *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
+      }
     });
   }
 

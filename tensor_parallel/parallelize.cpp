@@ -1,94 +1,31 @@
+// parallelize_module: applies a plan of styles to the modules that its patterns match. The plan is
+// checked first, then all parameters are distributed, then hooks are added, so that a plan with an
+// error changes nothing.
+
 #include "tessera/tensor_parallel/parallelize.h"
 
-#include <unordered_map>
-
 #include "pending_gradients.h"
-#include "plan_matching.h"
-#include "tessera/core/error.h"
+#include "plan/checked_plan.h"
+#include "plan/plan_recorder.h"
+#include "region.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/distribute_module.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
-struct Application {
-  NamedModule target;
-  StylePtr style;
-};
-
-std::string describe(const NamedModule& target) {
-  return target.fqn.empty() ? "the root module" : "'" + target.fqn + "'";
+void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
+  for (const auto& [slot, placement] : plan.parameters) {
+    // A tied parameter that an earlier call distributed was compared.
+    if (!tessera::is_distributed(slot->get())) {
+      nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
+    }
+  }
 }
 
-/// How each parameter is to lie, and who said so. A tied parameter may be placed by several modules
-/// if they agree; a module's parameters may be placed by one style only.
-class PlacementTable {
- public:
-  explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
-
-  void add(const Application& application) {
-    const auto placements = application.style->parameters(*application.target.module);
-    if (placements.empty()) {
-      return;
-    }
-    const auto [owner, first] = styles_.emplace(application.target.module, application.style);
-    TESSERA_CHECK(first, "parallelize_module: two entries of the plan place the parameters of ",
-                  describe(application.target), ", ", owner->second->name(), " and ",
-                  application.style->name(), "; keep one");
-    for (const auto& [slot, placement] : placements) {
-      add_slot(application, slot, placement);
-    }
-  }
-
-  void distribute() const {
-    for (const nn::SlotPtr& slot : order_) {
-      if (!tessera::is_distributed(slot->get())) {
-        nn::distribute_parameter(*slot, mesh_, {wanted_.at(slot.get())}, "parallelize_module");
-      }
-    }
-  }
-
- private:
-  void add_slot(const Application& application, const nn::SlotPtr& slot,
-                const Placement& placement) {
-    check_slot(application, *slot, placement);
-    const auto [known, first] = wanted_.emplace(slot.get(), placement);
-    TESSERA_CHECK(known->second == placement, "parallelize_module: ", application.style->name(),
-                  " places a parameter of ", describe(application.target), " as ",
-                  to_string(placement), ", but a module that shares it has placed it as ",
-                  to_string(known->second), "; tied parameters need one placement");
-    if (first) {
-      order_.push_back(slot);
-    }
-  }
-
-  void check_slot(const Application& application, const nn::ParameterSlot& slot,
-                  const Placement& placement) const {
-    TESSERA_CHECK(!slot.has_persistent(), "parallelize_module: the parameters of ",
-                  describe(application.target),
-                  " belong to an FSDP unit; call parallelize_module before fully_shard");
-    const at::Tensor& tensor = slot.get();
-    // Throws for a placement that the tensor's sizes do not allow.
-    const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
-    if (!tessera::is_distributed(tensor)) {
-      return;
-    }
-    const ShardingSpec& spec = sharding_spec(tensor);
-    const bool tied = slot.owners().size() > 1;
-    TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
-                  "parallelize_module: a parameter of ", describe(application.target),
-                  " is distributed already, as ", to_string(*spec.layout), " on ",
-                  to_string(spec.mesh), "; parallelize a module once");
-  }
-
-  const DeviceMesh& mesh_;
-  std::unordered_map<const nn::ModuleBase*, StylePtr> styles_;
-  std::unordered_map<const nn::ParameterSlot*, Placement> wanted_;
-  std::vector<nn::SlotPtr> order_;
-};
-
-/// Parameters that the style replicates may get their gradients in terms. At every call, because
-/// the tensors in the slots change (nn::to_empty, FSDP).
+/// Parameters that the style replicates may get gradients that are pending sums. Watched at every
+/// call, because the tensors in the slots change (nn::to_empty, FSDP).
 void watch_replicated(const Application& application,
                       const std::shared_ptr<PendingGradients>& pending) {
   std::vector<nn::SlotPtr> slots;
@@ -103,26 +40,58 @@ void watch_replicated(const Application& application,
   }
 }
 
+/// Within its forward plain tensors may be parts of what one rank has, and random operators draw
+/// for these.
+void add_random_region(nn::ModuleBase& module) {
+  using tessera::detail::RandomRegion;
+  using tessera::detail::RandomRegionScope;
+  // Several, should the module call itself.
+  const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
+  module.add_forward_pre_hook([scopes](auto&, nn::TensorList) {
+    scopes->push_back(std::make_unique<RandomRegionScope>(
+        std::make_shared<RandomRegion>(tessera::detail::random_region(), nullptr)));
+  });
+  module.add_always_hook([scopes] {
+    // Another hook may have thrown before ours ran.
+    if (!scopes->empty()) {
+      scopes->pop_back();
+    }
+  });
+}
+
 }  // namespace
 
-void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Plan& plan) {
-  TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
-                mesh ? to_string(mesh) : "undefined",
-                "; pass one dimension of it, for example mesh[\"tp\"]");
-  std::vector<Application> applications;
-  PlacementTable placements(mesh);
-  for (const auto& [pattern, style] : plan) {
-    for (const NamedModule& target : match_modules(module, pattern)) {
-      applications.push_back({target, style});
-      placements.add(applications.back());
+void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMesh& mesh,
+                const std::shared_ptr<PlanRecorder>& recorder) {
+  distribute_parameters(plan, mesh);
+  if (recorder != nullptr) {
+    recorder->watch_root(module);
+  }
+  // First, so that styles' hooks are within.
+  add_random_region(module);
+  // One for the call, so that the sums of all its modules are one all-reduce.
+  const auto pending = std::make_shared<PendingGradients>();
+  const auto region = std::make_shared<Region>(module, mesh);
+  region->watch_root(module);
+  for (std::size_t i = 0; i < plan.applications.size(); ++i) {
+    const Application& application = plan.applications[i];
+    nn::ModuleBase& target = *application.target.module;
+    region->add(target, application.target.fqn, application.style->name() == "leave_plain");
+    // Its hook comes first, before the style's operators use the parameters.
+    watch_replicated(application, pending);
+    if (recorder != nullptr) {
+      recorder->begin_style(target);
+    }
+    application.style->apply(target, mesh);
+    if (recorder != nullptr) {
+      recorder->end_style(target, i);
     }
   }
-  placements.distribute();
-  const auto pending = std::make_shared<PendingGradients>();
-  for (const Application& application : applications) {
-    watch_replicated(application, pending);
-    application.style->apply(*application.target.module, mesh);
-  }
+}
+
+void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
+                        const ParallelizePlan& plan) {
+  apply_plan(check_entries(module, mesh, plan), module, mesh);
 }
 
 }  // namespace tessera::tensor_parallel

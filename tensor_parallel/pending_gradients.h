@@ -5,17 +5,25 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/dtensor/deferred_sums.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::tensor_parallel {
 
-/// Completes the gradients of replicated parameters whose ranks each saw a part of the tokens: they
-/// come as terms of a sum, and are summed together when backward ends. Where FSDP holds the
-/// parameter it sees to that itself, on the shards.
+/// Completes the gradients of replicated parameters under sequence parallelism. Each rank saw a
+/// part of the tokens, so backward gives it one term of a sum over the ranks. The terms are kept
+/// here and summed together when backward ends, with one all-reduce instead of a small one for
+/// each.
+///
+/// FSDP does not use this class, though it defers the same sums (DeferredSums): it takes a gradient
+/// off the leaf before backward ends, keeps the term through gradient accumulation and the
+/// reduce-scatter, and sums it where it is smallest, on the shards. There is then no .grad of the
+/// leaf to complete. Whoever calls leave_gradient_pending() first on a leaf sees to its gradient:
+/// for FSDP's unsharded parameters that is FSDP.
 class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
  public:
-  /// What is in these slots now and lies replicated; leaves seen before cost nothing.
+  /// Takes on the leaves that are in these slots now and are replicated. Cheap for leaves that were
+  /// taken on before.
   void watch(const std::vector<nn::SlotPtr>& slots);
 
  private:
@@ -26,12 +34,14 @@ class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
   };
 
   void watch(const at::Tensor& leaf);
-  /// Takes `gradient` if it is a pending sum, and returns what autograd may add to the leaf's now.
+  /// Keeps `gradient` if it is a pending sum. Returns what autograd is to add to .grad instead.
   at::Tensor take(const at::Tensor& leaf, const at::Tensor& gradient);
+  /// Has settle() called at the end of this backward.
   void begin(int backward);
+  /// Sums what was kept and adds it to the leaves' .grad. Collective.
   void settle();
 
-  int backward_ = -1;
+  int backward_ = -1;  ///< autograd's number of the backward under way; -1: none
   std::vector<Term> terms_;
 };
 

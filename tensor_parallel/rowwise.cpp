@@ -1,29 +1,34 @@
+// Row-wise parallel linear layers and embeddings: each rank computes a term of the whole output
+// from its part of the input features, or of the vocabulary. The terms are summed by the
+// redistribution to output_layouts: an all-reduce, or a reduce-scatter into a sequence-parallel
+// region.
+
 #include <optional>
 
-#include "activations.h"
-#include "style_errors.h"
 #include "tessera/core/error.h"
-#include "tessera/nn/embedding.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/style_helpers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
-/// The global sizes of a Linear's input whose last dimension is split: the module knows them.
-std::optional<std::vector<std::int64_t>> input_sizes(const nn::Linear& linear,
+/// The global sizes of a Linear's input whose last dimension is sharded. The module knows them, the
+/// local tensor does not where the shards are uneven. nullopt: the last dimension is not sharded.
+std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
   if (!is_shard(placement, -1) && !is_shard(placement, input.dim() - 1)) {
     return std::nullopt;
   }
+  // Only the last dimension may be uneven; the others are whole on this rank.
   std::vector<std::int64_t> sizes = input.sizes().vec();
-  sizes.back() = linear.in_features();
+  sizes.back() = linear.slot("weight")->get().size(1);
   return sizes;
 }
 
-/// Splits what a module takes in: the rows of Megatron-LM's x W, or those of a vocabulary. The
-/// result is a sum over the mesh, which the output's placement settles.
+/// Shards the input features of a module: the rows of W in Megatron-LM's x W, or the rows of a
+/// vocabulary. The result is a sum over the mesh (Partial), which output_layouts reduces.
 class Rowwise final : public ParallelStyle {
  public:
   explicit Rowwise(RowwiseOptions options) : options_(std::move(options)) {}
@@ -32,55 +37,66 @@ class Rowwise final : public ParallelStyle {
 
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
-    if (dynamic_cast<const nn::Embedding*>(&module) != nullptr) {
-      TESSERA_CHECK(
-          is_replicate(options_.input),
-          "rowwise_parallel of an nn::Embedding takes the same indices on every rank, not ",
-          to_string(options_.input), "; pass input = Replicate{}");
+    if (is_embedding(module)) {
+      TESSERA_CHECK(is_replicate(options_.input_layouts),
+                    "rowwise_parallel of an Embedding takes the same indices on every rank, not ",
+                    to_string(options_.input_layouts), "; pass input_layouts = Replicate{}");
       return {{module.slot("weight"), Shard{0}}};
     }
-    if (dynamic_cast<const nn::Linear*>(&module) == nullptr) {
-      fail_unfit(*this, module, "nn::Linear and nn::Embedding");
+    if (!is_linear(module)) {
+      fail_unfit(*this, module, "Linear and Embedding");
     }
     std::vector<std::pair<nn::SlotPtr, Placement>> placements;
     for (const auto& [name, slot] : module.slots()) {
+      // The bias is added once, after the sum, so that every rank needs all of it.
       placements.emplace_back(slot, name == "weight" ? Placement(Shard{1}) : Replicate{});
     }
+    place_adapter(module, Shard{1}, Replicate{}, placements);
     return placements;
   }
 
+  void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    TESSERA_CHECK(options_.heads == 0 || is_linear(module), name(), ": .heads = ", options_.heads,
+                  " are those of a Linear's input, but this is a ", module.name(),
+                  "; leave them out");
+    check_heads(*this, options_.heads, module.slot("weight")->get().size(1), mesh);
+  }
+
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
-      apply_to_linear(*linear, mesh);
+    if (is_linear(module)) {
+      apply_to_linear(module, mesh);
     } else {
       apply_to_embedding(module, mesh);
     }
   }
 
  private:
-  void apply_to_linear(nn::Linear& linear, const DeviceMesh& mesh) const {
-    linear.set_defer_bias(true);
+  void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
+    // at::linear would add it to each rank's term.
+    dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
-      const auto& self = static_cast<const nn::Linear&>(module);
-      *inputs[0] = enter(*inputs[0], mesh, options.input, Shard{-1},
-                         input_sizes(self, *inputs[0], options.input));
+      *inputs[0] = prepare_input(module, *inputs[0], mesh, options.input_layouts, Shard{-1},
+                                 input_sizes(module, *inputs[0], options.input_layouts));
     });
-    linear.add_forward_hook([options = options_](auto& module, nn::TensorList outputs) {
-      const auto& self = static_cast<const nn::Linear&>(module);
-      at::Tensor output = leave(*outputs[0], options.output, false);
-      if (self.defers_bias()) {
-        output = output.add(self.bias);
+    const bool has_bias = linear.slots().size() > 1;
+    linear.add_forward_hook([options = options_, has_bias](auto& module, nn::TensorList outputs) {
+      at::Tensor output = prepare_output(*outputs[0], options.output_layouts, false);
+      // After the reduction, which would add the bias once for each rank.
+      if (has_bias) {
+        output = output.add(module.slot("bias")->get());
       }
-      *outputs[0] = leave(output, options.output, options.use_local_output);
+      *outputs[0] = prepare_output(output, options.output_layouts, options.use_local_output);
     });
   }
 
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
-    embedding.add_forward_pre_hook([mesh, options = options_](auto&, nn::TensorList inputs) {
-      *inputs[0] = enter(*inputs[0], mesh, options.input, Replicate{});
+    // Indices whole on every rank: each looks up those in its rows and gives zeros for the others,
+    // so that the results are terms of a sum.
+    embedding.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
+      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{});
     });
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      *outputs[0] = leave(*outputs[0], options.output, options.use_local_output);
+      *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
     });
   }
 

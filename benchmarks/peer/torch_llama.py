@@ -25,8 +25,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 
-def read_config(folder):
-    config = json.loads(pathlib.Path(folder, "config.json").read_text())
+def read_config(path):
+    """Of a Hugging Face folder, or of a config.json under another name."""
+    path = pathlib.Path(path)
+    config = json.loads((path / "config.json" if path.is_dir() else path).read_text())
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config

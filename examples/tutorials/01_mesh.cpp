@@ -20,12 +20,17 @@ int main() {
   TESSERA_CHECK(mesh["tp"] == mesh["tp"], "a slice of a mesh is one object");
 
   // The sum over tp of each rank's number: ranks of a row agree, rows differ.
+  // A plain tensor: a communicator is below DTensor and moves what it is given.
   at::Tensor sum = at::full({1}, static_cast<double>(world->rank()));
   mesh.group("tp").all_reduce(sum, ReduceOp::kSum)->wait();
 
   double expected = 0;
-  for (const int rank : mesh["tp"].ranks()) expected += rank;
+  for (const int rank : mesh["tp"].ranks()) {
+    expected += rank;
+  }
   TESSERA_CHECK(sum.item<double>() == expected, "rank ", world->rank(), " got ", sum.item<double>(),
                 ", expected ", expected);
-  if (world->rank() == 0) std::cout << to_string(mesh) << ": row sum " << expected << std::endl;
+  if (world->rank() == 0) {
+    std::cout << to_string(mesh) << ": row sum " << expected << std::endl;
+  }
 }

@@ -22,6 +22,8 @@ int main() {
   // Split over the inner dimension, a product is a pending sum ...
   at::Tensor a = distribute_tensor(whole_a, mesh, {Shard{1}});
   const at::Tensor b = distribute_tensor(whole_b, mesh, {Shard{0}});
+  // After the distribution: the leaf is the distributed tensor, and its gradient is distributed
+  // like it.
   a.requires_grad_();
   const DistributedTensor product(at::mm(a, b));
 

@@ -1,6 +1,7 @@
 // FSDP x tensor parallelism in one program: mesh, meta model, split, fill, train.
 //   tessera-run --nproc 4 -- build/bin/tutorial_03_train_2d
 
+// [readme]
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
@@ -9,7 +10,6 @@
 
 #include "tessera/tessera.hpp"
 
-// [readme]
 using namespace tessera;
 
 struct Mlp : nn::Module<Mlp> {
@@ -46,7 +46,9 @@ int main() {
     optim::clip_grad_norm_(optimizer.parameters(), 1.0);
     optimizer.step();
     optimizer.zero_grad();
-    if (world->rank() == 0) std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
+    if (world->rank() == 0) {
+      std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
+    }
   }
 }
 // [readme]

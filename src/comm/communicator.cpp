@@ -1,3 +1,6 @@
+// What a back end has without writing it: a refusal for each collective that it lacks, groups of
+// tensors packed into one, plain allocation, flags by way of an all-reduce.
+
 #include "tessera/comm/communicator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,19 +14,21 @@
 namespace tessera::comm {
 namespace {
 
+/// Names the back end: the caller has chosen it, perhaps through a mesh, far from this call.
 [[noreturn]] void unsupported(const Communicator& communicator, const char* collective) {
   fail(collective, " is not implemented by the communicator '", communicator.name(),
        "'; choose another backend in WorldOptions");
 }
 
-/// A packed collective: copies the result to where it was asked for. `packed`: rows, whose parts
-/// are those of the tensors' rows.
+/// A packed collective: wait() copies the result into the tensors. `packed` has as many rows as
+/// they; a row of it is their rows, one after another.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
       : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
 
   void wait() override {
+    // Waited for before.
     if (work_ == nullptr) {
       return;
     }
@@ -35,17 +40,19 @@ class UnpackingWork final : public Work {
       rows.copy_(packed_.narrow(1, offset, rows.size(1)));
       offset += rows.size(1);
     }
+    // Whoever keeps the work must not keep its memory.
     packed_.reset();
     tensors_.clear();
   }
 
  private:
+  // nullptr once it was waited for.
   WorkPtr work_;
   at::Tensor packed_;
   std::vector<at::Tensor> tensors_;
 };
 
-/// (rows, all columns) of contiguous tensors that are cut into as many equal rows each.
+/// Contiguous tensors, each cut into `rows` equal rows, side by side: (rows, columns of all).
 at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) {
   std::vector<at::Tensor> cut;
   for (const at::Tensor& tensor : tensors) {
@@ -56,6 +63,8 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
+// One collective instead of many, so that its start-up is paid once; the price is a copy into the
+// packed input and one out of the packed output. Back ends that move groups in place override both.
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -97,6 +106,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
+// On the host, in place: from_blob() shares the caller's bytes.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

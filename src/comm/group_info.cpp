@@ -1,3 +1,6 @@
+// The texts with which every message about a collective begins. A message names world ranks, which
+// are those that a launcher shows, never ranks within the group.
+
 #include "group_info.h"
 
 #include <fmt/format.h>
@@ -18,6 +21,7 @@ std::string with_purpose(const char* collective, const std::string& purpose) {
   return purpose.empty() ? collective : fmt::format("{} for {}", collective, purpose);
 }
 
+/// What c10d throws is often a line for us and a stack trace below it.
 std::string first_line(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));
   if (line.starts_with('[')) {

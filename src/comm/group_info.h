@@ -1,10 +1,16 @@
+// The identity of a group. It is separate from Communicator because messages need it also where a
+// group is still being made.
+
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace tessera::comm {
+
+class GroupWatch;
 
 /// What every communicator knows of its group, for its work and for its messages.
 struct GroupInfo {
@@ -12,7 +18,10 @@ struct GroupInfo {
   std::vector<int> ranks;  ///< world ranks in group order
   int rank = 0;            ///< of this rank within the group
   std::chrono::milliseconds timeout{};
+  /// Of every group whose ranks wait for one another; nullptr for one rank, or for ranks on paper.
+  std::shared_ptr<GroupWatch> watch{};
 
+  int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
@@ -20,6 +29,9 @@ struct GroupInfo {
 std::string describe(const GroupInfo& group, const char* collective);
 /// "all_gather for unit 'head'"; `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
+/// What a message about a call on a group of an ended world says then.
+inline constexpr auto kWorldHasEnded =
+    ": its world has ended; keep the world, and make this call before World::shutdown()";
 /// "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
 /// The first line of a message, without libtorch's "[file:line]" prefix.

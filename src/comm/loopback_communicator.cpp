@@ -1,49 +1,68 @@
-#include "loopback_communicator.h"
+// Collectives without peers: a group of one, and groups of which only this rank exists
+// (fake_world). Results have the sizes that real peers would give, so that plans and counts of
+// traffic are those of the real group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
-#include "done_work.h"
+#include "backends.h"
 
 namespace tessera::comm {
 namespace {
 
-/// Both kinds of group without peers: one rank, or many that exist only on paper.
+/// Both kinds of group without peers: one rank, or several of which the others do not exist.
 class LoopbackCommunicator final : public Communicator {
  public:
-  LoopbackCommunicator(int rank, int size) : Communicator(rank, size) {}
+  LoopbackCommunicator(int rank, int size, LoopbackStart start)
+      : Communicator(rank, size), start_(std::move(start)) {}
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // Every row is this rank's: the copy broadcasts.
     output.view({size(), input.numel()}).copy_(input.view({1, input.numel()}));
-    return done_work();
+    return started("all_gather", {input});
   }
 
-  WorkPtr all_reduce(const at::Tensor&, ReduceOp) override { return done_work(); }
+  // A reduction over ranks that do not exist leaves this rank's term as it is.
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
+    return started("all_reduce", {tensor});
+  }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     output.view({-1}).copy_(input.view({-1}).narrow(0, rank() * output.numel(), output.numel()));
-    return done_work();
+    return started("reduce_scatter", {input});
   }
 
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
-    for (std::size_t i = 0; i < inputs.size(); ++i) all_gather(outputs[i], inputs[i]);
-    return done_work();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
+    }
+    return started("all_gather", inputs);
   }
 
   WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
-                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
-    for (std::size_t i = 0; i < inputs.size(); ++i) reduce_scatter(outputs[i], inputs[i], op);
-    return done_work();
+                               const std::vector<at::Tensor>& inputs, ReduceOp) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::int64_t rows = outputs[i].numel();
+      outputs[i].view({-1}).copy_(inputs[i].view({-1}).narrow(0, rank() * rows, rows));
+    }
+    return started("reduce_scatter", inputs);
   }
 
+  // No packing, no comparison: there is nobody to send to or to differ from.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
+  // Each peer is taken to send what this rank keeps for itself. Where a peer should send more than
+  // that, the rest is zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
@@ -60,22 +79,39 @@ class LoopbackCommunicator final : public Communicator {
           .copy_(input.view({-1}).narrow(0, start, available));
       at += count;
     }
-    return done_work();
+    return started("all_to_all", {input});
   }
 
-  WorkPtr broadcast(const at::Tensor&, int) override { return done_work(); }
+  WorkPtr broadcast(const at::Tensor& tensor, int) override {
+    return started("broadcast", {tensor});
+  }
   void barrier() override {}
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
+
+ private:
+  WorkPtr started(const char* collective, const std::vector<at::Tensor>& inputs) const {
+    if (!start_) {
+      return done_work();
+    }
+    std::int64_t bytes = 0;
+    for (const at::Tensor& input : inputs) {
+      bytes += static_cast<std::int64_t>(input.nbytes());
+    }
+    WorkPtr work = start_(collective, bytes);
+    return work != nullptr ? work : done_work();
+  }
+
+  LoopbackStart start_;
 };
 
 }  // namespace
 
 CommunicatorPtr make_solo_communicator() {
-  return std::make_shared<LoopbackCommunicator>(0, 1);
+  return std::make_shared<LoopbackCommunicator>(0, 1, LoopbackStart());
 }
 
-CommunicatorPtr make_loopback_communicator(int rank, int size) {
-  return std::make_shared<LoopbackCommunicator>(rank, size);
+CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start) {
+  return std::make_shared<LoopbackCommunicator>(rank, size, std::move(start));
 }
 
 }  // namespace tessera::comm

@@ -1,36 +1,49 @@
+// Token shards in the format of llm.c, which its tools and datasets use: a header, then tokens of
+// 16 or 32 bits. Several shards are one sequence of tokens.
 #include "tessera/data/token_shards.h"
 
 #include <glob.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "mapped_file.h"
-#include "shard_format.h"
+#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
 namespace {
 
-/// Files matching `pattern`, in byte order, so that every machine sees the same order.
-std::vector<std::string> matching_files(const std::string& pattern) {
-  glob_t found{};
-  const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  TESSERA_CHECK(status == 0 || status == GLOB_NOMATCH, "cannot list the files of '", pattern,
-                "': check the folder's permissions");
-  TESSERA_CHECK(!paths.empty(), "no token shard matches '", pattern,
-                "': give the path of llm.c token shards (and quote the pattern in the shell)");
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
+/// The header of an llm.c token shard: 256 int32, the first three of which are used.
+using ShardHeader = std::array<std::int32_t, 256>;
+constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
+/// One of the two kinds of shard.
+struct ShardKind {
+  std::int32_t magic;
+  std::int32_t version;  ///< that llm.c writes
+  std::size_t token_bytes;
+};
+constexpr ShardKind kUint16Shard{20240520, 1, sizeof(std::uint16_t)};
+constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
+
+static_assert(std::endian::native == std::endian::little, "token shards are little endian");
+
+/// The magic tells how wide tokens are. Version 1 is accepted for both kinds: what follows the
+/// header is the same.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
-    if (header[0] != kind->magic) continue;
+    if (header[0] != kind->magic) {
+      continue;
+    }
     TESSERA_CHECK(header[1] == kind->version || header[1] == 1, "token shard '", path,
                   "' has version ", header[1], ", expected ", kind->version,
                   ": write it again with llm.c's tools");
@@ -41,24 +54,29 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or --text for a text file");
 }
 
-/// One shard: its mapping and how to read a token.
+/// One shard: its file and how to read a token. The file is open only while it is read: a data set
+/// may have more shards than a process may have files open.
 class Shard {
  public:
-  explicit Shard(const std::string& path) : file_(path) {
-    const auto bytes = file_.bytes();
-    TESSERA_CHECK(bytes.size() >= kShardHeaderBytes, "token shard '", path, "' has ", bytes.size(),
+  // All checks are made here, so that no read later begins behind the tokens.
+  explicit Shard(const std::string& path) : path_(path) {
+    const detail::InputFile file = open();
+    const std::uint64_t bytes = file.size();
+    TESSERA_CHECK(bytes >= kShardHeaderBytes, "token shard '", path, "' has ", bytes,
                   " bytes, too few for its header of ", kShardHeaderBytes,
                   ": it is truncated, copy or write it again");
     ShardHeader header;
-    std::memcpy(header.data(), bytes.data(), kShardHeaderBytes);
+    file.read_at(0, std::as_writable_bytes(std::span(header)));
     token_bytes_ = kind_of(header, path).token_bytes;
     TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' says that it holds ", header[2],
                   " tokens: write it again");
     size_ = header[2];
+    // The size of the file against the header: a copy that broke off is found before training
+    // begins.
     const auto expected = kShardHeaderBytes + static_cast<std::size_t>(size_) * token_bytes_;
-    TESSERA_CHECK(bytes.size() == expected, "token shard '", path, "' says that it holds ", size_,
-                  " tokens (", expected, " bytes with the header) but has ", bytes.size(),
-                  " bytes: it is ", bytes.size() < expected ? "truncated" : "damaged",
+    TESSERA_CHECK(bytes == expected, "token shard '", path, "' says that it holds ", size_,
+                  " tokens (", expected, " bytes with the header) but has ", bytes,
+                  " bytes: it is ", bytes < expected ? "truncated" : "damaged",
                   ", copy or write it again");
   }
 
@@ -73,18 +91,23 @@ class Shard {
   }
 
  private:
+  detail::InputFile open() const { return {path_, "token shards"}; }
+
+  // Token ids are int64 for libtorch, whatever the file has.
   template <class Token>
   void widen(std::int64_t begin, std::span<std::int64_t> out) const {
-    // The header keeps tokens aligned: 1024 bytes from the start of a page.
-    const auto* tokens = reinterpret_cast<const Token*>(file_.bytes().data() + kShardHeaderBytes);
-    std::copy_n(tokens + begin, out.size(), out.begin());
+    std::vector<Token> tokens(out.size());
+    open().read_at(kShardHeaderBytes + static_cast<std::uint64_t>(begin) * sizeof(Token),
+                   std::as_writable_bytes(std::span(tokens)));
+    std::ranges::copy(tokens, out.begin());
   }
 
-  MappedFile file_;
+  std::string path_;
   std::size_t token_bytes_ = 0;
   std::int64_t size_ = 0;
 };
 
+/// Immutable after it is made, so that threads may read at once.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -98,6 +121,7 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(begin, static_cast<std::int64_t>(out.size()));
+    // The first shard that ends behind `begin`; empty ones are skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {
@@ -110,13 +134,94 @@ class ShardedTokens final : public TokenSource {
 
  private:
   std::vector<Shard> shards_;
+  // Rising, so that a position is found by bisection.
   std::vector<std::int64_t> ends_;  ///< position after each shard's last token
 };
 
+const ShardKind& kind_of(TokenWidth width) {
+  return width == TokenWidth::kUint16 ? kUint16Shard : kUint32Shard;
+}
+
+/// `before`: tokens of the shard that came earlier, for the message.
+template <class Token>
+std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
+  std::vector<Token> result;
+  result.reserve(tokens.size());
+  for (const std::int64_t token : tokens) {
+    TESSERA_CHECK(token >= 0 && token <= std::numeric_limits<Token>::max(), "token ", token,
+                  " at position ", before + static_cast<std::int64_t>(result.size()),
+                  " does not fit into ", 8 * sizeof(Token), " bits: write a wider shard");
+    result.push_back(static_cast<Token>(token));
+  }
+  return result;
+}
+
 }  // namespace
 
+std::vector<std::string> token_shard_files(const std::string& pattern) {
+  glob_t found{};
+  const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  // GLOB_NOMATCH has its own message below, with a hint.
+  TESSERA_CHECK(status == 0 || status == GLOB_NOMATCH, "cannot list the files of '", pattern,
+                "': check the folder's permissions");
+  TESSERA_CHECK(!paths.empty(), "no token shard matches '", pattern,
+                "': give the path of llm.c token shards (and quote the pattern in the shell)");
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 TokenSourcePtr open_token_shards(const std::string& glob) {
-  return std::make_shared<ShardedTokens>(matching_files(glob));
+  return open_token_shards(token_shard_files(glob));
+}
+
+TokenSourcePtr open_token_shards(const std::vector<std::string>& files) {
+  return std::make_shared<ShardedTokens>(files);
+}
+
+TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, TokenWidth width)
+    : file_(std::make_unique<detail::AtomicFile>(path)), width_(width) {}
+
+TokenShardWriter::~TokenShardWriter() = default;
+
+template <class Token>
+void TokenShardWriter::write(std::span<const std::int64_t> tokens) {
+  const std::vector<Token> narrowed = narrow<Token>(tokens, size_);
+  file_->write_at(kShardHeaderBytes + static_cast<std::uint64_t>(size_) * sizeof(Token),
+                  std::as_bytes(std::span(narrowed)));
+}
+
+/// The header counts tokens in an int32.
+void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
+  const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
+  TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
+                " tokens are too many for one shard: write several of at most ",
+                std::numeric_limits<std::int32_t>::max());
+  if (width_ == TokenWidth::kUint16) {
+    write<std::uint16_t>(tokens);
+  } else {
+    write<std::uint32_t>(tokens);
+  }
+  size_ = all;
+}
+
+void TokenShardWriter::finish() {
+  ShardHeader header{};
+  header[0] = kind_of(width_).magic;
+  header[1] = kind_of(width_).version;
+  header[2] = static_cast<std::int32_t>(size_);
+  file_->write_at(0, std::as_bytes(std::span(header)));
+  // Durable before it has its name (AtomicFile).
+  file_->sync();
+  file_->publish();
+}
+
+void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
+                       TokenWidth width) {
+  TokenShardWriter writer(path, width);
+  writer.append(tokens);
+  writer.finish();
 }
 
 }  // namespace tessera::data

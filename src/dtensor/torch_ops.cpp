@@ -10,11 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/rank_state.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/policy.h"
+#include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {
 namespace {
@@ -41,6 +42,8 @@ struct Meshes {
   }
 
  private:
+  /// One world for each device type, made when the first mesh asks for it. The caller holds the
+  /// lock.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -57,9 +60,12 @@ struct Meshes {
   std::vector<DeviceMesh> all;
 };
 
+/// Placements from texts as "Shard(0)" or "R", one for each mesh dimension.
 Placements parse(const std::vector<std::string>& texts) {
   Placements placements;
-  for (const auto& text : texts) placements.push_back(parse_placement(text));
+  for (const auto& text : texts) {
+    placements.push_back(parse_placement(text));
+  }
   return placements;
 }
 
@@ -68,6 +74,9 @@ std::int64_t make_mesh(std::string device, std::vector<std::int64_t> shape,
   return Meshes::instance().add(device, std::move(shape), std::move(names));
 }
 
+// Each function below is an operator: it converts arguments that a schema can express (numbers,
+// texts) to the library's types, and calls its namesake. A handle converts to the tensor that it
+// wraps.
 at::Tensor distribute(const at::Tensor& tensor, std::int64_t mesh,
                       std::vector<std::string> placements) {
   return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
@@ -99,14 +108,13 @@ std::vector<std::string> placements(const at::Tensor& tensor) {
   return texts;
 }
 
-/// Switches a scope on or off for good on this thread; returns what was before.
+/// Switches strictness on or off for good for this thread; returns what was before.
 bool set_strict(bool strict) {
-  const bool before = is_strict();
-  thread_local std::optional<StrictScope> scope;
-  scope.emplace(strict);
-  return before;
+  return detail::RankState::here()->strict.exchange(strict);
 }
 
+/// Likewise a scope. There is no public question for what the innermost scope says alone, so the
+/// value is remembered here.
 bool set_replication(bool replicate) {
   thread_local bool current = false;
   thread_local std::optional<ReplicationScope> scope;
@@ -114,6 +122,7 @@ bool set_replication(bool replicate) {
   return std::exchange(current, replicate);
 }
 
+// A definition with a function makes a composite operator: autograd sees what the function calls.
 TORCH_LIBRARY(tessera, library) {
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",
@@ -126,7 +135,8 @@ TORCH_LIBRARY(tessera, library) {
   library.def("placements(Tensor tensor) -> str[]", &placements);
   library.def("set_strict(bool strict) -> bool", &set_strict);
   library.def("set_replication(bool replicate) -> bool", &set_replication);
-  library.def("is_distributed(Tensor tensor) -> bool", &tessera::is_distributed);
+  library.def("is_distributed(Tensor tensor) -> bool",
+              [](const at::Tensor& tensor) { return is_distributed(tensor); });
   library.def("manual_seed(int seed) -> ()",
               [](std::int64_t seed) { manual_seed(static_cast<std::uint64_t>(seed)); });
 }

@@ -1,3 +1,5 @@
+// How random.cpp walks a local tensor. random.cu has its own walk, element by element, as a GPU's
+// threads do.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -10,21 +12,26 @@
 
 namespace tessera::kernels {
 
-/// The rows (runs along the last dimension) of a box, addressed by a flat element number in it.
+/// The rows of a box, that is its runs along the last dimension. A range of elements of the box,
+/// numbered in row-major order, is a list of runs: so threads can share a box evenly.
 class BoxRows {
  public:
+  // Keeps references to its arguments. A box without dimensions is one element.
   BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
       : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
     for (std::size_t d = box.sizes.size(); d-- > 1;) {
       global_strides_[d - 1] = global_strides_[d] * global_sizes[d];
     }
     columns_ = box.sizes.empty() ? 1 : box.sizes.back();
-    for (const std::int64_t size : box.sizes) numel_ *= size;
+    for (const std::int64_t size : box.sizes) {
+      numel_ *= size;
+    }
   }
 
   std::int64_t numel() const { return numel_; }
 
   /// Calls run(local offset, global index, length) for the runs of elements [begin, end).
+  /// A run ends with its row, as the next one begins elsewhere in memory and in the global tensor.
   template <class Run>
   void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
     while (begin < end) {
@@ -42,6 +49,7 @@ class BoxRows {
     std::int64_t global;
   };
 
+  // Once a run and not once an element: it divides for each dimension.
   Position locate(std::int64_t element) const {
     Position position{0, 0};
     for (std::size_t d = box_.sizes.size(); d-- > 0;) {
@@ -56,6 +64,7 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
+  // Of the box, not of the tensor.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };

@@ -1,3 +1,6 @@
+// Lookup in a shard of an embedding table, where the vocabulary is sharded. at::embedding throws
+// for indices outside of the shard; here these give zeros, and the all-reduce over the ranks adds
+// up to the whole lookup.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/index_select.h>
@@ -11,17 +14,20 @@
 #include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
+/// One vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);
   return sizes;
 }
 
+/// Against the whole table: an index that no rank has would otherwise come out as zeros on all.
 void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
   for (std::int64_t i = 0; i < count; ++i) {
     TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
@@ -29,11 +35,15 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
+/// Other devices. Out-of-range indices look up row 0 and are zeroed afterwards; to check them would
+/// make the host wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  if (rows == 0) return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
+  if (rows == 0) {
+    return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
+  }
   const at::Tensor found = at::index_select(weight, 0, local.masked_fill(elsewhere, 0));
   return found.masked_fill(elsewhere.unsqueeze(1), 0).view(result_sizes(indices, weight.size(1)));
 }
@@ -42,7 +52,7 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // One row more, for what lies elsewhere.
+  // One more row, which takes the indices of other rows and is dropped.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -50,39 +60,52 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
 }
 
 /// Positions whose index is one of the rows, ordered by row and then by position.
+/// Sorted, so that each row is summed by one thread in a fixed order: no atomic additions, the same
+/// bits each time.
 std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
                                            std::int64_t first_row, std::int64_t rows) {
   std::vector<std::int64_t> positions;
   positions.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {
-    if (indices[i] >= first_row && indices[i] < first_row + rows) positions.push_back(i);
+    if (indices[i] >= first_row && indices[i] < first_row + rows) {
+      positions.push_back(i);
+    }
   }
   std::stable_sort(positions.begin(), positions.end(),
                    [&](std::int64_t a, std::int64_t b) { return indices[a] < indices[b]; });
   return positions;
 }
 
+/// Stands in for RowKernels::add, and the next one for RowKernels::round.
 template <class T, class Compute>
 void add(const T* x, Compute* sum, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) sum[i] += static_cast<Compute>(x[i]);
+  for (std::int64_t i = 0; i < n; ++i) {
+    sum[i] += static_cast<Compute>(x[i]);
+  }
 }
 
 template <class T, class Compute>
 void round(const Compute* sum, T* out, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(sum[i]);
+  for (std::int64_t i = 0; i < n; ++i) {
+    out[i] = static_cast<T>(sum[i]);
+  }
 }
 
-/// Where each row's run begins in `positions`, and the end.
+/// Where the run of each row begins in `positions`; last, where the last one ends.
+/// `positions` is ordered by row.
 std::vector<std::size_t> run_starts(const std::int64_t* indices,
                                     const std::vector<std::int64_t>& positions) {
   std::vector<std::size_t> starts;
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    if (i == 0 || indices[positions[i]] != indices[positions[i - 1]]) starts.push_back(i);
+    if (i == 0 || indices[positions[i]] != indices[positions[i - 1]]) {
+      starts.push_back(i);
+    }
   }
   starts.push_back(positions.size());
   return starts;
 }
 
+/// The gradient of the shard's rows. `weight_grad` holds zeros.
 struct Backward {
   const at::Tensor& grad;
   const at::Tensor& weight_grad;
@@ -99,8 +122,11 @@ struct Backward {
     const auto starts = run_starts(indices, positions);
     const T* from = in<T>(grad);
     T* to = out<T>(weight_grad);
+    // Rows that occur often are not divided among threads. Rows that do not occur stay zero.
     parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
                  [&](std::int64_t begin, std::int64_t end) {
+                   // In the type of the sums, so that only the result is rounded. One for all rows
+                   // of a task.
                    std::vector<Compute> sum(static_cast<std::size_t>(dim));
                    for (auto row = static_cast<std::size_t>(begin);
                         row < static_cast<std::size_t>(end); ++row) {
@@ -119,20 +145,33 @@ struct Backward {
 
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows) {
-  if (!weight.is_cpu()) return composed(weight, indices, first_row);
+  // Shapes alone: libtorch's C++ has no meta kernels for what follows.
+  if (weight.is_meta()) {
+    return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
+  }
+  if (!weight.is_cpu() || fake_device() != c10::DeviceType::CPU) {
+    return composed(weight, indices, first_row);
+  }
+  // Rows are copied as bytes, whatever their type.
   const at::Tensor table = weight.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
   check_range(rows, flat.numel(), total_rows);
-  if (result.numel() == 0) return result;  // an empty shard has no address to copy from
+  // An empty shard has no address to copy from.
+  if (result.numel() == 0 || in_fake_mode()) {
+    return result;
+  }
   const std::size_t bytes = static_cast<std::size_t>(table.size(1)) * table.itemsize();
   const auto* from = static_cast<const char*>(table.const_data_ptr());
   auto* to = static_cast<char*>(result.mutable_data_ptr());
   parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = rows[i] - first_row;
-      if (row < 0 || row >= table.size(0)) continue;
+      // Another rank has it; the result is zero there already.
+      if (row < 0 || row >= table.size(0)) {
+        continue;
+      }
       std::memcpy(to + static_cast<std::size_t>(i) * bytes,
                   from + static_cast<std::size_t>(row) * bytes, bytes);
     }
@@ -142,7 +181,12 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows) {
-  if (!grad.is_cpu()) return composed_backward(grad, indices, first_row, rows);
+  if (grad.is_meta()) {
+    return at::zeros({rows, grad.size(-1)}, grad.options());
+  }
+  if (!grad.is_cpu() || fake_device() != c10::DeviceType::CPU) {
+    return composed_backward(grad, indices, first_row, rows);
+  }
   const at::Tensor terms = grad.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor weight_grad = at::zeros({rows, grad.size(-1)}, grad.options());
@@ -150,8 +194,9 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
   if (has_row_kernels(grad)) {
     with_row_kernels(grad,
                      [&](const auto& kernels, auto) { backward.run(kernels.add, kernels.round); });
-  } else {
+  } else if (!in_fake_mode()) {
     with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
+      // fp16 and fp64, for which there are no row kernels.
       using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
       backward.run(&add<T, Compute>, &round<T, Compute>);
     });

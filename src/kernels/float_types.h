@@ -1,12 +1,15 @@
+// From a scalar type of libtorch, known when the program runs, to a C++ type. Shared with CUDA
+// code, so that both accept the same types with the same message.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/core/error.h"
-#include "tessera/kernels/narrow.h"
+#include "tessera/kernels/detail/narrow.h"
 
 namespace tessera::kernels {
 
+/// `what` completes the message: "dropout of a Long tensor was asked for".
 /// body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for others.
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {

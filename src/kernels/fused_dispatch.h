@@ -1,20 +1,30 @@
+// Which of two ways a fused operation takes: the row kernels (fp32 and bf16 on a CPU), or a
+// composition of ATen operators. Both compute the same formula; the row kernels read memory once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include "row_kernels.h"
+#include "rows/row_kernels.h"
+#include "tessera/kernels/detail/fake_mode.h"
 
 namespace tessera::kernels {
 
 /// Whether the row kernels take tensors of this device and type.
 inline bool has_row_kernels(const at::Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == c10::ScalarType::Float ||
-                        x.scalar_type() == c10::ScalarType::BFloat16);
+  // A plan for a GPU allocates what the formulas do.
+  return x.is_cpu() && fake_device() == c10::DeviceType::CPU &&
+         (x.scalar_type() == c10::ScalarType::Float ||
+          x.scalar_type() == c10::ScalarType::BFloat16);
 }
 
-/// body(kernels, element) with the row kernels for x's type and a value of the type they work on.
+/// Calls body(kernels, element) with the row kernels for x's type, and a value of their element
+/// type. In a FakeMode it does nothing.
+/// The lambda is compiled once for each of the two types.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
+  if (in_fake_mode()) {
+    return;
+  }
   if (x.scalar_type() == c10::ScalarType::Float) {
     body(row_kernels().fp32, float{});
   } else {
@@ -22,6 +32,7 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
+/// data_ptr<T>() checks the scalar type, and Bf16 is only the bits of a bfloat16: hence the cast.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());
@@ -33,6 +44,7 @@ T* out(const at::Tensor& x) {
 }
 
 /// The type that ATen's formulas compute in.
+/// Half precision is computed in fp32 and rounded once, as the row kernels do.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   return x.scalar_type() == c10::ScalarType::Double ? c10::ScalarType::Double
                                                     : c10::ScalarType::Float;

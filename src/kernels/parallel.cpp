@@ -1,3 +1,4 @@
+// Alone in its file: CMakeLists.txt compiles it with OpenMP, and nothing else.
 #include "parallel.h"
 
 #include <ATen/Parallel.h>

@@ -7,7 +7,8 @@
 namespace tessera::kernels {
 
 /// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) of at
-/// least `grain`. A file of its own, since it is a template that needs OpenMP where it is compiled.
+/// least `grain`. Not inline, as that template needs OpenMP where it is compiled: parallel.cpp
+/// alone has it.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 

@@ -1,20 +1,29 @@
-#include "tessera/kernels/random.h"
+// Random numbers on a CPU, the registration of the CUDA kernels that do the same, and dropout. Each
+// number is a function of key and global index, so that loops may run in any order on any number of
+// threads.
+#include "tessera/kernels/detail/random.h"
 
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <atomic>
 #include <variant>
 
 #include "box_rows.h"
 #include "float_types.h"
 #include "parallel.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/cuda_kernels.h"
+#include "tessera/kernels/detail/cuda_kernels.h"
+#include "tessera/kernels/detail/distribution.h"
+#include "tessera/kernels/detail/fake_mode.h"
 
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kGrain = 4096;
+/// Set when libtessera_cuda.so is loaded, which may be while other threads run.
+std::atomic<const CudaKernels*> registered = nullptr;
+
+constexpr std::int64_t kGrain = 4096;  // elements that are worth a thread
 
 /// Calls run(local offset, index for the random number, length) for every row, in parallel.
 template <class Run>
@@ -29,34 +38,49 @@ void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) 
   }
 }
 
-constexpr std::int64_t kBatch = 64;
+constexpr std::int64_t kBatch = 64;  // numbers that are drawn at once, on the stack
 
-/// Turns uniform numbers into draws. For all at once in the centre, where most are and the compiler
-/// can vectorise; then one by one in the tails. The same bits as draw(u).
+/// Turns uniform numbers into draws, with the same bits as draw(u). Computes the central quantile
+/// for all at once, which the compiler vectorises, and then again the few that are in the tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
+  // Distributions with normal quantiles: the other ones are cheap as they are.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
-    for (std::int64_t i = 0; i < n; ++i) p[i] = draw.probability(values[i]);
-    for (std::int64_t i = 0; i < n; ++i) values[i] = central_quantile(p[i]);
     for (std::int64_t i = 0; i < n; ++i) {
-      if (!is_central(p[i])) values[i] = tail_quantile(p[i]);
+      p[i] = draw.probability(values[i]);
     }
-    for (std::int64_t i = 0; i < n; ++i) values[i] = draw.from_quantile(values[i]);
+    for (std::int64_t i = 0; i < n; ++i) {
+      values[i] = central_quantile(p[i]);
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      // A branch in the loop above would keep it from being vectorised; the tails are few.
+      if (!is_central(p[i])) {
+        values[i] = tail_quantile(p[i]);
+      }
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      values[i] = draw.from_quantile(values[i]);
+    }
   } else {
-    for (std::int64_t i = 0; i < n; ++i) values[i] = draw(values[i]);
+    for (std::int64_t i = 0; i < n; ++i) {
+      values[i] = draw(values[i]);
+    }
   }
 }
 
+/// The index advances with the element, so that a batch may begin anywhere.
 void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     values[i] = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
   }
 }
 
+/// Batches on the stack: no memory is allocated for a fill of any size. Rounds once, from fp64.
 template <class T, class Draw>
 void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
   T* data = static_cast<T*>(local.data_ptr());
+  // Any strides are taken: a parameter may be a view.
   const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
   for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     double values[kBatch];
@@ -65,11 +89,14 @@ void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw
       uniform_batch(key, index + static_cast<std::uint64_t>(start), values, n);
       draw_batch(draw, values, n);
       T* out = data + offset + start * stride;
-      for (std::int64_t i = 0; i < n; ++i) out[i * stride] = narrow<T>(values[i]);
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[i * stride] = narrow<T>(values[i]);
+      }
     }
   });
 }
 
+/// `x` and `out` are contiguous, so one offset is good for both.
 template <class T>
 void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                 PhiloxKey key) {
@@ -79,6 +106,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
   const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
   for_each_row(x, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     for (std::int64_t i = 0; i < length; ++i) {
+      // Compared in fp64: p keeps its exact meaning in half precision.
       const double u = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
       const auto value = static_cast<Compute>(from[offset + i]);
       to[offset + i] = u < p ? T(0) : static_cast<T>(value * scale);
@@ -88,6 +116,36 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
 
 }  // namespace
 
+/// Never freed: kernels may be asked for by destructors of statics.
+void register_cuda_kernels(const CudaKernels& kernels) {
+  registered = new CudaKernels(kernels);
+}
+
+const CudaKernels& cuda_kernels() {
+  const CudaKernels* kernels = registered;
+  TESSERA_CHECK(
+      kernels != nullptr,
+      "a kernel was to run on CUDA, but libtessera_cuda.so is not loaded; build with a CUDA "
+      "toolkit and use a world of device \"cuda\"");
+  return *kernels;
+}
+
+/// Mirrored where the interval is more in the upper tail: probabilities near 1 have few digits left
+/// (see TruncatedNormal).
+TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
+  TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
+                " and ", high, " was asked for; std must be positive and the bounds in order");
+  const double a = (low - mean) / std;
+  const double b = (high - mean) / std;
+  const bool mirrored = a + b > 0.0;
+  const double from = normal_cdf(mirrored ? -b : a);
+  const double to = normal_cdf(mirrored ? -a : b);
+  TESSERA_CHECK(to - from > 1e-300, "a normal(", mean, ", ", std, ") has no mass between ", low,
+                " and ", high, "; move the bounds towards the mean");
+  return {mean, mirrored ? -std : std, low, high, from, to - from};
+}
+
+/// One box from the origin, of which local and global offsets are the same.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -95,20 +153,27 @@ GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t fir
 
 void fill_random(const at::Tensor& local, const GlobalPlace& place,
                  const Distribution& distribution, PhiloxKey key) {
-  if (local.is_cuda()) return cuda_kernels().fill_random(local, place, distribution, key);
+  if (local.is_cuda()) {
+    return cuda_kernels().fill_random(local, place, distribution, key);
+  }
+  // The meta device above all: parameters whose memory was never made.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
+  if (in_fake_mode()) {
+    return;
+  }
   with_float_type(local.scalar_type(), "a random fill", [&]<class T>() {
     std::visit([&](const auto& draw) { fill_as<T>(local, place, draw, key); }, distribution);
   });
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
+  // Also for CUDA: the kernels index `out` as they index `x`.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {
     cuda_kernels().dropout(out, from, place, p, key);
-  } else {
+  } else if (!in_fake_mode()) {
     with_float_type(from.scalar_type(), "dropout",
                     [&]<class T>() { dropout_as<T>(out, from, place, p, key); });
   }

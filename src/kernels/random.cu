@@ -1,3 +1,5 @@
+// Random numbers and dropout on a GPU. Part of libtessera_cuda.so, which registers them with
+// random.cpp when it is loaded.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -6,52 +8,22 @@
 #include <variant>
 
 #include "float_types.h"
+#include "random_elements.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/cuda_kernels.h"
+#include "tessera/kernels/detail/cuda_kernels.h"
 
 // The twin of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
 namespace tessera::kernels {
 namespace {
 
-constexpr int kMaxDims = 8;
 constexpr int kThreads = 256;
-
-/// A box as its elements are walked: sizes, and strides in the local and in the global tensor.
-struct BoxView {
-  int dims = 0;
-  std::int64_t numel = 1;
-  std::int64_t local_start = 0;
-  std::int64_t global_start = 0;
-  std::int64_t sizes[kMaxDims];
-  std::int64_t local_strides[kMaxDims];
-  std::int64_t global_strides[kMaxDims];
-};
-
-struct Position {
-  std::int64_t local;
-  std::uint64_t global;
-};
-
-__device__ Position position_of(const BoxView& box, std::int64_t element) {
-  std::int64_t local = box.local_start;
-  std::int64_t global = box.global_start;
-  for (int d = box.dims - 1; d >= 0; --d) {
-    const std::int64_t i = element % box.sizes[d];
-    element /= box.sizes[d];
-    local += i * box.local_strides[d];
-    global += i * box.global_strides[d];
-  }
-  return {local, static_cast<std::uint64_t>(global)};
-}
 
 template <class T, class Draw>
 __global__ void fill_kernel(T* data, BoxView box, Draw draw, PhiloxKey key) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < box.numel; i += step) {
-    const Position at = position_of(box, i);
-    data[at.local] = narrow<T>(draw(uniform_at(key.seed, key.stream, at.global)));
-  }
+  // A grid-stride loop: any number of elements with a bounded grid.
+  fill_elements(data, box, draw, key,
+                static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+                static_cast<std::int64_t>(gridDim.x) * blockDim.x);
 }
 
 template <class T, class Compute>
@@ -66,6 +38,7 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   }
 }
 
+/// Starts and strides are computed on the host, once for all elements.
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
                 box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
@@ -86,6 +59,7 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
   return view;
 }
 
+/// 65536 blocks of 256 threads are more than a GPU runs at once; the loop above does the rest.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
@@ -93,11 +67,16 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
+  // The tensor's device need not be the current one. Kernels go on the current stream, where the
+  // caller's other work on the tensor is.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
     const BoxView view = view_of(box, place, local);
-    if (view.numel == 0) continue;
+    // A launch with a grid of 0 blocks is an error.
+    if (view.numel == 0) {
+      continue;
+    }
     with_float_type(local.scalar_type(), "a random fill", [&]<class T>() {
       T* data = static_cast<T*>(local.mutable_data_ptr());
       std::visit(
@@ -116,7 +95,9 @@ void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace&
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
     const BoxView view = view_of(box, place, x);
-    if (view.numel == 0) continue;
+    if (view.numel == 0) {
+      continue;
+    }
     with_float_type(x.scalar_type(), "dropout", [&]<class T>() {
       using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
       const auto scale = static_cast<Compute>(1.0 / (1.0 - p));

@@ -1,3 +1,4 @@
+// RMSNorm, forward and backward, with fp32 statistics.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,15 +9,16 @@
 
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
-// Rows are summed in this many blocks whatever the number of threads, so that the weight's gradient
-// has the same bits on all of them.
+// The rows are summed in this many blocks, whatever the number of threads, so that the weight's
+// gradient has the same bits for any number.
 constexpr std::int64_t kBlocks = 16;
 
+/// How the rows are shared among threads: `grain` rows are some 16 K elements, enough for a task.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -27,22 +29,28 @@ struct Rows {
   std::int64_t grain;
 };
 
+/// The row kernels take null for a weight of ones.
 const float* pointer(const at::Tensor& weight) {
   return weight.defined() ? in<float>(weight) : nullptr;
 }
 
+/// A weight is small: converting it costs nothing beside the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
 
+/// In the order of the row kernels: x * rstd, then the weight, one rounding at the end.
 RmsNormResult composed(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const at::Tensor v = x.to(compute_type(x));
   const at::Tensor rstd = at::rsqrt(v.pow(2).mean(-1, true).add(eps));
   at::Tensor y = v * rstd;
-  if (weight.defined()) y = y * weight.to(v.scalar_type());
+  if (weight.defined()) {
+    y = y * weight.to(v.scalar_type());
+  }
   return {y.to(x.scalar_type()), rstd};
 }
 
+/// With g the gradient times the weight: dx = rstd * (g - x * rstd^2 * mean(g * x)).
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd) {
@@ -51,7 +59,9 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   const at::Tensor gw = weight.defined() ? g * weight.to(rstd.scalar_type()) : g;
   const at::Tensor pull = (gw * v).mean(-1, true) * rstd * rstd;
   const at::Tensor x_grad = ((gw - v * pull) * rstd).to(x.scalar_type());
-  if (!weight.defined()) return {x_grad, {}};
+  if (!weight.defined()) {
+    return {x_grad, {}};
+  }
   const at::Tensor terms = (g * v * rstd).reshape({-1, x.size(-1)});
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
@@ -59,7 +69,9 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
 }  // namespace
 
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (!has_row_kernels(x)) return composed(x, weight, eps);
+  if (!has_row_kernels(x)) {
+    return composed(x, weight, eps);
+  }
   const at::Tensor from = x.contiguous();
   const at::Tensor scale = float_weight(weight);
   const Rows rows(from);
@@ -81,14 +93,19 @@ RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd) {
-  if (!has_row_kernels(x)) return composed_backward(grad, x, weight, rstd);
+  if (!has_row_kernels(x)) {
+    return composed_backward(grad, x, weight, rstd);
+  }
   const at::Tensor from = x.contiguous();
+  // A gradient may come in another type under autocast; the row kernels take one type for both.
   const at::Tensor g = grad.to(x.scalar_type()).contiguous();
   const at::Tensor scale = float_weight(weight);
   const Rows rows(from);
   const at::Tensor x_grad = at::empty_like(from);
+  // Each block adds to a row of its own, so that threads never add to one place.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
+  // The last blocks may be short or empty.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -105,7 +122,10 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
           }
         });
   });
-  if (!weight.defined()) return {x_grad, {}};
+  if (!weight.defined()) {
+    return {x_grad, {}};
+  }
+  // 16 rows, which are summed in one order whatever the number of threads.
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 

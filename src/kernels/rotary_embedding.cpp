@@ -1,3 +1,4 @@
+// Rotary position embedding, for queries and keys as projections leave them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -6,11 +7,13 @@
 
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
+/// `transposed` is the backward: a rotation by the negative angle, except that cos and sin need not
+/// be equal on both halves, so that the sine is applied before the halves are swapped.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -29,7 +32,10 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
 
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed) {
-  if (!has_row_kernels(x)) return composed(x, cos, sin, transposed);
+  if (!has_row_kernels(x)) {
+    return composed(x, cos, sin, transposed);
+  }
+  // Heads and positions may have any stride: slices of a joint projection are taken without a copy.
   const at::Tensor from = x.stride(3) == 1 ? x : x.contiguous();
   const at::Tensor c = cos.to(c10::ScalarType::Float).contiguous();
   const at::Tensor s = sin.to(c10::ScalarType::Float).contiguous();
@@ -37,12 +43,14 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
   const std::int64_t sequence = x.size(1);
   const std::int64_t heads = x.size(2);
   const std::int64_t dim = x.size(3);
+  // Positions that are worth a thread: some 16 K elements.
   const std::int64_t grain =
       std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(heads * dim, 1));
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
     parallel_for(0, x.size(0) * sequence, grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
+        // The same tables for each sample of the batch.
         const std::int64_t position = i % sequence;
         kernels.rotary(in<T>(from) + i / sequence * from.stride(0) + position * from.stride(1),
                        from.stride(2), in<float>(c) + position * dim, in<float>(s) + position * dim,

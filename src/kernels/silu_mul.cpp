@@ -1,3 +1,4 @@
+// The gate of SwiGLU. Elementwise, so that rows do not matter: threads share the elements.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
@@ -5,13 +6,16 @@
 
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
+/// Elements that are worth a thread.
 constexpr std::int64_t kGrain = 16384;  // a multiple of the vector width
 
+/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). silu is not kept from the forward: to
+/// recompute it is cheaper than to read it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
   const c10::ScalarType type = compute_type(gate);
@@ -43,10 +47,14 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
 
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
-  if (!has_row_kernels(gate)) return composed_backward(grad, gate, up);
+  if (!has_row_kernels(gate)) {
+    return composed_backward(grad, gate, up);
+  }
+  // A gradient may come in another type under autocast.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const at::Tensor a = gate.contiguous();
   const at::Tensor b = up.contiguous();
+  // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
   const at::Tensor a_grad = at::empty_like(a);
   const at::Tensor b_grad = at::empty_like(a);
   with_row_kernels(gate, [&](const auto& kernels, auto element) {

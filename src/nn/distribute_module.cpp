@@ -1,3 +1,6 @@
+// Parameters of a module as distributed tensors, by hand: PyTorch's distribute_module, and
+// distribute_parameter, which tensor parallelism uses for each parameter that its styles place.
+
 #include "tessera/nn/distribute_module.h"
 
 #include <c10/core/GradMode.h>
@@ -7,28 +10,25 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/retired_parameter.h"
+#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 namespace {
 
 /// Attached to a module that was distributed.
+// Its presence is how a second call is found; the mesh is for the message.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-template <class Function>
-void visit_modules(const std::string& name, torch::nn::Module& module, const Function& function) {
-  if (auto* ours = dynamic_cast<ModuleBase*>(&module)) function(name, *ours);
-  for (const auto& child : module.named_children()) {
-    visit_modules(name.empty() ? child.key() : name + "." + child.key(), *child.value(), function);
-  }
-}
-
+/// What the partition function did not distribute: operators mix no plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
-    if (!tessera::is_distributed(slot->get())) distribute_parameter(*slot, mesh, whole);
+    if (!tessera::is_distributed(slot->get())) {
+      distribute_parameter(*slot, mesh, whole);
+    }
   }
 }
 
@@ -41,15 +41,18 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   const c10::AutoGradMode no_grad(false);
   const at::Tensor whole = slot.get().detach();
   const DistributedTensor split = distribute_tensor(whole, mesh, placements);
-  // A slice would keep the whole alive.
+  // A slice would keep the memory of the whole parameter alive.
   at::Tensor local = local_tensor(split);
-  if (local.numel() < whole.numel()) local = local.clone(at::MemoryFormat::Contiguous);
+  if (local.numel() < whole.numel()) {
+    local = local.clone(at::MemoryFormat::Contiguous);
+  }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
+    // A new leaf. Whoever still holds the old one (a stock optimizer) must not train it unseen.
     parameter.requires_grad_();
     retire_parameter(slot.get(), by);
   }
-  slot.set(std::move(parameter));
+  slot.swap(std::move(parameter));
 }
 
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
@@ -58,10 +61,14 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
+  // Before the partition function, so that a module without slots is refused before anything is
+  // changed.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
-    visit_modules("", module,
-                  [&](const std::string& name, ModuleBase& each) { partition(name, each, mesh); });
+    // At every place: the function may know any of a shared module's FQNs.
+    visit_modules(module,
+                  [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
+                  {.every_place = true});
   }
   replicate_leftovers(parameters, mesh);
   replicate_leftovers(module.named_buffer_slots(), mesh);

@@ -1,95 +1,119 @@
+// The base of modules with slots and hooks. libtorch's Module owns the tensors by name; this class
+// keeps them equal to what the slots hold, since FSDP and tensor parallelism change only slots.
+
 #include "tessera/nn/module.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/call_depth.h"
+#include "tessera/nn/detail/fill_epoch.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
+#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 namespace {
 
+/// Of modules, one inside another.
+thread_local int calls_of_thread = 0;
+
 at::Tensor uninitialised(at::IntArrayRef sizes) {
+  // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
+/// A stock module's parameters could not be swapped: TP and FSDP would miss them.
+void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
+  const auto own = module.named_parameters(/*recurse=*/false);
+  TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
+                module.name(),
+                " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-using OwnSlots = const NamedSlots& (ModuleBase::*)() const;
-
-/// Depth first, in order of registration: what named_slots and named_buffer_slots list.
-class SlotCollector {
- public:
-  explicit SlotCollector(OwnSlots own) : own_(own) {}
-
-  NamedSlots collect(const ModuleBase& root) {
-    visit(root, "");
-    return std::move(found_);
-  }
-
- private:
-  void visit(const torch::nn::Module& module, const std::string& prefix) {
-    if (const auto* ours = dynamic_cast<const ModuleBase*>(&module)) {
-      for (const auto& [name, slot] : (ours->*own_)()) {
-        if (seen_.insert(slot.get()).second) found_.emplace_back(join(prefix, name), slot);
-      }
-    } else {
-      refuse_parameters(module, prefix);
-    }
-    for (const auto& child : module.named_children()) {
-      visit(*child.value(), join(prefix, child.key()));
-    }
-  }
-
-  static void refuse_parameters(const torch::nn::Module& module, const std::string& prefix) {
-    const auto own = module.named_parameters(/*recurse=*/false);
-    if (own.is_empty()) return;
-    fail("parameter '", join(prefix, own.front().key()), "' of a ", module.name(),
-         " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
-  }
-
-  OwnSlots own_;
-  NamedSlots found_;
-  std::unordered_set<const ParameterSlot*> seen_;
-};
-
-/// Of the module and all below it.
-void check_not_gathered(const torch::nn::Module& module) {
-  if (const auto* ours = dynamic_cast<const ModuleBase*>(&module)) {
-    for (const auto& [name, slot] : ours->slots()) {
-      TESSERA_CHECK(slot->get().is_same(slot->persistent()), "conversion of a ", module.name(),
+/// A conversion swaps the tensor that is in the slot. What FSDP has gathered of it would stay
+/// behind, unconverted, or the shards would.
+void check_not_gathered(const ModuleBase& root) {
+  visit_modules(root, [](const std::string&, const ModuleBase& module) {
+    for (const auto& [name, slot] : module.slots()) {
+      TESSERA_CHECK(!slot->gathered(), "conversion of a ", module.name(),
                     ", but FSDP has gathered its parameter '", name,
                     "'; convert before forward or after backward, or reshard it first");
     }
-  }
-  for (const auto& child : module.children()) check_not_gathered(*child);
+  });
 }
 
 }  // namespace
 
+/// A tied slot lives on in its other owners, which must not write to this one.
 ModuleBase::~ModuleBase() {
-  for (const auto& [name, slot] : slots_) slot->remove_owner(this, name);
+  for (const auto& [name, slot] : slots_) {
+    slot->remove_owner(this, name);
+  }
+}
+
+/// What named_slots and named_buffer_slots list: those of one of a module's two lists.
+NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
+  NamedSlots found;
+  std::unordered_set<const ParameterSlot*> seen;
+  // Stock modules are visited too, to refuse those with parameters.
+  visit_modules(*this, [&](const std::string& fqn, const torch::nn::Module& module) {
+    const auto* base = dynamic_cast<const ModuleBase*>(&module);
+    if (base == nullptr) {
+      check_has_no_parameters(fqn, module);
+      return;
+    }
+    base->check_slots(fqn);
+    for (const auto& [name, slot] : base->*own) {
+      if (seen.insert(slot.get()).second) {
+        found.emplace_back(join_fqn(fqn, name), slot);
+      }
+    }
+  });
+  return found;
 }
 
 NamedSlots ModuleBase::named_slots() const {
-  return SlotCollector(&ModuleBase::slots).collect(*this);
+  NamedSlots found = collect_slots(&ModuleBase::slots_);
+  for (const auto& [fqn, slot] : found) {
+    slot->set_fqn(fqn);
+  }
+  return found;
 }
 
 NamedSlots ModuleBase::named_buffer_slots() const {
-  return SlotCollector(&ModuleBase::buffer_slots).collect(*this);
+  return collect_slots(&ModuleBase::buffer_slots_);
+}
+
+/// libtorch's register_parameter cannot be overridden: what it made is found by the count.
+void ModuleBase::check_slots(const std::string& fqn) const {
+  if (parameters_.size() == slots_.size()) {
+    return;
+  }
+  for (const auto& parameter : named_parameters(/*recurse=*/false)) {
+    const bool known = std::ranges::any_of(
+        slots_, [&](const auto& slot) { return slot.first == parameter.key(); });
+    TESSERA_CHECK(known, "parameter '", join_fqn(fqn, parameter.key()), "' of a ", name(),
+                  " has no slot, so that no optimizer, no saving and no sharding would see it; "
+                  "make it by register_slot instead of register_parameter");
+  }
 }
 
 std::size_t ModuleBase::index_of(const std::string& name) const {
+  // Slots are few: a search is as quick as a table.
+  const auto found = std::ranges::find(slots_, name, &decltype(slots_)::value_type::first);
+  if (found != slots_.end()) {
+    return static_cast<std::size_t>(found - slots_.begin());
+  }
   std::string known;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].first == name) return i;
-    known += (i == 0 ? "" : ", ") + slots_[i].first;
+  for (const auto& slot : slots_) {
+    known += (known.empty() ? "" : ", ") + slot.first;
   }
   fail("parameter '", name, "' of a ", this->name(), " was asked for; it has ",
        known.empty() ? "none" : known);
@@ -102,16 +126,21 @@ const SlotPtr& ModuleBase::slot(const std::string& name) const {
 void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   const std::size_t index = index_of(name);
   SlotPtr& current = slots_[index].second;
-  if (current == slot) return;
+  if (current == slot) {
+    return;
+  }
+  // Sizes alone: the type and placement are those of the slot that both share from here on.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
+  // The nn::Parameter members of the derived class share this handle, so that they follow.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
 }
 
+/// A module without parameters has nothing to fill; others override it.
 void ModuleBase::reset_parameters(const InitContext&) {}
 
 std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {
@@ -122,6 +151,8 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
+  // libtorch converts parameters in place, so that slots see it. It does not know the buffers in
+  // slots.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -141,8 +172,9 @@ void ModuleBase::to(torch::Device device, bool non_blocking) {
 void ModuleBase::convert_buffers(std::optional<torch::Device> device,
                                  std::optional<torch::Dtype> dtype, bool non_blocking) {
   for (const auto& [name, slot] : buffer_slots_) {
+    // Integer buffers (positions, say) keep their type, as libtorch's do.
     const at::Tensor& buffer = slot->get();
-    slot->set(buffer.to(
+    slot->swap(buffer.to(
         device.value_or(buffer.device()),
         buffer.is_floating_point() ? dtype.value_or(buffer.scalar_type()) : buffer.scalar_type(),
         non_blocking));
@@ -156,22 +188,28 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
+  // A parameter is a leaf, whatever the caller computed it from.
   tensor = tensor.detach().requires_grad_(tensor.is_floating_point());
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), nullptr);
 }
 
 Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
+  // Integers can have no gradient; a member that asked for one keeps it.
   member = member.detach().requires_grad_(member.requires_grad() || member.is_floating_point());
   return add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()), &member);
 }
 
-Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes) {
+Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
+                                           bool persistent) {
+  // Not registered with libtorch, which would save it, and hold a tensor that swaps pass by.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
+  slot->set_saved(persistent);
   buffer_slots_.emplace_back(name, slot);
   return Parameter(std::move(slot));
 }
 
 Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, at::Tensor* member) {
+  // libtorch has it too, so that parameters() and torch::optim see it.
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
@@ -181,8 +219,11 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, at::Tensor
 }
 
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
+  // Into libtorch's table directly: register_parameter refuses a name that it has.
   parameters_[name] = tensor;
-  if (at::Tensor* member = bindings_[index_of(name)].member) *member = tensor;
+  if (at::Tensor* member = bindings_[index_of(name)].member) {
+    *member = tensor;
+  }
 }
 
 void ModuleBase::checkpoint_calls(CheckpointOptions options) {
@@ -191,16 +232,48 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
+  // The hooks so far move inside the region and are repeated with it; those added later, FSDP's
+  // among them, run once around it.
   checkpointed_.reset(new Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
 
-// By index: a hook may add hooks.
+void ModuleBase::check_called() const {
+  TESSERA_CHECK(running_calls_ > 0 || (hooks_.before.empty() && hooks_.after.empty()),
+                "forward of a ", name(), " was called as m.forward(x), but the module has hooks, ",
+                "which that skips; call it as m(x), or (*m)(x) of a pointer");
+}
+
+// Only the outermost, since that has looked at all below it. A number that has not changed says
+// that nothing has come about that could be unfilled: at a step this costs a comparison.
+ModuleBase::CallScope::CallScope(ModuleBase& module) {
+  module.check_slots("");  // a parameter may come at any time
+  const std::uint64_t epoch = detail::fill_epoch();
+  if (calls_of_thread == 0 && module.checked_epoch_ != epoch) {
+    check_initialized(module, "forward of a " + module.name());
+    module.checked_epoch_ = epoch;
+  }
+  ++calls_of_thread;
+}
+
+ModuleBase::CallScope::~CallScope() {
+  --calls_of_thread;
+}
+
+int detail::call_depth() {
+  return calls_of_thread;
+}
+
+// By index, because a hook may add hooks, which invalidates iterators.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
-  for (std::size_t i = 0; i < hooks.size(); ++i) hooks[i](*this, tensors);
+  for (std::size_t i = 0; i < hooks.size(); ++i) {
+    hooks[i](*this, tensors);
+  }
 }
 
 void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
-  for (std::size_t i = 0; i < hooks.always.size(); ++i) hooks.always[i]();
+  for (std::size_t i = hooks.always.size(); i-- > 0;) {
+    hooks.always[i]();
+  }
 }
 
 }  // namespace tessera::nn

@@ -1,3 +1,5 @@
+// Charts: first axes, then what is drawn in them. Coordinates are those of the viewBox; the page
+// scales the whole. Colours and line widths are classes of report_style.h.
 #include "chart.h"
 
 #include <fmt/format.h>
@@ -5,28 +7,35 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "axis.h"
-#include "html.h"
-#include "number_text.h"
+#include "tessera/observe/detail/axis.h"
+#include "tessera/observe/detail/text.h"
 
 namespace tessera::observe {
 namespace {
 
 using Points = std::vector<std::pair<double, double>>;
 
+/// In units of the viewBox. The margins hold the labels.
 constexpr double kWidth = 560, kHeight = 236;
 constexpr double kLeft = 58, kRight = 14, kTop = 10, kBottom = 32;
 constexpr double kPlotWidth = kWidth - kLeft - kRight;
 constexpr double kPlotHeight = kHeight - kTop - kBottom;
+/// More points than a chart has pixels would only make the file larger.
 constexpr std::size_t kMaxPoints = 600;
 constexpr std::size_t kMaxHoverTexts = 120;
 /// Values that span more than this are drawn on a logarithmic axis.
 constexpr double kLogarithmicRatio = 30;
 
 /// The least and the greatest point of each of at most kMaxPoints / 2 groups: a peak stays visible.
+/// In each group in the order of the steps, so that the line goes forward.
 Points thinned(const Points& points) {
-  if (points.size() <= kMaxPoints) return points;
+  if (points.size() <= kMaxPoints) {
+    return points;
+  }
   Points result;
   const std::size_t groups = kMaxPoints / 2;
   const auto by_value = [](const auto& a, const auto& b) { return a.second < b.second; };
@@ -36,15 +45,21 @@ Points thinned(const Points& points) {
         points.begin() + static_cast<std::ptrdiff_t>(points.size() * (group + 1) / groups);
     const auto [low, high] = std::minmax_element(begin, end, by_value);
     result.push_back(std::min(*low, *high));
-    if (low != high) result.push_back(std::max(*low, *high));
+    if (low != high) {
+      result.push_back(std::max(*low, *high));
+    }
   }
   return result;
 }
 
 /// Mean over the points around each point.
+/// `reach` points on each side.
 Points running_mean(const Points& points, std::size_t reach) {
+  // Running sums: the time does not depend on `reach`. Fewer points at the ends.
   std::vector<double> sums(1, 0);
-  for (const auto& point : points) sums.push_back(sums.back() + point.second);
+  for (const auto& point : points) {
+    sums.push_back(sums.back() + point.second);
+  }
   Points result;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const std::size_t begin = i < reach ? 0 : i - reach;
@@ -56,6 +71,7 @@ Points running_mean(const Points& points, std::size_t reach) {
 }
 
 /// Draws in the plot's coordinates.
+/// `points` are finite and at least one; both arguments outlive the plot.
 class Plot {
  public:
   Plot(const Chart& chart, const Points& points) : chart_(chart), points_(points) {
@@ -66,6 +82,8 @@ class Plot {
     y_ = value_axis(low->second, high->second);
   }
 
+  // One point is a dot, as a line of one point is invisible. Many points are a faint line with
+  // their mean in front.
   std::string svg() const {
     std::string body = axes();
     if (points_.size() == 1) {
@@ -82,6 +100,7 @@ class Plot {
 
  private:
   /// Ticks are whole steps, and the curve fills the width.
+  /// Of one step the range is made 1, as an axis cannot be empty.
   static Axis step_axis(double first, double last) {
     Axis axis = linear_axis(first, std::max(last, first + 1), 7);
     axis.low = first;
@@ -93,6 +112,7 @@ class Plot {
     return axis;
   }
 
+  // With some room at both ends: logarithmic axes are not rounded outwards to ticks.
   Axis value_axis(double low, double high) const {
     if (chart_.may_be_logarithmic && low > 0 && high / low > kLogarithmicRatio) {
       return logarithmic_axis(low * 0.9, high * 1.1);
@@ -101,8 +121,10 @@ class Plot {
   }
 
   double x(double step) const { return kLeft + x_.position(step) * kPlotWidth; }
+  // SVG counts downwards.
   double y(double value) const { return kTop + (1 - y_.position(value)) * kPlotHeight; }
 
+  // Horizontal lines across the plot for values; short marks below it for steps.
   std::string axes() const {
     std::string body;
     for (const double tick : y_.ticks) {
@@ -121,6 +143,7 @@ class Plot {
                               kLeft, kWidth - kRight, base, kLeft - 8, base + 18);
   }
 
+  // One decimal: a tenth of a unit cannot be seen, and halves the file.
   std::string line(const Points& points, const char* style) const {
     std::string coordinates;
     for (const auto& [step, value] : points) {
@@ -135,6 +158,7 @@ class Plot {
     const std::size_t count = std::min(points_.size(), kMaxHoverTexts);
     const double width = kPlotWidth / static_cast<double>(count);
     for (std::size_t i = 0; i < count; ++i) {
+      // Evenly among the points, the first and the last included.
       const auto& [step, value] = points_[count == 1 ? 0 : (points_.size() - 1) * i / (count - 1)];
       body += fmt::format(R"(<g class="hover"><title>step {0}: {1}{2}</title>)"
                           R"(<rect x="{3:.1f}" y="{4}" width="{5:.1f}" height="{6}"/>)"
@@ -154,11 +178,16 @@ class Plot {
 }  // namespace
 
 std::string chart_svg(const Chart& chart) {
+  // A loss that became NaN must not take the rest of the curve with it.
   Points finite;
   for (const auto& point : chart.points) {
-    if (std::isfinite(point.second)) finite.push_back(point);
+    if (std::isfinite(point.second)) {
+      finite.push_back(point);
+    }
   }
-  if (finite.empty()) return R"(<p class="empty">no finite values</p>)";
+  if (finite.empty()) {
+    return R"(<p class="empty">no finite values</p>)";
+  }
   return Plot(chart, finite).svg();
 }
 

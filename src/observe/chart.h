@@ -1,3 +1,4 @@
+// Curves of the report, as SVG that needs no script and no file beside the report.
 #pragma once
 
 #include <string>

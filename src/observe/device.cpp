@@ -1,3 +1,5 @@
+// What the machine is and how much memory is used, for metrics and MFU. "" or 0 where it cannot be
+// found out: a run must not fail for its metrics.
 #include "tessera/observe/device.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -9,17 +11,24 @@
 #include <array>
 #include <fstream>
 
+#include "tessera/observe/tensor_memory.h"
+
 namespace tessera::observe {
 namespace {
 
+/// By libtorch's virtual guard, which libtorch_cuda implements: this layer links no CUDA.
 int current_cuda_device() {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
 }
 
 /// From the driver, which a CUDA program has loaded: the layer does not link CUDA for a name.
 std::string cuda_name() {
+  // RTLD_NOLOAD: only if it is there already.
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (driver == nullptr) return "";
+  if (driver == nullptr) {
+    return "";
+  }
+  // Declared here as in cuda.h: CUresult and CUdevice are ints, and 0 is success.
   const auto get_device = reinterpret_cast<int (*)(int*, int)>(dlsym(driver, "cuDeviceGet"));
   const auto get_name =
       reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
@@ -32,37 +41,55 @@ std::string cuda_name() {
   return found ? name.data() : "";
 }
 
+/// Linux on x86; other processors have no such line.
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
     const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != line.npos) return line.substr(colon + 2);
+    if (line.starts_with("model name") && colon != line.npos) {
+      return line.substr(colon + 2);
+    }
   }
   return "";
 }
 
-MemoryUse cuda_memory() {
-  const auto index = static_cast<c10::DeviceIndex>(current_cuda_device());
+/// Asked of the driver once: the question stalls the device. A process has one GPU.
+std::int64_t cuda_capacity(c10::DeviceAllocator& allocator, c10::DeviceIndex device) {
+  static const auto bytes = static_cast<std::int64_t>(allocator.getMemoryInfo(device).second);
+  return bytes;
+}
+
+/// Reserved memory is what a larger batch would run out of, active memory what the program needs.
+/// Peaks of all kinds of blocks.
+MemoryUse take_cuda_memory() {
+  const auto device = static_cast<c10::DeviceIndex>(current_cuda_device());
   auto* allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return {allocator->getDeviceStats(index).reserved_bytes[kAll].peak,
-          static_cast<std::int64_t>(allocator->getMemoryInfo(index).second)};
+  const auto stats = allocator->getDeviceStats(device);
+  allocator->resetPeakStats(device);
+  return {stats.reserved_bytes[kAll].peak, stats.active_bytes[kAll].peak,
+          cuda_capacity(*allocator, device)};
 }
 
 }  // namespace
 
+/// What peak_flops() looks up.
 std::string device_name(const std::string& device_type) {
   return device_type == "cuda" ? cuda_name() : cpu_name();
 }
 
-MemoryUse memory_use(const std::string& device_type) {
-  if (device_type == "cuda") return cuda_memory();
-  return {peak_resident_bytes(), physical_memory_bytes()};
+/// On a CPU of the whole process: ranks that are threads share it.
+MemoryUse take_memory_use(const std::string& device_type) {
+  if (device_type == "cuda") {
+    return take_cuda_memory();
+  }
+  return {peak_resident_bytes(), take_peak_tensor_bytes(), physical_memory_bytes()};
 }
 
 std::int64_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
+  // Linux counts in KiB.
   return usage.ru_maxrss * 1024;
 }
 

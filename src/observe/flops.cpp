@@ -1,3 +1,4 @@
+// FLOPs of a model for each token, and of a device: MFU is the quotient.
 #include "tessera/observe/flops.h"
 
 #include <algorithm>
@@ -8,25 +9,30 @@
 namespace tessera::observe {
 namespace {
 
+/// By the makers' data sheets, dense, in TFLOP/s.
 struct Peak {
   std::vector<std::string_view> words;  ///< all of which are in the name
-  double teraflops;
+  double half;                          ///< bf16 and fp16
+  double fp32;                          ///< NVIDIA's without TF32; AMD's of its matrix cores
 };
 
-/// More particular names first. PCIe and NVL boards are clocked lower than SXM ones.
+/// More particular names first. PCIe and NVL boards are clocked lower than SXM ones; an MI250X
+/// shows itself as two devices. Not a constant, as a vector cannot be one.
 const std::vector<Peak>& peaks() {
   static const std::vector<Peak> table = {
-      {{"A100"}, 312},    {{"A6000"}, 154.85}, {{"H100", "NVL"}, 835}, {{"H100", "PCIE"}, 756},
-      {{"H100"}, 989},    {{"H800"}, 989},     {{"H200"}, 989},        {{"GH200"}, 989},
-      {{"H20"}, 148},     {{"B200"}, 2250},    {{"B300"}, 2250},       {{"GB200"}, 2500},
-      {{"GB300"}, 2500},  {{"L40S"}, 362},     {{"L4"}, 121},          {{"A10"}, 125},
-      {{"A40"}, 149.7},   {{"MI250X"}, 191.5}, {{"MI300X"}, 1300},     {{"MI325X"}, 1300},
-      {{"MI355X"}, 2500},
+      {{"A100"}, 312, 19.5},       {{"A6000"}, 154.85, 38.7}, {{"H100", "NVL"}, 835, 60},
+      {{"H100", "PCIE"}, 756, 51}, {{"H100"}, 989, 67},       {{"H800"}, 989, 67},
+      {{"H200"}, 989, 67},         {{"GH200"}, 989, 67},      {{"H20"}, 148, 44},
+      {{"B200"}, 2250, 75},        {{"B300"}, 2250, 75},      {{"GB200"}, 2500, 80},
+      {{"GB300"}, 2500, 80},       {{"L40S"}, 362, 91.6},     {{"L4"}, 121, 30.3},
+      {{"A10"}, 125, 31.2},        {{"A40"}, 149.7, 37.4},    {{"MI250X"}, 191.5, 47.9},
+      {{"MI300X"}, 1300, 163.4},   {{"MI325X"}, 1300, 163.4}, {{"MI355X"}, 2500, 157.3},
   };
   return table;
 }
 
 /// Upper-case runs of letters and digits: "A100-SXM4-80GB" is A100, SXM4 and 80GB.
+/// Whole words, so that "A10" is not found in "A100".
 std::vector<std::string> words_of(const std::string& name) {
   std::vector<std::string> words(1);
   for (const unsigned char c : name) {
@@ -41,6 +47,8 @@ std::vector<std::string> words_of(const std::string& name) {
 
 }  // namespace
 
+/// 6 for each parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
+/// Attention: 12 * layers * hidden * sequence, half of it if causal masks are counted.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence) {
   const double dense = 6.0 * static_cast<double>(parameters - embedding_parameters);
@@ -49,7 +57,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-std::optional<double> peak_flops(const std::string& device_name) {
+/// The first row of the table whose words all are in the name.
+std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
+  // The last word may be empty, which no row asks for.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
@@ -57,8 +67,18 @@ std::optional<double> peak_flops(const std::string& device_name) {
   const auto found = std::find_if(peaks().begin(), peaks().end(), [&](const Peak& peak) {
     return std::all_of(peak.words.begin(), peak.words.end(), has);
   });
-  if (found == peaks().end()) return std::nullopt;
-  return found->teraflops * 1e12;
+  if (found == peaks().end()) {
+    return std::nullopt;
+  }
+  switch (type) {
+    case c10::kBFloat16:
+    case c10::kHalf:
+      return found->half * 1e12;
+    case c10::kFloat:
+      return found->fp32 * 1e12;
+    default:
+      return std::nullopt;
+  }
 }
 
 }  // namespace tessera::observe

@@ -1,22 +1,29 @@
+// Metrics of a step: their derived numbers, and three forms of them. JSON lines are for programs,
+// titan_line() is for people.
 #include "tessera/observe/metrics.h"
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
-#include "number_text.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/observe/detail/text.h"
 #include "tessera/observe/device.h"
 
 namespace tessera::observe {
 namespace {
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 
+/// null and no number: 0 % MFU would be a statement.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
+/// By mesh dimension, then by collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -26,43 +33,130 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
+std::optional<double> number_or_none(const json& value) {
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
+
+/// null stands for a number that is not finite.
+double number(const json& value) {
+  return number_or_none(value).value_or(std::numeric_limits<double>::quiet_NaN());
+}
+
+comm::TrafficTable traffic_of(const json& groups) {
+  comm::TrafficTable table;
+  for (const auto& [group, collectives] : groups.items()) {
+    for (const auto& [collective, traffic] : collectives.items()) {
+      table[{group, collective}] = {traffic.at("calls"), traffic.at("bytes")};
+    }
+  }
+  return table;
+}
+
+/// What to_json() wrote.
+StepMetrics metrics_of(const json& record) {
+  StepMetrics metrics;
+  metrics.step = record.at("step");
+  metrics.loss = number(record.at("loss"));
+  metrics.grad_norm = number(record.at("grad_norm"));
+  metrics.lr = number(record.at("lr"));
+  metrics.step_time_s = number(record.at("step_time_s"));
+  // Runs that began with an older program lack it.
+  metrics.data_time_s = record.contains("data_time_s") ? number(record.at("data_time_s")) : 0;
+  metrics.tokens_per_s = number(record.at("tokens_per_s"));
+  metrics.tflops = number(record.at("tflops"));
+  metrics.mfu = number_or_none(record.at("mfu"));
+  metrics.mfu_causal = number_or_none(record.at("mfu_causal"));
+  metrics.peak_memory_bytes = record.at("peak_memory_bytes");
+  metrics.comm = traffic_of(record.at("comm"));
+  if (record.contains("loss_scale")) {
+    metrics.loss_scale = number(record.at("loss_scale"));
+    metrics.skipped = record.at("skipped");
+  }
+  if (record.contains("peak_active_bytes")) {
+    metrics.peak_active_bytes = record.at("peak_active_bytes").get<std::int64_t>();
+  }
+  if (record.contains("checkpoint_stall_s")) {
+    metrics.checkpoint_stall_s = number(record.at("checkpoint_stall_s"));
+  }
+  if (record.contains("eval_loss")) {
+    metrics.eval_loss = number(record.at("eval_loss"));
+  }
+  return metrics;
+}
+
+/// Calls `visit(line, record)` for the records up to step `last`.
+template <class Visit>
+void for_each_record(const std::filesystem::path& path, std::int64_t last, const Visit& visit) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    try {
+      const json record = json::parse(line);
+      if (record.at("step").get<std::int64_t>() > last) {
+        return;  // of steps that will be done again
+      }
+      visit(line, record);
+    } catch (const json::exception& error) {
+      fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
+           "): name another file, or remove it");
+    }
+  }
+}
+
 }  // namespace
 
+/// Per rank where it is compared with a device's peak.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
+  // The job's tokens, divided among ranks: with tensor parallelism a rank works on parts of more.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
-  if (!peak_flops) return;
+  if (!peak_flops) {
+    return;
+  }
   metrics.mfu = 100 * per_rank * flops.per_token / *peak_flops;
   metrics.mfu_causal = 100 * per_rank * flops.per_token_causal / *peak_flops;
 }
 
 void set_memory(StepMetrics& metrics, const std::string& device_type) {
-  const auto use = memory_use(device_type);
+  const auto use = take_memory_use(device_type);
   metrics.peak_memory_bytes = use.peak_bytes;
+  metrics.peak_active_bytes = use.peak_active_bytes;
   metrics.memory_capacity_bytes = use.capacity_bytes;
 }
 
+/// Ordered, so that lines of a file have the same columns.
 std::string to_json(const StepMetrics& metrics) {
   ordered_json json = {{"step", metrics.step},
                        {"loss", metrics.loss},
                        {"grad_norm", metrics.grad_norm},
                        {"lr", metrics.lr},
                        {"step_time_s", metrics.step_time_s},
+                       {"data_time_s", metrics.data_time_s},
                        {"tokens_per_s", metrics.tokens_per_s},
                        {"tflops", metrics.tflops},
                        {"mfu", optional_number(metrics.mfu)},
                        {"mfu_causal", optional_number(metrics.mfu_causal)},
                        {"peak_memory_bytes", metrics.peak_memory_bytes},
                        {"comm", traffic_json(metrics.comm)}};
+  // Columns of fp16 runs only.
   if (metrics.loss_scale) {
     json["loss_scale"] = *metrics.loss_scale;
     json["skipped"] = metrics.skipped;
   }
+  if (metrics.peak_active_bytes) {
+    json["peak_active_bytes"] = *metrics.peak_active_bytes;
+  }
+  if (metrics.checkpoint_stall_s) {
+    json["checkpoint_stall_s"] = *metrics.checkpoint_stall_s;
+  }
+  if (metrics.eval_loss) {
+    json["eval_loss"] = *metrics.eval_loss;
+  }
   return json.dump();
 }
 
+/// In the format of torchtitan's log, so that runs of the two can be read side by side.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -74,18 +168,57 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
       grouped(metrics.tflops, 2), metrics.mfu ? fmt::format("{:.2f}%", *metrics.mfu) : "N/A");
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
+std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::int64_t last) {
+  std::vector<StepMetrics> steps;
+  for_each_record(path, last, [&steps](const std::string& /*line*/, const json& record) {
+    steps.push_back(metrics_of(record));
+  });
+  return steps;
+}
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
+    : path_(path) {
   std::error_code ignored;  // the file's own error says more
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
-  out_.open(path, std::ios::trunc);
+  if (path.has_parent_path()) {
+    std::filesystem::create_directories(path.parent_path(), ignored);
+  }
+  if (resumed > 0) {
+    std::string kept;
+    for_each_record(path, resumed, [&kept](const std::string& line, const json& /*record*/) {
+      kept += line + '\n';
+    });
+    // Complete or not at all: the records of a run are not made again.
+    detail::write_file(path, kept);
+  }
+  out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
   TESSERA_CHECK(out_, "cannot write the metrics file '", path.string(),
                 "': give a file in a folder that may be written");
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  out_ << to_json(metrics) << '\n' << std::flush;
+  const std::string line = to_json(metrics) + '\n';
+  // Flushed each step: a killed run leaves all its steps.
+  out_ << line << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
+  last_bytes_ = line.size();
+}
+
+void MetricsWriter::write_again(const StepMetrics& metrics) {
+  if (!std::filesystem::is_regular_file(path_)) {
+    return;
+  }
+  std::string line = to_json(metrics);
+  line.resize(std::max(line.size() + 1, last_bytes_), ' ');
+  line.back() = '\n';
+  // One write, over the old bytes: a killed run leaves the one record or the other.
+  std::fstream file(path_, std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) - last_bytes_));
+  file << line << std::flush;
+  TESSERA_CHECK(file, "writing the metrics file '", path_.string(),
+                "' again failed: check that the disk has room, and that nobody else writes it");
+  last_bytes_ = line.size();
+  out_.seekp(0, std::ios::end);
 }
 
 }  // namespace tessera::observe

@@ -1,4 +1,7 @@
+// One line at the end of a terminal that is drawn again and again; nothing where the output goes to
+// a file.
 #include "tessera/observe/progress.h"
+#include "tessera/observe/detail/text.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -6,37 +9,43 @@
 
 #include <algorithm>
 
-#include "number_text.h"
-
 namespace tessera::observe {
 namespace {
 
+/// Steps of a small model take milliseconds; a terminal is slower.
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 
+/// Asked for each time, as windows are resized. 80 if the terminal does not say.
 std::size_t terminal_width(std::FILE* stream) {
   winsize size{};
   const bool known = ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
 }
 
+/// 20 cells with a head, which goes at the end.
 std::string bar(std::int64_t step, std::int64_t steps) {
   constexpr std::int64_t kCells = 20;
   const auto full = static_cast<std::size_t>(kCells * step / steps);
   std::string cells(full, '=');
-  if (full < kCells) cells += '>';
+  if (full < kCells) {
+    cells += '>';
+  }
   cells.resize(kCells, ' ');
   return cells;
 }
 
 }  // namespace
 
+/// ASCII only, so that bytes are columns and the text can be cut anywhere.
 std::string progress_text(std::int64_t step, std::int64_t steps, double loss, double tokens_per_s,
                           double seconds_left, std::size_t width) {
   std::string text =
       fmt::format("step {}/{} [{}] {:3}%  loss {:.4f}  {} tokens/s  ETA {}", step, steps,
                   bar(step, steps), 100 * step / steps, loss, grouped(tokens_per_s),
                   seconds_left < 0 ? "--" : duration_text(seconds_left));
-  if (text.size() > width) text.resize(width);
+  if (text.size() > width) {
+    text.resize(width);
+  }
   return text;
 }
 
@@ -51,14 +60,23 @@ Progress::~Progress() {
 }
 
 void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
-  if (!terminal_) return;
+  if (!terminal_) {
+    return;
+  }
   const auto now = Clock::now();
+  // A resumed run begins at a later step: time is counted from its first one, and the first step is
+  // not in the mean, as it is slow.
   if (first_step_ == 0) {
     first_step_ = step;
     first_time_ = now;
   }
-  if (step >= steps_) return clear();
-  if (drawn_ && now - last_drawn_ < kRedrawInterval) return;
+  // Done: the log's last lines take its place.
+  if (step >= steps_) {
+    return clear();
+  }
+  if (drawn_ && now - last_drawn_ < kRedrawInterval) {
+    return;
+  }
   const auto measured = step - first_step_;
   const double elapsed = std::chrono::duration<double>(now - first_time_).count();
   const double left =
@@ -67,20 +85,25 @@ void Progress::update(std::int64_t step, double loss, double tokens_per_s) {
   // One column stays free: a cursor behind the last one would wrap.
   const auto text =
       progress_text(step, steps_, loss, tokens_per_s, left, terminal_width(stream_) - 1);
+  // Back to the start of the line, and clear it.
   std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
   std::fflush(stream_);
   drawn_ = true;
   last_drawn_ = now;
 }
 
+/// The bar goes before a line of the log is written, and comes back with the next update().
 void Progress::line(const std::string& text) {
   clear();
   std::fprintf(log_, "%s\n", text.c_str());
   std::fflush(log_);
 }
 
+/// Leaves no trace in the terminal; without a drawn line nothing is written.
 void Progress::clear() {
-  if (!drawn_) return;
+  if (!drawn_) {
+    return;
+  }
   std::fprintf(stream_, "\r\x1b[K");
   std::fflush(stream_);
   drawn_ = false;

@@ -1,3 +1,4 @@
+// Apart from page.cpp, which would be mostly this otherwise.
 #pragma once
 
 #include <string_view>

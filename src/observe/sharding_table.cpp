@@ -1,3 +1,4 @@
+// How each parameter of a model is sharded, for the report and for printing.
 #include "tessera/observe/sharding_table.h"
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +23,8 @@ std::string text_of(const Placements& placements, const std::vector<std::string>
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// The layout itself where placements cannot say it.
+/// The layout itself if no list of placements describes it.
+/// sharding_spec() throws nothing here: the caller has made sure that the tensor is distributed.
 std::string placements_text(const at::Tensor& tensor) {
   const auto& spec = sharding_spec(tensor);
   try {
@@ -32,6 +34,7 @@ std::string placements_text(const at::Tensor& tensor) {
   }
 }
 
+/// A plain parameter has "-" for placements, and is local as a whole.
 ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
   const auto& local = local_tensor(tensor);
   return {name, tensor.sizes().vec(),
@@ -44,6 +47,7 @@ ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
   std::vector<ShardingRow> table;
   for (const auto& [name, slot] : module.named_slots()) {
+    // The persistent tensor is what a rank keeps; FSDP's unsharded one comes and goes.
     table.push_back(row_of(name, slot->persistent()));
   }
   return table;

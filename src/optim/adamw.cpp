@@ -1,3 +1,5 @@
+// AdamW: options, checks, and one call of libtorch's fused kernel for a batch. All else is in
+// SlotOptimizer and BatchedOptimizer.
 #include "tessera/optim/adamw.h"
 
 #include <ATen/ops/_fused_adamw.h>
@@ -9,6 +11,7 @@
 namespace tessera::optim {
 namespace {
 
+/// False for NaN as well.
 bool is_fraction(double beta) {
   return beta >= 0.0 && beta < 1.0;
 }
@@ -23,9 +26,12 @@ void check(const AdamWOptions& options) {
 
 }  // namespace
 
+/// The state has the names that it has in torch.optim.AdamW.
 AdamW::AdamW(std::vector<Group<AdamWOptions>> groups)
     : GroupedOptimizer(std::move(groups), {"exp_avg", "exp_avg_sq"}, /*counts_steps=*/true) {
-  for (std::size_t i = 0; i < this->groups(); ++i) check(options(i));
+  for (std::size_t i = 0; i < this->groups(); ++i) {
+    check(options(i));
+  }
 }
 
 AdamW::AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options)
@@ -34,15 +40,13 @@ AdamW::AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options)
 AdamW::AdamW(const nn::ModuleBase& module, AdamWOptions options)
     : AdamW(slots_of(module), options) {}
 
-void AdamW::update_shards(const std::vector<ShardUpdate>& shards, double factor) {
-  for (std::size_t group = 0; group < groups(); ++group) {
-    const AdamWOptions& o = options(group);
-    for_each_batch(shards, group, factor, [&](const Batch& batch) {
-      at::_fused_adamw_(batch.parameters, batch.gradients, batch.states[0], batch.states[1],
-                        /*max_exp_avg_sqs=*/{}, batch.steps, lr(group), o.beta1, o.beta2,
-                        o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
-    });
-  }
+/// The kernel reads the step from the device, so that the host does not wait for it. Steps are
+/// counted before (BatchedOptimizer::count_step): it wants the step now made, from 1.
+void AdamW::update_batch(const Batch& batch, std::size_t group) {
+  const AdamWOptions& o = options(group);
+  at::_fused_adamw_(batch.parameters, batch.gradients, batch.states[0], batch.states[1],
+                    /*max_exp_avg_sqs=*/{}, batch.steps, lr(group), o.beta1, o.beta2,
+                    o.weight_decay, o.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
 }  // namespace tessera::optim

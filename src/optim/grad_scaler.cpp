@@ -1,7 +1,11 @@
+// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 as it reads them;
+// whether one overflowed is known from their norm, which clipping needs anyway. So a step costs one
+// all-reduce and one wait of the host.
 #include "tessera/optim/grad_scaler.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -9,11 +13,12 @@
 #include <limits>
 #include <utility>
 
-#include "grad_terms.h"
+#include "norm/grad_terms.h"
 #include "tessera/core/error.h"
 
 namespace tessera::optim {
 
+/// NaN fails every comparison, so that it is refused as well.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -28,18 +33,25 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   state_.scale = options.init_scale;
 }
 
+/// Autograd scales all gradients by it.
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
+/// A second division would make gradients too small by the scale, silently.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
+/// Nothing is changed yet: the factor that clips and divides is kept for step(). 1e-6 as in
+/// torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
-  if (!enabled()) return optim::clip_grad_norm_(parameters, max_norm, options);
+  RECORD_USER_SCOPE("clip_grad_norm_");
+  if (!enabled()) {
+    return optim::clip_grad_norm_(parameters, max_norm, options);
+  }
   check_once();
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
                 " was asked for; it must not be negative");
@@ -50,7 +62,9 @@ at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameter
 }
 
 void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
-  if (!enabled()) return;
+  if (!enabled()) {
+    return;
+  }
   check_once();
   const c10::AutoGradMode no_grad(false);
   const GradTerms terms = collect_grads(parameters, options);
@@ -59,17 +73,22 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients was asked for, of which small ones would vanish; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
+  // The maximum is enough to know whether all are finite.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity());
   checked_ = {std::isfinite(largest.item<double>()), 1.0};
-  if (checked_->finite)
+  // Others are left as they are: the step is skipped.
+  if (checked_->finite) {
     scale_grads(terms, at::scalar_tensor(1.0 / state_.scale, largest.options()));
+  }
 }
 
 bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
+  RECORD_USER_SCOPE("optimizer step");
   if (!enabled()) {
     optimizer.step();
     return true;
   }
+  // The caller neither clipped nor unscaled.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -77,29 +96,40 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     const auto norm = grad_norm(optimizer.parameters(), largest).item<double>();
     checked_ = {std::isfinite(norm), 1.0 / state_.scale};
   }
+  // Taken out before the step: one that throws must not leave it for the next step.
   const Checked checked = *std::exchange(checked_, std::nullopt);
-  if (checked.finite) optimizer.step(checked.factor);
+  if (checked.finite) {
+    optimizer.step(checked.factor);
+  }
   adjust(checked.finite);
   return checked.finite;
 }
 
+/// All ranks have the same norm, so that their scales stay equal without communication.
 void GradScaler::adjust(bool finite) {
   ++state_.steps_since_change;
   if (!finite) {
     back_off();
   } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
     const double grown = state_.scale * options_.growth_factor;
-    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) state_.scale = grown;
+    // Beyond that the scaled loss itself would be infinite.
+    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
+      state_.scale = grown;
+    }
     state_.steps_since_change = state_.overflows_since_change = 0;
   }
 }
 
+/// The share of overflows since the scale last changed decides, as in fairseq: rare ones are only
+/// skipped.
 void GradScaler::back_off() {
   state_.steps_since_overflow = 0;
   ++state_.overflows_since_change;
   const double share = static_cast<double>(state_.overflows_since_change) /
                        static_cast<double>(state_.steps_since_change);
-  if (share < options_.tolerance) return;
+  if (share < options_.tolerance) {
+    return;
+  }
   const double next = state_.scale * options_.backoff_factor;
   TESSERA_CHECK(next >= options_.min_scale, "the gradients overflowed at a loss scale of ",
                 state_.scale, ", and the next one, ", next, ", is below the least one, ",
@@ -114,6 +144,7 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
+  // It belonged to gradients of the scale that was replaced.
   checked_.reset();
 }
 

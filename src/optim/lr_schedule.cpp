@@ -1,32 +1,68 @@
+// Learning rates as factors of the step, so that one schedule serves all groups and optimizers
+// (Optimizer::scale_lr). No state: a resumed run asks for the step that it is at.
+
 #include "tessera/optim/lr_schedule.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "tessera/core/error.h"
 
 namespace tessera::optim {
 
 Schedule parse_schedule(std::string_view name) {
-  if (name == "constant") return Schedule::kConstant;
-  if (name == "linear") return Schedule::kLinear;
-  if (name == "cosine") return Schedule::kCosine;
-  fail("schedule '", name, "' was asked for; there are constant, linear and cosine");
+  constexpr std::array<std::pair<std::string_view, Schedule>, 4> kNames{
+      {{"constant", Schedule::kConstant},
+       {"linear", Schedule::kLinear},
+       {"cosine", Schedule::kCosine},
+       {"wsd", Schedule::kWsd}}};
+  for (const auto& [known, schedule] : kNames) {
+    if (name == known) {
+      return schedule;
+    }
+  }
+  fail("schedule '", name, "' was asked for; there are constant, linear, cosine and wsd");
 }
 
-LrSchedule::LrSchedule(Schedule schedule, std::int64_t warmup, std::int64_t steps)
-    : schedule_(schedule), warmup_(warmup), steps_(steps) {
-  TESSERA_CHECK(warmup >= 0 && steps >= 0, "a schedule of ", steps, " steps with a warm-up of ",
-                warmup, " was asked for; neither may be negative");
+LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
+  const auto is_share = [](double value) { return value >= 0 && value <= 1; };
+  TESSERA_CHECK(options.warmup >= 0 && options.steps >= 0, "a schedule of ", options.steps,
+                " steps with a warm-up of ", options.warmup,
+                " was asked for; neither may be negative");
+  TESSERA_CHECK(is_share(options.decay_ratio) && is_share(options.min_factor),
+                "a schedule with decay_ratio ", options.decay_ratio, " and min_factor ",
+                options.min_factor, " was asked for; both are from 0 to 1");
 }
 
+/// Warm-up does not begin at 0: the first step (0) would do nothing.
 double LrSchedule::factor(std::int64_t step) const {
-  if (step < warmup_) return static_cast<double>(step + 1) / static_cast<double>(warmup_);
-  if (schedule_ == Schedule::kConstant) return 1.0;
-  if (step >= steps_) return 0.0;
+  const LrScheduleOptions& o = options_;
+  if (step < o.warmup) {
+    return static_cast<double>(step + 1) / static_cast<double>(o.warmup);
+  }
+  if (o.schedule == Schedule::kConstant) {
+    return 1.0;
+  }
+  // Also where the warm-up is as long as the run, of which no share could be taken.
+  const double factor = step >= o.steps ? 0.0 : falling(step);
+  return o.min_factor + (1 - o.min_factor) * factor;
+}
+
+/// From 1 to 0, for a step between the warm-up and the end.
+double LrSchedule::falling(std::int64_t step) const {
+  const LrScheduleOptions& o = options_;
+  if (o.schedule == Schedule::kWsd) {
+    const double decay = std::round(o.decay_ratio * static_cast<double>(o.steps));
+    const auto left = static_cast<double>(o.steps - step);
+    return left >= decay ? 1.0 : left / decay;
+  }
   const double progress =
-      static_cast<double>(step - warmup_) / static_cast<double>(steps_ - warmup_);
-  if (schedule_ == Schedule::kLinear) return 1.0 - progress;
+      static_cast<double>(step - o.warmup) / static_cast<double>(o.steps - o.warmup);
+  if (o.schedule == Schedule::kLinear) {
+    return 1.0 - progress;
+  }
   return 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 

@@ -1,16 +1,18 @@
+// The base of optimizers over slots: which parameters a step updates, their state, and checks. What
+// is done with the shards is up to the derived class (update_shards).
 #include "tessera/optim/slot_optimizer.h"
 
 #include <c10/core/GradMode.h>
 
 #include <unordered_map>
 
-#include "shard_states.h"
-#include "slot_gradient.h"
+#include "local_shards.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::optim {
 
+/// No state is made yet: TP and FSDP may still be applied, which changes sizes and devices.
 SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
                              std::vector<std::string> state_names, bool counts_steps)
     : state_names_(std::move(state_names)), counts_steps_(counts_steps) {
@@ -18,10 +20,11 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (nn::SlotPtr& slot : groups[group]) {
       const auto [found, is_new] = seen.emplace(slot.get(), group);
-      TESSERA_CHECK(found->second == group, "a parameter of sizes ", slot->persistent().sizes(),
-                    " is in the groups ", found->second, " and ", group,
-                    " of an optimizer; put it in one of them");
-      if (!is_new) continue;
+      TESSERA_CHECK(found->second == group, nn::describe(*slot), " is in the groups ",
+                    found->second, " and ", group, " of an optimizer; put it in one of them");
+      if (!is_new) {
+        continue;
+      }
       parameters_.push_back(std::move(slot));
       group_of_.push_back(group);
     }
@@ -29,12 +32,14 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
+/// Before any parameter is changed, so that a failed step leaves all of them as they were.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
-  TESSERA_CHECK(slot.initialized(), "an optimizer was to update a parameter of sizes ",
-                slot.persistent().sizes(),
+  TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
                 " that nobody has filled; call nn::init_weights or load values first");
-  if (states_[index].tensors.empty()) return;
+  if (states_[index].tensors.empty()) {
+    return;
+  }
   const at::Tensor& local = local_tensor(slot.persistent());
   const at::Tensor& state = states_[index].tensors[0];
   TESSERA_CHECK(state.sizes() == local.sizes() && state.device() == local.device(),
@@ -44,6 +49,8 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
+/// For all that lack it at once, so that states of neighbours adjoin as the shards do
+/// (zeros_beside). In later steps nothing is missing.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;
@@ -53,15 +60,20 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       locals.push_back(local_tensor(parameters_[index]->persistent()));
     }
   }
+  // One buffer for each name: states of one name adjoin, as the kernel takes them.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals);
     for (std::size_t i = 0; i < missing.size(); ++i) {
       states_[missing[i]].tensors.push_back(zeros[i]);
     }
   }
-  if (!counts_steps_) return;
+  if (!counts_steps_) {
+    return;
+  }
   const std::vector<at::Tensor> counters = counters_beside(locals);
-  for (std::size_t i = 0; i < missing.size(); ++i) states_[missing[i]].step = counters[i];
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    states_[missing[i]].step = counters[i];
+  }
 }
 
 void SlotOptimizer::update(double gradient_factor) {
@@ -69,9 +81,13 @@ void SlotOptimizer::update(double gradient_factor) {
   std::vector<ShardUpdate> shards;
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // Collective for pending sums, and therefore in the order of the parameters, the same on every
+    // rank.
     const at::Tensor grad = slot_gradient(*parameters_[i]);
     const at::Tensor& parameter = parameters_[i]->persistent();
-    if (!grad.defined() && !updates_without_gradient(parameter)) continue;
+    if (!grad.defined() && !updates_without_gradient(parameter)) {
+      continue;
+    }
     check_parameter(i);
     shards.push_back({i, group_of_[i], local_tensor(parameter),
                       grad.defined() ? local_tensor(grad) : at::Tensor()});
@@ -82,31 +98,45 @@ void SlotOptimizer::update(double gradient_factor) {
   update_shards(shards, gradient_factor);
 }
 
+/// Makes what is missing, so that a checkpoint can be loaded before the first step. The tensors are
+/// the state itself: loading writes into them.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
-  std::vector<std::size_t> all;
+  std::vector<std::size_t> shown;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     check_parameter(i);
-    all.push_back(i);
+    // One that is frozen has state only if it was trained before.
+    if (parameters_[i]->persistent().requires_grad() || states_[i].step.defined() ||
+        !states_[i].tensors.empty()) {
+      shown.push_back(i);
+    }
   }
-  make_states(all);
+  make_states(shown);
   counters_shown_ = true;
   std::vector<StateTensor> list;
-  for (const std::size_t i : all) {
+  for (const std::size_t i : shown) {
     const nn::SlotPtr& slot = parameters_[i];
     for (std::size_t which = 0; which < state_names_.size(); ++which) {
-      list.push_back({slot, state_names_[which], lying_as(slot->persistent(), state_of(i, which))});
+      list.push_back({slot, state_names_[which],
+                      with_layout_of(slot->persistent(), states_[i].tensors[which])});
     }
-    if (counts_steps_) list.push_back({slot, "step", states_[i].step});
+    if (counts_steps_) {
+      list.push_back({slot, "step", states_[i].step});
+    }
   }
   return list;
 }
 
+/// Waits for the device once after a load, and never in other steps.
 void SlotOptimizer::read_counters() {
-  if (!counters_shown_ || !counts_steps_) return;
+  if (!counters_shown_ || !counts_steps_) {
+    return;
+  }
   counters_shown_ = false;
   for (State& state : states_) {
-    if (state.step.defined()) state.steps = static_cast<std::int64_t>(state.step.item<double>());
+    if (state.step.defined()) {
+      state.steps = static_cast<std::int64_t>(state.step.item<double>());
+    }
   }
 }
 

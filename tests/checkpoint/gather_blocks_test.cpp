@@ -1,4 +1,4 @@
-#include "checkpoint/gather_blocks.h"
+#include "checkpoint/blocks/gather_blocks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "checkpoint/blocks/blocks.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
@@ -128,11 +129,29 @@ TEST(GatherBlocks, ConvertsTypes) {
   });
 }
 
+/// Each element in one piece, in the order of the block, and no piece larger than asked for.
+TEST(Pieces, CoverABlockInOrder) {
+  const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
+                                                         {0, 4}, {3, 0, 2}, {2, 3, 5}};
+  for (const auto& block : blocks) {
+    for (const std::int64_t most : {1, 2, 3, 4, 7, 100}) {
+      const at::Tensor all = at::arange(c10::multiply_integers(block)).view(block);
+      std::vector<at::Tensor> pieces = {at::empty({0}, at::kLong)};
+      for_each_piece(block, most, [&](auto offset, auto sizes) {
+        pieces.push_back(block_at(all, offset, sizes).reshape({-1}));
+        EXPECT_LE(pieces.back().numel(), most);
+        EXPECT_GT(pieces.back().numel(), 0);
+      });
+      EXPECT_TRUE(at::cat(pieces).equal(all.reshape({-1}))) << all.sizes() << " by " << most;
+    }
+  }
+}
+
 TEST(CheckGatherable, RefusesAPendingSum) {
   RunRanks(2, [](Rank& rank) {
     const auto partial =
         DistributedTensor::from_local(at::ones({2}), rank.mesh({2}, {"dp"}), {Partial{}});
-    EXPECT_THAT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
+    EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
   });
 }
 

@@ -1,4 +1,4 @@
-#include "checkpoint/model_files.h"
+#include "checkpoint/hugging_face/model_files.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class ModelFilesTest : public ::testing::Test {
     WriteFile(folder_ / kIndexFile,
               "{\"metadata\":" + metadata + ",\"weight_map\":{" + weight_map + "}}");
   }
-  void Refuses(const std::string& part) { EXPECT_THAT_ERROR(ModelFiles(folder_.path()), part); }
+  void Refuses(const std::string& part) { EXPECT_ERROR(ModelFiles(folder_.path()), part); }
 
   TemporaryFolder folder_;
   const std::string two_ = R"("a":"1.safetensors","b":"2.safetensors")";
@@ -59,16 +59,25 @@ TEST_F(ModelFilesTest, NeedsNoTotalSize) {
 }
 
 TEST_F(ModelFilesTest, SaysWhatAFolderLacks) {
-  EXPECT_THAT_ERROR(ModelFiles(folder_ / "missing"), "there is no model folder");
+  EXPECT_ERROR(ModelFiles(folder_ / "missing"), "there is no model folder");
   Refuses("has neither model.safetensors nor model.safetensors.index.json");
 }
 
 TEST_F(ModelFilesTest, RefusesShardsThatArePaths) {
   for (const std::string bad : {"/etc/passwd", "../1.safetensors", "..", ".", "", "a/1.safetensors",
-                                "a\\\\1.safetensors", "1\\u0000.safetensors"}) {
+                                "a\\\\1.safetensors", "1\\u0000.safetensors", "1\\n.safetensors",
+                                "1\\u009b.safetensors", "1\\u202e.safetensors"}) {
     Index("\"a\":\"" + bad + "\"");
     Refuses("is not the name of a file in this folder");
   }
+  Index(R"("a":"1\n.safetensors")");
+  Refuses(R"(its shard "1\n.safetensors")");
+}
+
+TEST_F(ModelFilesTest, RefusesNamesThatWouldBreakAMessage) {
+  Shard("1.safetensors", "a");
+  Index(R"("a":"1.safetensors","b\nc":"1.safetensors")");
+  Refuses("a tensor's name has a control character");
 }
 
 TEST_F(ModelFilesTest, RefusesALinkOutOfTheFolder) {
@@ -91,7 +100,7 @@ TEST_F(ModelFilesTest, FollowsLinksOfAHuggingFaceCache) {
   std::filesystem::rename(folder_ / "blobs", folder_ / "other");
   std::filesystem::remove(snapshot / "1.safetensors");
   std::filesystem::create_symlink("../../other/4567", snapshot / "1.safetensors");
-  EXPECT_THAT_ERROR(ModelFiles(snapshot), "is a symbolic link");
+  EXPECT_ERROR(ModelFiles(snapshot), "is a symbolic link");
 }
 
 TEST_F(ModelFilesTest, RefusesAMissingShard) {

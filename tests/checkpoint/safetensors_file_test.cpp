@@ -8,6 +8,7 @@
 
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {
@@ -28,7 +29,9 @@ std::string BytesOf(const at::Tensor& tensor) {
 std::string Range(const Sizes& sizes) {
   const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
   std::string shape;
-  for (const auto size : sizes) shape += (shape.empty() ? "" : ",") + std::to_string(size);
+  for (const auto size : sizes) {
+    shape += (shape.empty() ? "" : ",") + std::to_string(size);
+  }
   return SafetensorsBytes(
       "{" + Entry("\"F32\"", "[" + shape + "]", "[0," + std::to_string(values.nbytes()) + "]") +
           "}",
@@ -109,7 +112,9 @@ TEST(SafetensorsFile, ReadsEveryBlock) {
       block[dim] = rest / positions % positions - begin[dim];
       rest /= positions * positions;
     }
-    if (std::any_of(block.begin(), block.end(), [](auto size) { return size < 0; })) continue;
+    if (std::any_of(block.begin(), block.end(), [](auto size) { return size < 0; })) {
+      continue;
+    }
     auto expected = whole;
     for (std::int64_t dim = 0; dim < 3; ++dim) {
       expected = expected.narrow(dim, begin[dim], block[dim]);
@@ -118,12 +123,13 @@ TEST(SafetensorsFile, ReadsEveryBlock) {
   }
 }
 
-TEST(SafetensorsFile, ReadsRunsFurtherApartThanAPage) {
+/// Gaps of 64 KiB are 16384 of these values.
+TEST(SafetensorsFile, ReadsRunsThatAreNearAndFar) {
   TemporaryFolder folder;
-  WriteFile(folder / "m", Range({7, 3000}));
-  const auto whole = at::arange(21000, at::kFloat).view({7, 3000});
+  WriteFile(folder / "m", Range({7, 30000}));
+  const auto whole = at::arange(210000, at::kFloat).view({7, 30000});
   const SafetensorsFile file(folder / "m");
-  for (const std::int64_t count : {1, 1000, 1976, 1977, 2999}) {
+  for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     EXPECT_TRUE(at::equal(file.read("w", Sizes{1, 1}, Sizes{5, count}),
                           whole.narrow(0, 1, 5).narrow(1, 1, count)));
   }
@@ -147,17 +153,44 @@ std::int64_t BytesRead() {
   return bytes;
 }
 
+TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m", Range({4, 6}));
+  const SafetensorsFile file(folder / "m");
+  const auto expected = at::arange(24, at::kFloat).view({4, 6}).slice(0, 1, 3).slice(1, 2, 5);
+  const auto same = at::zeros({2, 3});
+  const auto version = same._version();
+  const auto columns = at::zeros({3, 2}).t();
+  const auto other_type = at::zeros({2, 3}, at::kDouble);
+  for (const auto& block : {same, columns, other_type}) {
+    file.read_into("w", Sizes{1, 2}, block);
+    EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
+  }
+  EXPECT_GT(same._version(), version);  // autograd hears of it
+  EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
+               "positions [3, 3 + 2) of dimension 0 were asked for, which has 4");
+}
+
+TEST(SafetensorsFile, LeavesABlockAloneThatIsGivenABadBool) {
+  TemporaryFolder folder;
+  WriteFile(folder / "m",
+            SafetensorsBytes("{" + Entry("\"BOOL\"", "[2]", "[0,2]") + "}", {'\0', '\2'}));
+  const auto block = at::ones({2}, at::kBool);
+  EXPECT_ERROR(SafetensorsFile(folder / "m").read_into("w", Sizes{0}, block), "neither 0 nor 1");
+  EXPECT_TRUE(block.all().item<bool>());
+}
+
 TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
-  WriteFile(folder / "m", Range({64, 1 << 14}));
+  WriteFile(folder / "m", Range({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
   constexpr std::int64_t kOwnReads = 1024;  // of /proc/thread-self/io itself
   const auto before = BytesRead();
-  file.read("w", Sizes{16, 0}, Sizes{16, 1 << 14});
+  file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();
-  EXPECT_NEAR(between - before, 16 * (1 << 14) * 4, kOwnReads);
-  file.read("w", Sizes{0, 1 << 12}, Sizes{64, 1 << 12});
-  EXPECT_NEAR(BytesRead() - between, 64 * (1 << 12) * 4, kOwnReads);
+  EXPECT_NEAR(between - before, 4 * (1 << 16) * 4, kOwnReads);
+  file.read("w", Sizes{0, 1 << 14}, Sizes{16, 1 << 14});
+  EXPECT_NEAR(BytesRead() - between, 16 * (1 << 14) * 4, kOwnReads);
 }
 
 }  // namespace

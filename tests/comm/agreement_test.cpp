@@ -1,237 +1,91 @@
-// Ranks that compare afterwards what they have called, where each call goes by itself.
-#include <ATen/ops/zeros.h>
+// How ranks compare what they have, and share a verdict of one of them.
+#include "tessera/comm/detail/agreement.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <stdexcept>
 
+#include "group_of_all.h"
 #include "tessera/core/error.h"
-#include "testing/processes.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Each;
-using testing::ErrorsOfRanks;
-using ::testing::HasSubstr;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::RanksOptions;
 
-constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
-
-Communicator& everybody(World& world) {
-  std::vector<int> ranks;
-  for (int i = 0; i < world.size(); ++i) ranks.push_back(i);
-  return *world.group(ranks, "all");
-}
-
-/// A gather that all ranks make, each for what it says.
-void gather(Communicator& group, const std::string& purpose) {
-  const PurposeScope scope(group, purpose);
-  group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
-}
-
-/// A gather that waits for nobody: of nothing.
-void gather_nothing(Communicator& group, const std::string& purpose) {
-  const PurposeScope scope(group, purpose);
-  group.all_gather(at::zeros({0}), at::zeros({0}))->wait();
-}
-
-class Agreement : public ::testing::Test {
- protected:
-  void SetUp() override { setenv("TESSERA_SHM", "0", 1); }
-  void TearDown() override { unsetenv("TESSERA_SHM"); }
-};
-
-TEST_F(Agreement, IsReachedOnEqualCallsAndIsNoTraffic) {
+TEST(Agreement, AnyRankIsTrueIfOneSaysSo) {
   RunRanks(3, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    EXPECT_EQ(group.name(), "gloo");
-    for (int step = 0; step < 3; ++step) {
-      gather(group, "unit 'a'");
-      const TrafficTable before = rank.world()->traffic().table();
-      group.agree_on_calls();
-      group.agree_on_calls();
-      EXPECT_TRUE(rank.world()->traffic().since(before).empty());
-    }
+    EXPECT_TRUE(any_rank(*group_of_all(*rank.world()), c10::kCPU, rank.rank() == 1));
+    EXPECT_FALSE(any_rank(*group_of_all(*rank.world()), c10::kCPU, false));
   });
 }
 
-TEST_F(Agreement, NamesTheFirstCallsThatDifferAndLetsTheGroupGoOn) {
-  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls();
-    gather(group, "unit 'b'");
-    gather(group, rank.rank() == 1 ? "unit 'd'" : "unit 'c'");
-    gather(group, "unit 'e'");
-    std::string message;
-    try {
-      group.agree_on_calls();
-    } catch (const PeerError&) {
-      throw;
-    } catch (const Error& error) {
-      message = error.what();
-    }
-    gather(group, "unit 'f'");
-    group.agree_on_calls();
-    TESSERA_CHECK(message.empty(), message);
-  });
-  const std::string c = "all_gather for unit 'c' on ", d = "all_gather for unit 'd' on ";
-  EXPECT_THAT(errors[0], HasSubstr(kDiffer + ("call 2 is " + c + "this rank, ") + d + "rank 1;"));
-  EXPECT_THAT(errors[1],
-              HasSubstr(kDiffer + ("call 2 is " + d + "this rank, ") + c + "ranks 0, 2;"));
-  EXPECT_THAT(errors[2], HasSubstr("in group 'all' (ranks 0, 1, 2), rank 2"));
-}
-
-TEST_F(Agreement, NamesACallThatOneRankLeavesOut) {
-  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    gather_nothing(group, "unit 'a'");
-    if (rank.rank() != 1) gather_nothing(group, "unit 'b'");
-    group.agree_on_calls();
-  });
-  EXPECT_THAT(errors[0],
-              HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing on rank 1;"));
-  EXPECT_THAT(errors[1],
-              HasSubstr("call 2 is nothing on this rank, all_gather for unit 'b' on ranks 0, 2;"));
-}
-
-TEST_F(Agreement, TellsTheCollectivesOfOnePurposeApart) {
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    const PurposeScope scope(group, "unit 'a'");
-    const at::Tensor none = at::zeros({0});
-    const std::vector<std::int64_t> counts{0, 0};
-    group.all_reduce(none, ReduceOp::kSum)->wait();
-    group.broadcast(none, 0)->wait();
-    group.all_to_all(none, none, counts, counts)->wait();
-    rank.rank() == 0 ? group.reduce_scatter(none, none, ReduceOp::kSum)->wait()
-                     : group.all_gather(none, none)->wait();
-    group.agree_on_calls();
-  });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr("call 4 is"), HasSubstr("reduce_scatter for unit 'a'"),
-                                 HasSubstr("all_gather for unit 'a'"))));
-}
-
-TEST_F(Agreement, LeavesOutCallsWithoutAPurpose) {
+TEST(Agreement, GathersValuesByRank) {
   RunRanks(2, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    if (rank.rank() == 1) gather_nothing(group, "");
-    group.agree_on_calls();
+    EXPECT_THAT(gather_values(*group_of_all(*rank.world()), c10::kCPU, {rank.rank(), 7}),
+                ElementsAre(ElementsAre(0, 7), ElementsAre(1, 7)));
+    EXPECT_THAT(gather_values(*group_of_all(*rank.world()), c10::kCPU, {}),
+                ElementsAre(IsEmpty(), IsEmpty()));
   });
 }
 
-TEST_F(Agreement, TellsPeersOfAnErrorOfOneRank) {
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls(rank.rank() == 1 ? "lost" : "");
+TEST(Agreement, GathersValuesBetweenTheHostsWithoutTraffic) {
+  RunRanks(3, [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(*rank.world());
+    const std::int64_t own = rank.rank() == 2 ? -1 : rank.rank();
+    EXPECT_THAT(gather_on_hosts(*group, {own, 7}),
+                ElementsAre(ElementsAre(0, 7), ElementsAre(1, 7), ElementsAre(-1, 7)));
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
   });
-  EXPECT_THAT(errors[0], HasSubstr("call 2 is nothing on this rank, an error (lost) on rank 1;"));
-  EXPECT_THAT(errors[1], HasSubstr("call 2 is an error (lost) on this rank"));
 }
 
-// As many as no message could need, and then some.
-TEST_F(Agreement, ComparesAnyNumberOfCalls) {
-  for (const int different : {4000, 5000}) {
-    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-      Communicator& group = everybody(*rank.world());
-      for (int call = 0; call < 6000; ++call) {
-        gather_nothing(group, call == different && rank.rank() == 1 ? "this" : "that");
-      }
-      group.agree_on_calls();
+TEST(Agreement, TakesRanksOnPaperForLikeThisOne) {
+  const CommunicatorPtr group = group_of_all(*fake_world(1, 3));
+  EXPECT_THAT(gather_on_hosts(*group, {5}),
+              ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5)));
+}
+
+TEST(Agreement, GathersTextsOfAnyLength) {
+  RunRanks(3, [](Rank& rank) {
+    const std::vector<std::string> texts{"", std::string("a\0b", 3), "long enough to differ"};
+    const std::string own = texts[static_cast<std::size_t>(rank.rank())];
+    EXPECT_EQ(gather_texts(*group_of_all(*rank.world()), c10::kCPU, own), texts);
+    EXPECT_THAT(gather_texts(*group_of_all(*rank.world()), c10::kCPU, ""), ElementsAre("", "", ""));
+  });
+}
+
+TEST(Agreement, NamesTheRanksThatDifferFromTheFirst) {
+  RunRanks(4, [](Rank& rank) {
+    const std::int64_t own = rank.rank() % 2;
+    EXPECT_THAT(ranks_that_differ(*group_of_all(*rank.world()), c10::kCPU, own), ElementsAre(1, 3));
+    EXPECT_THAT(ranks_that_differ(*group_of_all(*rank.world()), c10::kCPU, 5), IsEmpty());
+  });
+}
+
+TEST(Agreement, TellsAllRanksOfTheFirstFailure) {
+  RunRanks(3, [](Rank& rank) {
+    const auto failure = first_failure(*group_of_all(*rank.world()), c10::kCPU, [&] {
+      TESSERA_CHECK(rank.rank() == 0, "rank ", rank.rank(), " has no room\nin which to write");
     });
-    EXPECT_THAT(errors, Each(HasSubstr(different == 4000 ? "call 4001 is all_gather for th"
-                                                         : "those after the first 4096")));
-  }
-}
-
-TEST_F(Agreement, EndsAtTheTimeOutWhereARankNeverComes) {
-  for (const bool met : {false, true}) {
-    const auto errors = ErrorsOfRanks(3,
-                                      [&](Rank& rank) {
-                                        Communicator& group = everybody(*rank.world());
-                                        gather(group, "unit 'a'");
-                                        if (met) group.agree_on_calls();
-                                        gather(group, "unit 'b'");
-                                        if (rank.rank() != 1) group.agree_on_calls();
-                                      },
-                                      {.world = {.timeout = std::chrono::milliseconds(700)}});
-    EXPECT_THAT(errors[0] + errors[2], HasSubstr("700"));
-    EXPECT_THAT(errors[0], HasSubstr("rank 0, after all_gather for unit 'b': "));
-    EXPECT_THAT(errors[1], IsEmpty());
-    EXPECT_THAT(errors[2], HasSubstr("rank 2, after all_gather for unit 'b': "));
-  }
-}
-
-// Ending within the deadline of the fixture shows that nobody waits for the time-out.
-TEST_F(Agreement, EndsSoonAfterARankHasFailed) {
-  for (const bool met : {false, true}) {
-    const auto errors = ErrorsOfRanks(3,
-                                      [&](Rank& rank) {
-                                        Communicator& group = everybody(*rank.world());
-                                        gather(group, "unit 'a'");
-                                        if (met) group.agree_on_calls();
-                                        if (rank.rank() == 1) throw std::runtime_error("the cause");
-                                        EXPECT_THROW(group.agree_on_calls(), PeerError);
-                                        group.agree_on_calls();
-                                      },
-                                      {.world = {.timeout = std::chrono::minutes(10)}});
-    EXPECT_EQ(errors[1], "the cause");
-    EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
-    EXPECT_THAT(errors[2], HasSubstr("failed earlier"));
-  }
-}
-
-TEST(DISABLED_Agreement, Rank1IsKilled) {
-  const WorldPtr world = world_from_environment();
-  Communicator& group = everybody(*world);
-  gather(group, "unit 'a'");
-  group.agree_on_calls();
-  if (world->rank() == 1) kill(getpid(), SIGKILL);
-  EXPECT_THROW(group.agree_on_calls(), PeerError);
-}
-
-TEST_F(Agreement, EndsSoonAfterARankWasKilled) {
-  const auto processes = testing::RunProcesses(3, "DISABLED_Agreement.Rank1IsKilled");
-  EXPECT_EQ(processes[1].signal, SIGKILL) << processes[1].output;
-  EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
-  EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
-}
-
-/// Groups of the same ranks agree each by itself, in whichever order they are first asked.
-TEST_F(Agreement, IsEachGroupsOwn) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& all = everybody(*rank.world());
-    Communicator& again = *rank.world()->group({0, 1}, "again");
-    gather(all, "unit 'a'");
-    again.agree_on_calls();
-    gather(again, "unit 'b'");
-    again.agree_on_calls();
-    all.agree_on_calls();
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->rank, 1);
+    EXPECT_EQ(failure->message, "rank 1 has no room");
+    EXPECT_FALSE(first_failure(*group_of_all(*rank.world()), c10::kCPU, [] {}));
   });
 }
 
-TEST(AgreementInSharedMemory, WaitsForNobody) {
+TEST(Agreement, GivesAnErrorWithoutAMessageOne) {
   RunRanks(2, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    gather(group, "unit 'a'");
-    if (rank.rank() == 1) group.agree_on_calls("lost");
-    gather(group, "unit 'b'");
-  });
-}
-
-TEST(AgreementOfOneRank, DoesNothing) {
-  RunRanks(1, [](Rank& rank) {
-    Communicator& group = everybody(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls("lost");
+    const auto failure = first_failure(*group_of_all(*rank.world()), c10::kCPU, [&] {
+      if (rank.rank() == 1) {
+        throw std::runtime_error("");
+      }
+    });
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->message, "an error without a message");
   });
 }
 

@@ -9,27 +9,16 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
+#include "group_of_all.h"
 #include "tessera/core/error.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {
-
-CommunicatorPtr group_of_all(Rank& rank) {
-  std::vector<int> ranks;
-  for (int i = 0; i < rank.size(); ++i) {
-    ranks.push_back(i);
-  }
-  return rank.world()->group(ranks, "all");
-}
-
-/// Elements 100 * seed, 100 * seed + 1, ...
-at::Tensor numbers(int seed, std::int64_t count, at::ScalarType type = at::kFloat) {
-  return at::arange(100 * seed, 100 * seed + count, at::kLong).to(type);
-}
 
 struct Case {
   const char* backend;
@@ -38,17 +27,14 @@ struct Case {
 
 class Collectives : public ::testing::TestWithParam<Case> {
  protected:
-  void SetUp() override {
-    setenv("TESSERA_SHM", std::string(GetParam().backend) == "shm" ? "1" : "0", 1);
-  }
-  void TearDown() override { unsetenv("TESSERA_SHM"); }
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) == "shm"};
 
   static int ranks() { return GetParam().ranks; }
 };
 
 TEST_P(Collectives, UseTheBackendAskedFor) {
   RunRanks(ranks(), [](Rank& rank) {
-    EXPECT_EQ(group_of_all(rank)->name(), rank.size() == 1 ? "solo" : GetParam().backend);
+    EXPECT_EQ(group_of_all(*rank.world())->name(), rank.size() == 1 ? "solo" : GetParam().backend);
   });
 }
 
@@ -56,10 +42,10 @@ TEST_P(Collectives, AllGatherConcatenatesInRankOrder) {
   RunRanks(ranks(), [](Rank& rank) {
     for (const std::int64_t count : {0, 1, 7, 1000}) {
       const at::Tensor output = at::empty({rank.size() * count});
-      group_of_all(rank)->all_gather(output, numbers(rank.rank(), count))->wait();
+      group_of_all(*rank.world())->all_gather(output, numbers_from(rank.rank(), count))->wait();
       std::vector<at::Tensor> expected;
       for (int i = 0; i < rank.size(); ++i) {
-        expected.push_back(numbers(i, count));
+        expected.push_back(numbers_from(i, count));
       }
       EXPECT_TRUE(at::equal(output, at::cat(expected)));
     }
@@ -71,7 +57,7 @@ TEST_P(Collectives, AllGatherMovesEveryType) {
     for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
                             at::kShort, at::kInt, at::kLong, at::kBool, at::kComplexFloat}) {
       const at::Tensor output = at::empty({rank.size(), 3}, type);
-      group_of_all(rank)->all_gather(output, at::full({3}, rank.rank() % 2, type))->wait();
+      group_of_all(*rank.world())->all_gather(output, at::full({3}, rank.rank() % 2, type))->wait();
       for (int i = 0; i < rank.size(); ++i) {
         EXPECT_TRUE(at::equal(output[i], at::full({3}, i % 2, type))) << type;
       }
@@ -84,7 +70,7 @@ TEST_P(Collectives, AllGatherInPlace) {
     const at::Tensor output = at::zeros({rank.size(), 5});
     const at::Tensor own = output[rank.rank()];
     own.fill_(rank.rank() + 1);
-    group_of_all(rank)->all_gather(output, own)->wait();
+    group_of_all(*rank.world())->all_gather(output, own)->wait();
     for (int i = 0; i < rank.size(); ++i) {
       EXPECT_TRUE(at::equal(output[i], at::full({5}, i + 1.0)));
     }
@@ -96,7 +82,7 @@ TEST_P(Collectives, AllReduceReducesWithEveryOp) {
     const int n = rank.size();
     const auto reduced = [&](ReduceOp op) {
       const at::Tensor tensor = at::full({3}, rank.rank() + 1.0);
-      group_of_all(rank)->all_reduce(tensor, op)->wait();
+      group_of_all(*rank.world())->all_reduce(tensor, op)->wait();
       return tensor;
     };
     const double factorial = n == 1 ? 1 : n == 2 ? 2 : n == 3 ? 6 : 24;
@@ -114,7 +100,7 @@ TEST_P(Collectives, AllReduceSumsEveryType) {
                             at::kShort, at::kInt, at::kLong, at::kComplexFloat}) {
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProduct}) {
         const at::Tensor tensor = at::full({5}, 2, type);
-        group_of_all(rank)->all_reduce(tensor, op)->wait();
+        group_of_all(*rank.world())->all_reduce(tensor, op)->wait();
         const int expected = op == ReduceOp::kSum ? 2 * rank.size() : 1 << rank.size();
         EXPECT_TRUE(at::equal(tensor, at::full({5}, expected, type))) << type;
       }
@@ -126,8 +112,8 @@ TEST_P(Collectives, AllReduceOfBoolIsAnyOrAll) {
   RunRanks(ranks(), [](Rank& rank) {
     const at::Tensor any = at::full({2}, rank.rank() == 0, at::kBool);
     const at::Tensor all = any.clone();
-    group_of_all(rank)->all_reduce(any, ReduceOp::kMax)->wait();
-    group_of_all(rank)->all_reduce(all, ReduceOp::kMin)->wait();
+    group_of_all(*rank.world())->all_reduce(any, ReduceOp::kMax)->wait();
+    group_of_all(*rank.world())->all_reduce(all, ReduceOp::kMin)->wait();
     EXPECT_TRUE(at::equal(any, at::full({2}, true, at::kBool)));
     EXPECT_TRUE(at::equal(all, at::full({2}, rank.size() == 1, at::kBool)));
   });
@@ -138,8 +124,8 @@ TEST_P(Collectives, MaximumAndMinimumOfNegativeIntegers) {
     for (const auto type : {at::kChar, at::kShort, at::kInt, at::kLong}) {
       const at::Tensor most = at::full({3}, rank.rank() - 2, type);
       const at::Tensor least = most.clone();
-      group_of_all(rank)->all_reduce(most, ReduceOp::kMax)->wait();
-      group_of_all(rank)->all_reduce(least, ReduceOp::kMin)->wait();
+      group_of_all(*rank.world())->all_reduce(most, ReduceOp::kMax)->wait();
+      group_of_all(*rank.world())->all_reduce(least, ReduceOp::kMin)->wait();
       EXPECT_TRUE(at::equal(most, at::full({3}, rank.size() - 3, type))) << type;
       EXPECT_TRUE(at::equal(least, at::full({3}, -2, type))) << type;
     }
@@ -150,7 +136,7 @@ TEST_P(Collectives, SixteenBitSumsAccumulateInFp32) {
   RunRanks(ranks(), [](Rank& rank) {
     // In bf16, 256 + 1 rounds to 256 each time; the exact sum of three is 258.
     const at::Tensor tensor = at::full({2}, rank.rank() == 0 ? 256 : 1, at::kBFloat16);
-    group_of_all(rank)->all_reduce(tensor, ReduceOp::kSum)->wait();
+    group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum)->wait();
     const at::Tensor exact = at::full({2}, 256 + rank.size() - 1).to(at::kBFloat16);
     EXPECT_TRUE(at::equal(tensor, exact));
   });
@@ -161,7 +147,7 @@ TEST_P(Collectives, AllReduceOfManySizes) {
     // Empty, fewer elements than ranks, one round, two, and several with a remainder.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
-      group_of_all(rank)->all_reduce(tensor, ReduceOp::kMax)->wait();
+      group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();
       EXPECT_TRUE(at::equal(tensor, at::arange(count, at::kFloat) + (rank.size() - 1))) << count;
     }
   });
@@ -171,9 +157,9 @@ TEST_P(Collectives, AllReduceGivesTheSameBitsOnEveryRank) {
   RunRanks(ranks(), [](Rank& rank) {
     for (const std::int64_t count : {1000, 100'003}) {
       const at::Tensor tensor = (at::arange(count, at::kFloat) * (rank.rank() + 0.1)).sin_();
-      group_of_all(rank)->all_reduce(tensor, ReduceOp::kSum)->wait();
+      group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum)->wait();
       const at::Tensor all = at::empty({rank.size(), count});
-      group_of_all(rank)->all_gather(all, tensor)->wait();
+      group_of_all(*rank.world())->all_gather(all, tensor)->wait();
       for (int i = 0; i < rank.size(); ++i) {
         EXPECT_TRUE(at::equal(all[i], tensor));
       }
@@ -187,7 +173,7 @@ TEST_P(Collectives, ReduceScatterKeepsThisRanksPart) {
     for (const std::int64_t count : {0, 1, 7, 1000, 600'011}) {
       const at::Tensor input = at::arange(n * count, at::kLong) + rank.rank();
       const at::Tensor output = at::empty({count}, at::kLong);
-      group_of_all(rank)->reduce_scatter(output, input, ReduceOp::kSum)->wait();
+      group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kSum)->wait();
       const at::Tensor own = at::arange(rank.rank() * count, (rank.rank() + 1) * count, at::kLong);
       EXPECT_TRUE(at::equal(output, own * n + n * (n - 1) / 2)) << count;
     }
@@ -198,7 +184,7 @@ TEST_P(Collectives, ReduceScatterAverages) {
   RunRanks(ranks(), [](Rank& rank) {
     const at::Tensor input = at::full({rank.size(), 3}, 1.0 + rank.rank());
     const at::Tensor output = at::empty({3});
-    group_of_all(rank)->reduce_scatter(output, input, ReduceOp::kAvg)->wait();
+    group_of_all(*rank.world())->reduce_scatter(output, input, ReduceOp::kAvg)->wait();
     EXPECT_TRUE(at::equal(output, at::full({3}, (rank.size() + 1) / 2.0)));
   });
 }
@@ -218,11 +204,11 @@ TEST_P(Collectives, AllToAllWithUnevenCounts) {
       for (int peer = 0; peer < rank.size(); ++peer) {
         sends.push_back(count_between(rank.rank(), peer, scale));
         receives.push_back(count_between(peer, rank.rank(), scale));
-        input.push_back(numbers(10 * rank.rank() + peer, sends.back()));
-        expected.push_back(numbers(10 * peer + rank.rank(), receives.back()));
+        input.push_back(numbers_from(10 * rank.rank() + peer, sends.back()));
+        expected.push_back(numbers_from(10 * peer + rank.rank(), receives.back()));
       }
       const at::Tensor output = at::empty_like(at::cat(expected));
-      group_of_all(rank)->all_to_all(output, at::cat(input), receives, sends)->wait();
+      group_of_all(*rank.world())->all_to_all(output, at::cat(input), receives, sends)->wait();
       EXPECT_TRUE(at::equal(output, at::cat(expected))) << scale;
     }
   });
@@ -232,9 +218,9 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
   RunRanks(ranks(), [](Rank& rank) {
     for (int root = 0; root < rank.size(); ++root) {
       for (const std::int64_t count : {0, 5, 1'500'000}) {
-        const at::Tensor tensor = numbers(rank.rank(), count);
-        group_of_all(rank)->broadcast(tensor, root)->wait();
-        EXPECT_TRUE(at::equal(tensor, numbers(root, count)));
+        const at::Tensor tensor = numbers_from(rank.rank(), count);
+        group_of_all(*rank.world())->broadcast(tensor, root)->wait();
+        EXPECT_TRUE(at::equal(tensor, numbers_from(root, count)));
       }
     }
   });
@@ -246,7 +232,7 @@ TEST_P(Collectives, SeveralUnderWayAtOnce) {
     std::vector<WorkPtr> works;
     for (int i = 0; i < 5; ++i) {
       tensors.push_back(at::full({1000}, i, at::kLong));
-      works.push_back(group_of_all(rank)->all_reduce(tensors.back(), ReduceOp::kSum));
+      works.push_back(group_of_all(*rank.world())->all_reduce(tensors.back(), ReduceOp::kSum));
     }
     for (int i = 4; i >= 0; --i) {
       works[static_cast<std::size_t>(i)]->wait();
@@ -258,15 +244,15 @@ TEST_P(Collectives, SeveralUnderWayAtOnce) {
 TEST_P(Collectives, ADroppedWorkIsNoHindrance) {
   RunRanks(ranks(), [](Rank& rank) {
     for (int i = 0; i < 3; ++i) {
-      group_of_all(rank)->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
+      group_of_all(*rank.world())->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);
     }
-    group_of_all(rank)->barrier();
+    group_of_all(*rank.world())->barrier();
   });
 }
 
 TEST_P(Collectives, ManyInARowStayInStep) {
   RunRanks(ranks(), [](Rank& rank) {
-    const CommunicatorPtr group = group_of_all(rank);
+    const CommunicatorPtr group = group_of_all(*rank.world());
     std::mt19937 random(7);  // The same sequence on every rank.
     for (int i = 0; i < 300; ++i) {
       const auto count = static_cast<std::int64_t>(random() % 20'000);
@@ -287,8 +273,10 @@ TEST_P(Collectives, ManyInARowStayInStep) {
 TEST_P(Collectives, BytesPutInAreCounted) {
   RunRanks(ranks(), [](Rank& rank) {
     const int n = rank.size();
-    group_of_all(rank)->all_gather(at::empty({n * 3}), at::zeros({3}))->wait();
-    group_of_all(rank)->reduce_scatter(at::empty({2}), at::zeros({n * 2}), ReduceOp::kSum)->wait();
+    group_of_all(*rank.world())->all_gather(at::empty({n * 3}), at::zeros({3}))->wait();
+    group_of_all(*rank.world())
+        ->reduce_scatter(at::empty({2}), at::zeros({n * 2}), ReduceOp::kSum)
+        ->wait();
     const TrafficTable table = rank.world()->traffic().table();
     if (n == 1) {
       EXPECT_TRUE(table.empty());
@@ -302,16 +290,22 @@ TEST_P(Collectives, BytesPutInAreCounted) {
 
 TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
   RunRanks(ranks(), [](Rank& rank) {
-    const CommunicatorPtr group = group_of_all(rank);
+    const CommunicatorPtr group = group_of_all(*rank.world());
     const int n = rank.size();
-    EXPECT_THROW(group->all_gather(at::empty({n * 3 + 1}), at::empty({3})), Error);
-    EXPECT_THROW(group->all_gather(at::empty({n}), at::empty({1}, at::kInt)), Error);
-    EXPECT_THROW(group->reduce_scatter(at::empty({2}), at::empty({n}), ReduceOp::kSum), Error);
-    EXPECT_THROW(group->all_reduce(at::empty({4, 4}).t(), ReduceOp::kSum), Error);
-    EXPECT_THROW(group->all_reduce(at::empty({2}, at::kInt), ReduceOp::kAvg), Error);
-    EXPECT_THROW(group->all_reduce(at::empty({2}, at::kBool), ReduceOp::kSum), Error);
-    EXPECT_THROW(group->broadcast(at::empty({2}), n), Error);
-    EXPECT_THROW(group->all_reduce(at::Tensor(), ReduceOp::kSum), Error);
+    EXPECT_ERROR(group->all_gather(at::empty({n * 3 + 1}), at::empty({3})), "the output has",
+                 "times the 3 of the input");
+    EXPECT_ERROR(group->all_gather(at::empty({n}), at::empty({1}, at::kInt)),
+                 "the output is Float, the input Int");
+    EXPECT_ERROR(group->reduce_scatter(at::empty({2}), at::empty({n}), ReduceOp::kSum),
+                 "reduce_scatter");
+    EXPECT_ERROR(group->all_reduce(at::empty({4, 4}).t(), ReduceOp::kSum),
+                 "the tensor is not contiguous");
+    EXPECT_ERROR(group->all_reduce(at::empty({2}, at::kInt), ReduceOp::kAvg),
+                 "avg of Int would round");
+    EXPECT_ERROR(group->all_reduce(at::empty({2}, at::kBool), ReduceOp::kSum),
+                 "sum of Bool has no meaning");
+    EXPECT_ERROR(group->broadcast(at::empty({2}), n), "is outside the group");
+    EXPECT_ERROR(group->all_reduce(at::Tensor(), ReduceOp::kSum), "is undefined");
     group->barrier();
   });
 }

@@ -10,6 +10,9 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "group_of_all.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -23,16 +26,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::RanksOptions;
 
-CommunicatorPtr group_of_all(Rank& rank) {
-  std::vector<int> ranks;
-  for (int i = 0; i < rank.size(); ++i) {
-    ranks.push_back(i);
-  }
-  return rank.world()->group(ranks, "all");
-}
-
 void sum(Rank& rank, std::int64_t elements = 4) {
-  group_of_all(rank)->all_reduce(at::zeros({elements}), ReduceOp::kSum)->wait();
+  group_of_all(*rank.world())->all_reduce(at::zeros({elements}), ReduceOp::kSum)->wait();
 }
 
 /// A time-out that no test of prompt detection waits for.
@@ -41,8 +36,7 @@ const RanksOptions kHasty{.world = {.timeout = std::chrono::milliseconds(300)}};
 
 class Failures : public ::testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { setenv("TESSERA_SHM", GetParam() == std::string("shm") ? "1" : "0", 1); }
-  void TearDown() override { unsetenv("TESSERA_SHM"); }
+  const testing::SharedMemory shared_memory_{GetParam() == std::string("shm")};
 };
 
 TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
@@ -69,7 +63,7 @@ TEST_P(Failures, TheFixtureRethrowsTheCauseAndNotItsEcho) {
     }
     sum(rank);
   };
-  EXPECT_THROW(RunRanks(3, body), std::out_of_range);
+  EXPECT_THROWN(std::out_of_range, RunRanks(3, body), "the cause");
 }
 
 TEST_P(Failures, ARankThatDoesNotComeIsATimeOut) {
@@ -97,7 +91,8 @@ TEST_P(Failures, AFailedGroupStaysFailed) {
         if (rank.rank() == 1) {
           return;
         }
-        EXPECT_THROW(sum(rank), PeerError);
+        EXPECT_THROWN(PeerError, sum(rank), "all_reduce in group 'all' (ranks 0, 1), rank 0",
+                      "300");
         sum(rank);
       },
       kHasty);
@@ -137,7 +132,8 @@ std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
 }
 
 TEST(Mismatch, OfTheCollectiveIsNamedOnEveryRank) {
-  const auto errors = errors_when_rank_1_calls([](Rank& rank) { group_of_all(rank)->barrier(); });
+  const auto errors =
+      errors_when_rank_1_calls([](Rank& rank) { group_of_all(*rank.world())->barrier(); });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("the ranks disagree"), HasSubstr("all_reduce (call 2"),
                                  HasSubstr("barrier (call 2"))));
 }
@@ -149,20 +145,21 @@ TEST(Mismatch, OfTheSizeIsNamedOnEveryRank) {
 
 TEST(Mismatch, OfTheTypeIsNamedOnEveryRank) {
   const auto errors = errors_when_rank_1_calls([](Rank& rank) {
-    group_of_all(rank)->all_reduce(at::zeros({4}, at::kLong), ReduceOp::kSum)->wait();
+    group_of_all(*rank.world())->all_reduce(at::zeros({4}, at::kLong), ReduceOp::kSum)->wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("Float"), HasSubstr("Long"))));
 }
 
 TEST(Mismatch, OfTheReductionIsNamedOnEveryRank) {
-  const auto errors = errors_when_rank_1_calls(
-      [](Rank& rank) { group_of_all(rank)->all_reduce(at::zeros({4}), ReduceOp::kMax)->wait(); });
+  const auto errors = errors_when_rank_1_calls([](Rank& rank) {
+    group_of_all(*rank.world())->all_reduce(at::zeros({4}), ReduceOp::kMax)->wait();
+  });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("sum"), HasSubstr("max"))));
 }
 
 TEST(Mismatch, OfTheRootIsNamedOnEveryRank) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    group_of_all(rank)->broadcast(at::zeros({4}), rank.rank() == 2 ? 1 : 0)->wait();
+    group_of_all(*rank.world())->broadcast(at::zeros({4}), rank.rank() == 2 ? 1 : 0)->wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("root 0"), HasSubstr("root 1"))));
 }
@@ -173,7 +170,7 @@ TEST(Mismatch, OfAllToAllsCountsIsNamedOnEveryRank) {
     const std::vector<std::int64_t> ones = {1, 1, 1};
     const std::vector<std::int64_t> sends = {rank.rank() == 2 ? 3 : 1, 1, 1};
     const at::Tensor input = at::zeros({rank.rank() == 2 ? 5 : 3});
-    group_of_all(rank)->all_to_all(at::empty({3}), input, ones, sends)->wait();
+    group_of_all(*rank.world())->all_to_all(at::empty({3}), input, ones, sends)->wait();
   });
   EXPECT_THAT(errors, Each(HasSubstr("rank 2 sends 3 elements to rank 0, which expects 1")));
 }
@@ -181,7 +178,7 @@ TEST(Mismatch, OfAllToAllsCountsIsNamedOnEveryRank) {
 TEST(Mismatch, SurfacesAtTheWaitOfAnAsynchronousCall) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     const at::Tensor tensor = at::zeros({4 + rank.rank()});
-    const WorkPtr work = group_of_all(rank)->all_reduce(tensor, ReduceOp::kSum);
+    const WorkPtr work = group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kSum);
     work->wait();
   });
   EXPECT_THAT(errors, Each(HasSubstr("disagree")));
@@ -189,18 +186,22 @@ TEST(Mismatch, SurfacesAtTheWaitOfAnAsynchronousCall) {
 
 TEST(World, RefusesBadGroups) {
   RunRanks(2, [](Rank& rank) {
-    EXPECT_THROW(rank.world()->group({0, 2}, "g"), Error);
-    EXPECT_THROW(rank.world()->group({0, 0}, "g"), Error);
-    EXPECT_THROW(rank.world()->group({1 - rank.rank()}, "g"), Error);
-    EXPECT_THROW(rank.world()->group({}, "g"), Error);
+    EXPECT_ERROR(rank.world()->group({0, 2}, "g"),
+                 "of ranks 0, 2: a rank is repeated or outside the world of 2");
+    EXPECT_ERROR(rank.world()->group({0, 0}, "g"),
+                 "of ranks 0, 0: a rank is repeated or outside the world of 2");
+    EXPECT_ERROR(rank.world()->group({1 - rank.rank()}, "g"),
+                 detail::concat("rank ", rank.rank(), " is not a member"));
+    EXPECT_ERROR(rank.world()->group({}, "g"),
+                 detail::concat("rank ", rank.rank(), " is not a member"));
   });
 }
 
 TEST(World, MakesAGroupOnce) {
   RunRanks(2, [](Rank& rank) {
-    EXPECT_EQ(group_of_all(rank), group_of_all(rank));
-    EXPECT_NE(group_of_all(rank), rank.world()->group({0, 1}, "other"));
-    EXPECT_NE(group_of_all(rank), rank.world()->group({1, 0}, "all"));
+    EXPECT_EQ(group_of_all(*rank.world()), group_of_all(*rank.world()));
+    EXPECT_NE(group_of_all(*rank.world()), rank.world()->group({0, 1}, "other"));
+    EXPECT_NE(group_of_all(*rank.world()), rank.world()->group({1, 0}, "all"));
   });
 }
 

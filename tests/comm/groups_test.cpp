@@ -6,9 +6,13 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <cmath>
+#include <thread>
 
+#include "group_of_all.h"
 #include "tessera/core/error.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
 
@@ -17,17 +21,6 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-Communicator& group_of_all(Rank& rank) {
-  std::vector<int> ranks;
-  for (int i = 0; i < rank.size(); ++i) ranks.push_back(i);
-  return *rank.world()->group(ranks, "all");
-}
-
-/// 1000 seed + 0, 1, 2, ...
-at::Tensor numbers(std::int64_t seed, std::int64_t count, at::ScalarType type = at::kFloat) {
-  return at::arange(count, at::kLong).add(1000 * seed).to(type);
-}
-
 struct Case {
   const char* backend;
   int ranks;
@@ -35,10 +28,7 @@ struct Case {
 
 class Groups : public ::testing::TestWithParam<Case> {
  protected:
-  void SetUp() override {
-    setenv("TESSERA_SHM", std::string(GetParam().backend) == "shm" ? "1" : "0", 1);
-  }
-  void TearDown() override { unsetenv("TESSERA_SHM"); }
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) == "shm"};
 };
 
 // The last does not fit one round of shared memory.
@@ -48,13 +38,15 @@ TEST_P(Groups, GatherEachTensor) {
   RunRanks(GetParam().ranks, [](Rank& rank) {
     std::vector<at::Tensor> inputs, outputs;
     for (const std::int64_t count : kCounts) {
-      inputs.push_back(numbers(rank.rank(), count));
+      inputs.push_back(numbers_from(rank.rank(), count));
       outputs.push_back(at::zeros({rank.size() * count}));
     }
-    group_of_all(rank).all_gather_group(outputs, inputs)->wait();
+    group_of_all(*rank.world())->all_gather_group(outputs, inputs)->wait();
     for (std::size_t i = 0; i < kCounts.size(); ++i) {
       std::vector<at::Tensor> expected;
-      for (int r = 0; r < rank.size(); ++r) expected.push_back(numbers(r, kCounts[i]));
+      for (int r = 0; r < rank.size(); ++r) {
+        expected.push_back(numbers_from(r, kCounts[i]));
+      }
       EXPECT_TRUE(outputs[i].equal(at::cat(expected))) << i;
     }
   });
@@ -65,10 +57,10 @@ TEST_P(Groups, ReduceAndScatterEachTensor) {
     RunRanks(GetParam().ranks, [&](Rank& rank) {
       std::vector<at::Tensor> inputs, outputs;
       for (const std::int64_t count : kCounts) {
-        inputs.push_back(numbers(0, rank.size() * count).remainder(16).to(type));
+        inputs.push_back(numbers_from(0, rank.size() * count).remainder(16).to(type));
         outputs.push_back(at::zeros({count}, type));
       }
-      group_of_all(rank).reduce_scatter_group(outputs, inputs, ReduceOp::kSum)->wait();
+      group_of_all(*rank.world())->reduce_scatter_group(outputs, inputs, ReduceOp::kSum)->wait();
       for (std::size_t i = 0; i < kCounts.size(); ++i) {
         const at::Tensor part = inputs[i].narrow(0, rank.rank() * kCounts[i], kCounts[i]);
         EXPECT_TRUE(outputs[i].equal(part.mul(rank.size()))) << i;
@@ -80,10 +72,10 @@ TEST_P(Groups, ReduceAndScatterEachTensor) {
 TEST_P(Groups, CountAsOneCollective) {
   RunRanks(GetParam().ranks, [](Rank& rank) {
     const TrafficTable before = rank.world()->traffic().table();
-    const std::vector<at::Tensor> inputs{numbers(0, 3), numbers(1, 5)};
+    const std::vector<at::Tensor> inputs{numbers_from(0, 3), numbers_from(1, 5)};
     const std::vector<at::Tensor> outputs{at::zeros({3 * rank.size()}),
                                           at::zeros({5 * rank.size()})};
-    group_of_all(rank).all_gather_group(outputs, inputs)->wait();
+    group_of_all(*rank.world())->all_gather_group(outputs, inputs)->wait();
     const Traffic traffic = total(rank.world()->traffic().since(before));
     EXPECT_EQ(traffic.calls, 1);
     EXPECT_EQ(traffic.bytes, 4 * (3 + 5));
@@ -92,14 +84,16 @@ TEST_P(Groups, CountAsOneCollective) {
 
 TEST_P(Groups, RefuseTensorsThatDoNotFit) {
   RunRanks(GetParam().ranks, [](Rank& rank) {
-    Communicator& group = group_of_all(rank);
-    const at::Tensor three = numbers(0, 3), output = at::zeros({3 * rank.size()});
-    EXPECT_THROW(group.all_gather_group({}, {}), Error);
-    EXPECT_THROW(group.all_gather_group({output}, {three, three}), Error);
-    EXPECT_THROW(group.all_gather_group({output, output}, {three, numbers(0, 4)}), Error);
-    EXPECT_THROW(
+    Communicator& group = *group_of_all(*rank.world());
+    const at::Tensor three = numbers_from(0, 3), output = at::zeros({3 * rank.size()});
+    EXPECT_ERROR(group.all_gather_group({}, {}), "a group of 0 outputs and 0 inputs");
+    EXPECT_ERROR(group.all_gather_group({output}, {three, three}),
+                 "a group of 1 outputs and 2 inputs");
+    EXPECT_ERROR(group.all_gather_group({output, output}, {three, numbers_from(0, 4)}),
+                 "elements, which is not");
+    EXPECT_ERROR(
         group.all_gather_group({output, output.to(at::kLong)}, {three, three.to(at::kLong)}),
-        Error);
+        "a group of Float and Long");
     group.barrier();
   });
 }
@@ -116,21 +110,42 @@ TEST(Groups, ExistOnPaperToo) {
   Communicator& group = *world->group({0, 1, 2}, "all");
   EXPECT_TRUE(group.moves_groups_in_place());
   const std::vector<at::Tensor> outputs{at::zeros({6}), at::zeros({3})};
-  group.all_gather_group(outputs, {numbers(1, 2), numbers(2, 1)})->wait();
-  EXPECT_TRUE(outputs[0].equal(at::cat({numbers(1, 2), numbers(1, 2), numbers(1, 2)})));
+  group.all_gather_group(outputs, {numbers_from(1, 2), numbers_from(2, 1)})->wait();
+  EXPECT_TRUE(
+      outputs[0].equal(at::cat({numbers_from(1, 2), numbers_from(1, 2), numbers_from(1, 2)})));
   EXPECT_TRUE(outputs[1].equal(at::full({3}, 2000.0f)));
+}
+
+TEST(HostGroup, IsForAThreadOfItsOwnAndCountsNoTraffic) {
+  RunRanks(2, [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(*rank.world());
+    const CommunicatorPtr hosts = rank.world()->host_group({0, 1}, "all");
+    EXPECT_NE(hosts, group);
+    EXPECT_EQ(hosts, rank.world()->host_group({0, 1}, "all"));
+    const auto sum_often = [](Communicator& of, int times) {
+      const at::Tensor sum = at::full({1}, 1.0);
+      for (int i = 0; i < times; ++i) {
+        of.all_reduce(sum, ReduceOp::kSum)->wait();
+      }
+      EXPECT_EQ(sum.item<double>(), std::pow(2.0, times));
+    };
+    std::thread beside([&] { sum_often(*hosts, 90); });
+    sum_often(*group, 60);
+    beside.join();
+    EXPECT_EQ(total(rank.world()->traffic().table()).calls, 60);
+    EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
+  });
 }
 
 TEST(Purpose, IsComparedBetweenRanks) {
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = group_of_all(rank);
+    Communicator& group = *group_of_all(*rank.world());
     const at::Tensor output = at::zeros({6});
     const PurposeScope purpose(group, rank.rank() == 1 ? "unit 'b'" : "unit 'a'");
-    group.all_gather(output, numbers(0, 2))->wait();
+    group.all_gather(output, numbers_from(0, 2))->wait();
   });
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("all_gather for unit 'a'"), std::string::npos) << error;
-    EXPECT_NE(error.find("all_gather for unit 'b'"), std::string::npos) << error;
+    EXPECT_CONTAINS(error, "all_gather for unit 'a'", "all_gather for unit 'b'");
   }
 }
 
@@ -139,19 +154,21 @@ TEST(Purpose, StandsInTheMessageOfATimeOut) {
   const std::vector<std::string> errors = ErrorsOfRanks(
       2,
       [](Rank& rank) {
-        Communicator& group = group_of_all(rank);
+        Communicator& group = *group_of_all(*rank.world());
         group.barrier();
-        if (rank.rank() == 1) return;
+        if (rank.rank() == 1) {
+          return;
+        }
         const PurposeScope purpose(group, "unit 'late'");
-        group.all_gather(at::zeros({4}), numbers(0, 2))->wait();
+        group.all_gather(at::zeros({4}), numbers_from(0, 2))->wait();
       },
       options);
-  EXPECT_NE(errors[0].find("for unit 'late'"), std::string::npos) << errors[0];
+  EXPECT_CONTAINS(errors[0], "for unit 'late'");
 }
 
 TEST(Purpose, EndsWithItsScope) {
   RunRanks(2, [](Rank& rank) {
-    Communicator& group = group_of_all(rank);
+    Communicator& group = *group_of_all(*rank.world());
     { const PurposeScope purpose(group, rank.rank() == 0 ? "this" : "that"); }
     const at::Tensor sum = at::full({1}, 1.0);
     group.all_reduce(sum, ReduceOp::kSum)->wait();
@@ -165,11 +182,11 @@ TEST(DISABLED_Purpose, DiffersOnRank1) {
   EXPECT_EQ(group->name(), "gloo");
   const PurposeScope purpose(*group, world->rank() == 1 ? "unit 'b'" : "unit 'a'");
   try {
-    group->all_gather(at::zeros({6}), numbers(0, 2))->wait();
+    group->all_gather(at::zeros({6}), numbers_from(0, 2))->wait();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("unit 'a'"), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("unit 'b'"), std::string::npos) << error.what();
+    EXPECT_CONTAINS(error.what(), "unit 'a'");
+    EXPECT_CONTAINS(error.what(), "unit 'b'");
   }
 }
 
@@ -177,7 +194,9 @@ TEST(Purpose, IsComparedByEveryBackEndWhenDebugging) {
   const auto processes =
       testing::RunProcesses(3, "DISABLED_Purpose.DiffersOnRank1",
                             {.environment = {{"TESSERA_SHM", "0"}, {"TESSERA_DEBUG", "1"}}});
-  for (const testing::Ended& ended : processes) EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  for (const testing::Ended& ended : processes) {
+    EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  }
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
-#include "job_variables.h"
+#include "rendezvous/job_variables.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 
 namespace tessera::comm {
 namespace {
@@ -16,16 +17,6 @@ JobVariables read(const Map& map) {
     const auto entry = map.find(name);
     return entry == map.end() ? std::nullopt : std::optional(entry->second);
   });
-}
-
-/// The message of the Error for `map`, or "" if there is none.
-std::string error_of(const Map& map) {
-  try {
-    read(map);
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
 }
 
 Map with(Map map, const Map& changes) {
@@ -109,33 +100,46 @@ TEST(JobVariables, TheTokenAndTheRestartKeepJobsApart) {
 }
 
 TEST(JobVariables, TimeoutIsInSeconds) {
-  EXPECT_EQ(read({{"TESSERA_TIMEOUT_S", "2"}}).timeout->count() / 10, 200);
-  EXPECT_NE(error_of({{"TESSERA_TIMEOUT_S", "soon"}}), "");
-  EXPECT_NE(error_of({{"TESSERA_TIMEOUT_S", "-1"}}), "");
+  EXPECT_EQ(read({{"TESSERA_TIMEOUT", "2"}}).timeout->count() / 10, 200);
+  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "soon"}}), "TESSERA_TIMEOUT=soon");
+  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "-1"}}), "TESSERA_TIMEOUT=-1");
+  EXPECT_ERROR(read({{"TESSERA_TIMEOUT", "0"}}), "TESSERA_TIMEOUT=0", "above 0");
+}
+
+TEST(JobVariables, TheWatchdogsLimitIsInSecondsAndMayBeZero) {
+  EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0.5"}}).watchdog->count(), 500);
+  EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0"}}).watchdog->count(), 0);
+  EXPECT_FALSE(read({}).watchdog);
+  EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "from 0 on");
+}
+
+TEST(JobVariables, AShortTimeOutIsReportedAfterHalfOfIt) {
+  EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}}).watchdog->count(), 10'000);
+  EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}, {"TESSERA_WATCHDOG", "3"}}).watchdog->count(), 3000);
+  EXPECT_FALSE(read({{"TESSERA_TIMEOUT", "600"}}).watchdog);
 }
 
 TEST(JobVariables, NamesTheMalformedValue) {
   for (const char* bad : {"x", "-1", "3x", "1.5", "99999999999"}) {
-    const std::string error = error_of(with(kTorchrun, {{"RANK", bad}}));
-    EXPECT_NE(error.find(std::string("RANK=") + bad), std::string::npos) << error;
+    EXPECT_ERROR(read(with(kTorchrun, {{"RANK", bad}})), std::string("RANK=") + bad);
   }
-  EXPECT_NE(error_of(with(kTorchrun, {{"WORLD_SIZE", "0"}})), "");
-  EXPECT_NE(error_of(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "");
+  EXPECT_ERROR(read(with(kTorchrun, {{"WORLD_SIZE", "0"}})), "WORLD_SIZE=0: not an integer from 1");
+  EXPECT_ERROR(read(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "MASTER_PORT=70000", "65535");
 }
 
 TEST(JobVariables, RefusesARankOutsideTheWorld) {
-  EXPECT_NE(error_of(with(kTorchrun, {{"RANK", "8"}, {"LOCAL_RANK", "0"}})).find("contradicts"),
-            std::string::npos);
+  EXPECT_ERROR(read(with(kTorchrun, {{"RANK", "8"}, {"LOCAL_RANK", "0"}})),
+               "RANK=8 contradicts WORLD_SIZE=8");
 }
 
 TEST(JobVariables, RefusesALocalRankAboveTheRank) {
-  EXPECT_NE(error_of(with(kTorchrun, {{"LOCAL_RANK", "4"}})), "");
+  EXPECT_ERROR(read(with(kTorchrun, {{"LOCAL_RANK", "4"}})), "LOCAL_RANK=4 contradicts RANK=3");
 }
 
 TEST(JobVariables, RefusesHalfASet) {
-  EXPECT_NE(error_of({{"RANK", "0"}}).find("WORLD_SIZE"), std::string::npos);
-  EXPECT_NE(error_of({{"WORLD_SIZE", "2"}}).find("RANK"), std::string::npos);
-  EXPECT_NE(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).find("MASTER_ADDR"), std::string::npos);
+  EXPECT_ERROR(read({{"RANK", "0"}}), "RANK is set, but WORLD_SIZE is not");
+  EXPECT_ERROR(read({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set, but RANK is not");
+  EXPECT_ERROR(read({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), "MASTER_ADDR is not set");
 }
 
 }  // namespace

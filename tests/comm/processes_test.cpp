@@ -1,5 +1,7 @@
 // Ranks that are processes: the rendezvous, and what the others see when one dies.
 #include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -8,10 +10,15 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <sstream>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "group_of_all.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 #include "testing/processes.h"
 
 namespace tessera::comm {
@@ -20,14 +27,6 @@ namespace {
 using testing::Ended;
 using testing::ProcessesOptions;
 using testing::RunProcesses;
-
-CommunicatorPtr group_of_all(World& world) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    ranks.push_back(rank);
-  }
-  return world.group(ranks, "all");
-}
 
 TEST(DISABLED_Processes, SumRanks) {
   const WorldPtr world = world_from_environment();
@@ -53,7 +52,8 @@ TEST(DISABLED_Processes, Rank1IsKilled) {
   if (world->rank() == 1) {
     kill(getpid(), SIGKILL);
   }
-  EXPECT_THROW(group->all_reduce(value, ReduceOp::kSum)->wait(), PeerError);
+  EXPECT_THROWN(PeerError, group->all_reduce(value, ReduceOp::kSum)->wait(),
+                "all_reduce in group 'all' (ranks 0, 1, 2)", "look for");
 }
 
 /// Ends this process in the middle of whatever it does by then.
@@ -64,7 +64,8 @@ void kill_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// Rank 1 dies KILL_AFTER_US after it has made the group, which others may still be making.
+/// Rank 1 dies KILL_AFTER_US after it has made the group, which others may still be making: the
+/// error names the group and its ranks, and either a collective or the set-up.
 TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
   const WorldPtr world = world_from_environment();
   const auto communicate = [&] {
@@ -80,7 +81,7 @@ TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
       }
     }
   };
-  EXPECT_THROW(communicate(), PeerError);
+  EXPECT_THROWN(PeerError, communicate(), "in group 'all' (ranks 0, 1, 2)");
 }
 
 TEST(DISABLED_Processes, Rendezvous) {
@@ -90,6 +91,26 @@ TEST(DISABLED_Processes, Rendezvous) {
   } catch (const Error& error) {
     std::cerr << "error: " << error.what() << std::endl;
   }
+}
+
+TEST(DISABLED_Processes, Warn) {
+  const WorldPtr world = world_from_environment();
+  for (int i = 0; i < 2; ++i) {
+    TORCH_WARN("of all\nranks");
+    if (world->rank() == 1) {
+      TORCH_WARN("of one rank");
+    }
+  }
+  group_of_all(*world)->barrier();
+  LOG(WARNING) << "a log of libtorch's";
+}
+
+TEST(DISABLED_Processes, Rank1IsKilledAtTheRendezvous) {
+  if (std::getenv("RANK") == std::string("1")) {
+    kill_after(std::chrono::milliseconds(1500));
+  }
+  EXPECT_ERROR(world_from_environment(), "rank 0 of 3 waits at the rendezvous, where rank 1 (pid ",
+               "had come and has ended; look for its error");
 }
 
 const ProcessesOptions kShm;
@@ -133,15 +154,69 @@ TEST(Processes, PeersOfARankKilledAnywhereFail) {
   }
 }
 
+/// The lines of a process that hold `part`.
+std::vector<std::string> lines_with(const Ended& ended, const std::string& part) {
+  std::vector<std::string> found;
+  std::istringstream lines(ended.output);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(part) != std::string::npos) {
+      found.push_back(line);
+    }
+  }
+  return found;
+}
+
 TEST(Processes, AMissingPeerIsNamed) {
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
-      {.environment = {
-           {"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT_S", "1"}}});
+      {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "1"}}});
   for (const Ended& ended : processes) {
     EXPECT_EQ(ended.exit_code, 0);
-    EXPECT_NE(ended.output.find("rank(s) 2 did not come"), std::string::npos) << ended.output;
+    EXPECT_CONTAINS(ended.output, "rank(s) 2 did not come");
+    // Nor does libtorch print its stack traces beside it.
+    EXPECT_EQ(lines_with(ended, "[c10d]"), std::vector<std::string>{});
   }
+}
+
+TEST(Processes, ShowEachWarningOnOneRank) {
+  using Lines = std::vector<std::string>;
+  const auto processes = RunProcesses(3, "DISABLED_Processes.Warn");
+  expect_all_well(processes);
+  Lines of_all;
+  for (std::size_t rank = 0; rank < processes.size(); ++rank) {
+    const Lines lines = lines_with(processes[rank], "arning: of all");
+    of_all.insert(of_all.end(), lines.begin(), lines.end());
+    EXPECT_EQ(lines_with(processes[rank], "arning: of one"),
+              rank == 1 ? Lines{"tessera: warning: of one rank [rank 1]"} : Lines{});
+  }
+  // Rank 0 shows it, unless the machine keeps it from coming for half a second.
+  ASSERT_EQ(of_all.size(), 1U);
+  EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
+}
+
+TEST(Processes, LeaveLibtorchsLogsOn) {
+  for (const Ended& ended : RunProcesses(2, "DISABLED_Processes.Warn")) {
+    EXPECT_CONTAINS(ended.output, "a log of libtorch's");
+  }
+}
+
+TEST(Processes, ANodeThatIsNotStartedIsNamed) {
+  const std::string port = std::to_string(testing::free_port());
+  const auto alone = RunProcesses(1, "DISABLED_Processes.Rendezvous",
+                                  {.environment = {{"WORLD_SIZE", "2"},
+                                                   {"LOCAL_WORLD_SIZE", "1"},
+                                                   {"MASTER_PORT", port},
+                                                   {"TESSERA_TIMEOUT", "2"}}});
+  EXPECT_CONTAINS(alone[0].output,
+                  "tessera: rank 0 waits for node 1 of 2 (rank 1) at 127.0.0.1:" + port + "\n",
+                  "rank(s) 1 did not come");
+}
+
+TEST(Processes, APeerThatDiesAtTheRendezvousIsNamed) {
+  const auto processes =
+      RunProcesses(2, "DISABLED_Processes.Rank1IsKilledAtTheRendezvous",
+                   {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}}});
+  EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
 }
 
 /// A socket of the launcher's, inherited by the processes it starts.
@@ -186,11 +261,10 @@ TEST(Processes, APortInUseIsNamed) {
   const InheritedListener listener;
   const auto processes =
       RunProcesses(2, "DISABLED_Processes.Rendezvous",
-                   {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_TIMEOUT_S", "1"}}});
+                   {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_TIMEOUT", "1"}}});
   EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
-  EXPECT_NE(processes[0].output.find("MASTER_PORT=" + listener.port() + ": Address already in use"),
-            std::string::npos)
-      << processes[0].output;
+  EXPECT_CONTAINS(processes[0].output,
+                  "MASTER_PORT=" + listener.port() + ": Address already in use");
   EXPECT_EQ(processes[1].exit_code, 0) << processes[1].output;
 }
 

@@ -57,7 +57,9 @@ std::vector<double> train(const DeviceMesh& mesh, int steps) {
     optim::clip_grad_norm_(
         [&] {
           std::vector<nn::SlotPtr> slots;
-          for (const auto& [name, slot] : network->named_slots()) slots.push_back(slot);
+          for (const auto& [name, slot] : network->named_slots()) {
+            slots.push_back(slot);
+          }
           return slots;
         }(),
         1.0);
@@ -70,7 +72,9 @@ std::vector<double> train(const DeviceMesh& mesh, int steps) {
 
 bool agree(const std::vector<double>& a, const std::vector<double>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::abs(a[i] - b[i]) > 1e-4 * std::abs(b[i])) return false;
+    if (std::abs(a[i] - b[i]) > 1e-4 * std::abs(b[i])) {
+      return false;
+    }
   }
   return true;
 }

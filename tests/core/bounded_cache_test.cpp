@@ -1,4 +1,5 @@
-#include "tessera/core/bounded_cache.h"
+#include "tessera/core/detail/bounded_cache.h"
+#include "testing/errors.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace tessera {
+namespace tessera::detail {
 namespace {
 
 TEST(BoundedCache, ComputesOnceAndCounts) {
@@ -57,12 +58,12 @@ TEST(BoundedCache, KeepsTheFirstOfTwoValues) {
 
 TEST(BoundedCache, KeepsNothingWhenComputingThrows) {
   BoundedCache<int, int> cache(2);
-  EXPECT_THROW(cache.get(1, [](int) -> int { fail("no"); }), Error);
+  EXPECT_ERROR(cache.get(1, [](int) -> int { fail("not computed"); }), "not computed");
   EXPECT_EQ(cache.size(), 0U);
 }
 
 TEST(BoundedCache, RefusesCapacityZero) {
-  EXPECT_THROW((BoundedCache<int, int>(0)), Error);
+  EXPECT_ERROR((BoundedCache<int, int>(0)), "a cache of capacity 0");
 }
 
 TEST(BoundedCache, ServesSeveralThreads) {
@@ -76,10 +77,12 @@ TEST(BoundedCache, ServesSeveralThreads) {
       }
     });
   }
-  for (auto& thread : threads) thread.join();
+  for (auto& thread : threads) {
+    thread.join();
+  }
   EXPECT_EQ(cache.hits() + cache.misses(), 8000);
   EXPECT_LE(cache.size(), 16U);
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::detail

@@ -25,8 +25,8 @@ TEST(ReadText, ReadsAnEmptyFile) {
 
 TEST(ReadText, NamesAMissingFile) {
   testing::TemporaryFolder folder;
-  EXPECT_THAT_ERROR(read_text(folder / "missing"), "missing");
-  EXPECT_THAT_ERROR(read_text(folder.path()), "is a folder");
+  EXPECT_ERROR(read_text(folder / "missing"), "missing");
+  EXPECT_ERROR(read_text(folder.path()), "is a folder");
 }
 
 TEST(BigramEntropy, IsZeroWhereTheNextByteIsCertain) {

@@ -1,9 +1,17 @@
 #include "tessera/data/token_shards.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
+#include <filesystem>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "testing/errors.h"
@@ -74,61 +82,110 @@ TEST(TokenShards, ReadsAcrossFileBoundaries) {
   }
 }
 
+TEST(TokenShards, MayBeMoreThanFilesMayBeOpen) {
+  TemporaryFolder folder;
+  Tokens expected;
+  for (std::uint16_t i = 0; i < 20; ++i) {
+    WriteFile(folder / (std::to_string(10 + i) + ".bin"),
+              ShardBytes<std::uint16_t>(20240520, 1, 1, {i}));
+    expected.push_back(i);
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const int next = dup(STDIN_FILENO);
+  close(next);
+  const rlimit few{static_cast<rlim_t>(next) + 3, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  Tokens found;
+  const std::string error =
+      testing::message_of([&] { found = ReadAll(*open_token_shards(folder / "*.bin")); });
+  setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(found, expected);
+}
+
 TEST(TokenShards, RefusesARangeOutside) {
   const auto source = make_token_source({1, 2, 3});
   Tokens two(2);
-  EXPECT_THROW(source->read(2, two), Error);
-  EXPECT_THROW(source->read(-1, two), Error);
+  EXPECT_ERROR(source->read(2, two), "tokens [2, 4) were asked for");
+  EXPECT_ERROR(source->read(-1, two), "tokens [-1, 1) were asked for");
+}
+
+/// What the heap has given out.
+std::size_t HeapBytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+TEST(TokensInMemory, TakeAsFewBytesAsTheLargestNeeds) {
+  for (const auto& [largest, bytes] : std::vector<std::pair<std::int64_t, std::size_t>>{
+           {255, 1}, {256, 2}, {65535, 2}, {65536, 4}, {std::int64_t{1} << 32, 8}}) {
+    Tokens tokens(1 << 20, 7);
+    tokens[5] = largest;
+    const std::size_t before = HeapBytes();
+    const TokenSourcePtr source = make_token_source(tokens);
+    EXPECT_LT(HeapBytes() - before, (bytes << 20) + (1 << 16)) << largest;
+    EXPECT_EQ(ReadAll(*source), tokens);
+  }
 }
 
 TEST(TokenShards, NamesThePatternThatMatchesNothing) {
   TemporaryFolder folder;
-  EXPECT_THAT_ERROR(open_token_shards(folder / "*.bin"), "no token shard matches");
+  EXPECT_ERROR(open_token_shards(folder / "*.bin"), "no token shard matches");
 }
 
 TEST(TokenShards, RefusesABadMagic) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240521, 1, 1, {1}));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "magic is 20240521");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "magic is 20240521");
 }
 
 TEST(TokenShards, RefusesAnUnknownVersion) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 2, 1, {1}));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "version 2");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "version 2");
 }
 
 TEST(TokenShards, RefusesAFileShorterThanItsHeader) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", std::string(1023, '\0'));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "too few for its header");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "too few for its header");
   WriteFile(folder / "a.bin", "");
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "has 0 bytes");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "has 0 bytes");
 }
 
 TEST(TokenShards, RefusesAFileShorterThanItsCount) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2}));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
+}
+
+TEST(TokenShards, ThatShrinksWhileItIsInUseIsAnError) {
+  TemporaryFolder folder;
+  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2, 3}));
+  const auto tokens = open_token_shards(folder / "a.bin");
+  std::filesystem::resize_file(folder / "a.bin", 1024);
+  std::array<std::int64_t, 3> out{};
+  EXPECT_ERROR(tokens->read(0, out), "a.bin' became shorter while it was read");
 }
 
 TEST(TokenShards, RefusesAFileLongerThanItsCount) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 1, {1, 2}));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "it is damaged");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is damaged");
 }
 
 TEST(TokenShards, RefusesANegativeCount) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, -1, {}));
-  EXPECT_THAT_ERROR(open_token_shards(folder / "a.bin"), "-1 tokens");
+  EXPECT_ERROR(open_token_shards(folder / "a.bin"), "-1 tokens");
 }
 
 TEST(TokenShards, RefusesFoldersAndPipes) {
   TemporaryFolder folder;
-  EXPECT_THAT_ERROR(open_token_shards(folder.path()), "not a regular file");
+  EXPECT_ERROR(open_token_shards(folder.path()), "not a regular file");
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_THAT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
+  EXPECT_ERROR(open_token_shards(folder / "pipe"), "not a regular file");
 }
 
 TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
@@ -143,17 +200,17 @@ TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
 
 TEST(WriteTokenShard, RefusesTokensThatDontFit) {
   TemporaryFolder folder;
-  EXPECT_THAT_ERROR(write_token_shard(folder / "a.bin", Tokens{1, 65536}), "position 1");
-  EXPECT_THAT_ERROR(write_token_shard(folder / "a.bin", Tokens{-1}), "token -1");
+  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{1, 65536}), "position 1");
+  EXPECT_ERROR(write_token_shard(folder / "a.bin", Tokens{-1}), "token -1");
   EXPECT_TRUE(folder.files().empty());
 }
 
 TEST(WriteTokenShard, LeavesNothingBehindWhenItFails) {
   TemporaryFolder folder;
-  EXPECT_THAT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
+  EXPECT_ERROR(write_token_shard(folder / "missing/a.bin", Tokens{1}), "cannot write");
   std::filesystem::create_directory(folder / "taken");
   WriteFile(folder / "taken/x", "");
-  EXPECT_THAT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
+  EXPECT_ERROR(write_token_shard(folder / "taken", Tokens{1}), "cannot put in place");
   EXPECT_EQ(folder.files(), std::vector<std::string>{"taken"});
 }
 

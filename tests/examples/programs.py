@@ -31,18 +31,27 @@ def run(command, **kwargs):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace", **kwargs)
 
 
-def train(arguments, dp=1, tp=1, replicas=1):
-    """llama_train on a mesh of processes: dp x tp, `replicas` times."""
-    command = [BIN / "llama_train", "--dp", dp, "--tp", tp, "--dp-replicate", replicas, *arguments]
-    if replicas * dp * tp > 1:
-        command = [BIN / "tessera-run", "--nproc", replicas * dp * tp, "--", *command]
-    return run(command)
+def succeed(command, **kwargs):
+    """The same of a process that must end well."""
+    done = run(command, **kwargs)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def on_ranks(count, command):
+    """The command that runs `command` in `count` processes."""
+    return [BIN / "tessera-run", "--nproc", count, "--", *command] if count > 1 else command
+
+
+def train(arguments, dp=1, tp=1, replicas=1, cp=1, **kwargs):
+    """llama_train on a mesh of processes: dp x cp x tp, `replicas` times. Must end well."""
+    command = [BIN / "llama_train", "--dp", dp, "--cp", cp, "--tp", tp, "--dp-replicate", replicas,
+               *arguments]
+    return succeed(on_ranks(replicas * dp * cp * tp, command), **kwargs)
 
 
 def peer(arguments):
-    done = run([sys.executable, PEER, *arguments])
-    assert done.returncode == 0, done.stderr
-    return done
+    return succeed([sys.executable, PEER, *arguments])
 
 
 def write_config(folder, config):
@@ -89,3 +98,13 @@ class InFolder(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
         self.config = write_config(self.folder, SMALL)
         self.tokens = write_tokens(self.folder / "t.bin", text_tokens(5000, 256))
+
+
+class WithSharedFolder(unittest.TestCase):
+    """Tests that share a folder, which setUpClass may fill for all of them."""
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.shared = pathlib.Path(temporary.name)

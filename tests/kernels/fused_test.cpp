@@ -1,4 +1,4 @@
-#include "tessera/kernels/fused.h"
+#include "tessera/kernels/detail/fused.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -6,8 +6,9 @@
 
 #include <cmath>
 
-#include "row_kernels.h"
+#include "rows/row_kernels.h"
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 
 namespace tessera::kernels {
 namespace {
@@ -29,7 +30,9 @@ double tolerance(at::ScalarType type) {
 /// max |a - b| relative to max |b|.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double allowed) {
   ASSERT_EQ(a.sizes(), b.sizes());
-  if (b.numel() == 0) return;
+  if (b.numel() == 0) {
+    return;
+  }
   const double scale = std::max(b.abs().max().item<double>(), 1e-30);
   EXPECT_LE((a.to(at::kDouble) - b).abs().max().item<double>() / scale, allowed);
 }
@@ -43,7 +46,7 @@ at::Tensor composed_rotary(const at::Tensor& x, const at::Tensor& cos, const at:
   return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
 }
 
-class Fused : public testing::TestWithParam<at::ScalarType> {
+class Fused : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   at::ScalarType type() const { return GetParam(); }
   void SetUp() override { at::manual_seed(0); }
@@ -143,7 +146,7 @@ TEST_P(Fused, PartsOfAnEmbeddingSumToTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Fused,
-                         testing::Values(at::kFloat, at::kBFloat16, at::kHalf, at::kDouble),
+                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf, at::kDouble),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST(SiluMul, IsFiniteForLargeInputs) {
@@ -162,8 +165,10 @@ TEST(SiluMul, KeepsNaN) {
 }
 
 TEST(Embedding, NamesAnIndexOutOfRange) {
-  EXPECT_THROW(embedding_rows(at::ones({4, 2}), at::tensor({0, 4}, at::kLong), 0, 4), Error);
-  EXPECT_THROW(embedding_rows(at::ones({4, 2}), at::tensor({-1}, at::kLong), 0, 4), Error);
+  EXPECT_ERROR(embedding_rows(at::ones({4, 2}), at::tensor({0, 4}, at::kLong), 0, 4),
+               "index 4 at position 1 is not a row of a table of 4 rows");
+  EXPECT_ERROR(embedding_rows(at::ones({4, 2}), at::tensor({-1}, at::kLong), 0, 4),
+               "index -1 at position 0 is not a row of a table of 4 rows");
 }
 
 // All instruction sets that this machine has give the same bits.

@@ -1,4 +1,4 @@
-#include "tessera/kernels/philox.h"
+#include "tessera/kernels/detail/philox.h"
 
 #include <gtest/gtest.h>
 

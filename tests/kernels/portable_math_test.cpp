@@ -1,4 +1,4 @@
-#include "tessera/kernels/portable_math.h"
+#include "tessera/kernels/detail/portable_math.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,9 @@ double relative_error(double found, long double expected) {
 
 TEST(PortableLog, AgreesWithLongDouble) {
   for (double x = 1e-300; x < 1e300; x *= 1.37) {
-    if (std::fabs(x - 1.0) < 1e-3) continue;
+    if (std::fabs(x - 1.0) < 1e-3) {
+      continue;
+    }
     EXPECT_LT(relative_error(portable_log(x), std::log(static_cast<long double>(x))), 2.3e-16) << x;
   }
 }

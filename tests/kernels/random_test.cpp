@@ -1,4 +1,4 @@
-#include "tessera/kernels/random.h"
+#include "tessera/kernels/detail/random.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 
 namespace tessera::kernels {
 namespace {
@@ -24,7 +25,9 @@ at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribut
 std::uint64_t hash(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   std::uint64_t h = 14695981039346656037ULL;
-  for (std::size_t i = 0; i < tensor.nbytes(); ++i) h = (h ^ bytes[i]) * 1099511628211ULL;
+  for (std::size_t i = 0; i < tensor.nbytes(); ++i) {
+    h = (h ^ bytes[i]) * 1099511628211ULL;
+  }
   return h;
 }
 
@@ -150,13 +153,13 @@ TEST(FillRandom, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST(FillRandom, RefusesIntegers) {
-  EXPECT_THROW(filled({3}, Normal{0, 1}, at::kLong), Error);
+  EXPECT_ERROR(filled({3}, Normal{0, 1}, at::kLong), "of a Long tensor was asked for");
 }
 
 TEST(TruncatedNormal, RefusesIntervalsWithoutMass) {
-  EXPECT_THROW(truncated_normal(0.0, 1.0, 50.0, 60.0), Error);
-  EXPECT_THROW(truncated_normal(0.0, 1.0, 1.0, -1.0), Error);
-  EXPECT_THROW(truncated_normal(0.0, -1.0, -1.0, 1.0), Error);
+  EXPECT_ERROR(truncated_normal(0.0, 1.0, 50.0, 60.0), "has no mass between 50 and 60");
+  EXPECT_ERROR(truncated_normal(0.0, 1.0, 1.0, -1.0), "between 1 and -1 was asked for");
+  EXPECT_ERROR(truncated_normal(0.0, -1.0, -1.0, 1.0), "with std -1");
 }
 
 TEST(Dropout, KeepsTheRestScaled) {

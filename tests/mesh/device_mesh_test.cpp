@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tessera/core/error.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera {
@@ -16,6 +17,31 @@ using Coordinate = std::vector<std::int64_t>;
 DeviceMesh fake_mesh(int rank, std::vector<std::int64_t> sizes, std::vector<std::string> names) {
   const int size = static_cast<int>(MeshShape(sizes).numel());
   return init_device_mesh(comm::fake_world(rank, size), std::move(sizes), std::move(names));
+}
+
+/// A rank with a GPU, on paper.
+class GpuWorld final : public comm::World {
+ public:
+  int rank() const override { return 3; }
+  int size() const override { return 4; }
+  int local_rank() const override { return 3; }
+  int device_index() const override { return 3; }
+  const comm::WorldOptions& options() const override { return options_; }
+  comm::TrafficCounter& traffic() override { return traffic_; }
+  comm::CommunicatorPtr group(const std::vector<int>&, const std::string&) override {
+    fail("there is no GPU");
+  }
+
+ private:
+  comm::WorldOptions options_{.device = "cuda", .backend = "nccl"};
+  comm::TrafficCounter traffic_;
+};
+
+// Without the index it would be GPU 0 on a thread of the program's own.
+TEST(DeviceMesh, KnowsTheGpuOfItsRank) {
+  const DeviceMesh mesh = init_device_mesh(std::make_shared<GpuWorld>(), {4}, {"dp"});
+  EXPECT_EQ(mesh.device(), c10::Device(c10::kCUDA, 3));
+  EXPECT_EQ(fake_mesh(0, {4}, {"dp"}).device(), c10::Device(c10::kCPU));
 }
 
 TEST(DeviceMesh, LaysRanksRowMajor) {
@@ -87,7 +113,8 @@ TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
     EXPECT_EQ(mesh.size("dt"), 4);
     EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
     EXPECT_EQ(&mesh.group("dt"), &flat.group());
-    EXPECT_THROW(mesh["tp"].size("dt"), Error);
+    // "dt" stands for dp and tp.
+    EXPECT_ERROR(mesh["tp"].size("dt"), "mesh (tp=2) has no dimension called \"dp\"");
   });
 }
 
@@ -103,19 +130,19 @@ TEST(DeviceMesh, CountsNegativeDimensionsFromTheEnd) {
 TEST(DeviceMesh, RefusesADimensionThatThereIsNot) {
   const DeviceMesh mesh = fake_mesh(5, {2, 3}, {"dp", "tp"});
   for (const int dim : {2, 5, -3}) {
-    EXPECT_THROW(mesh.size(dim), Error);
-    EXPECT_THROW(mesh.shape().size(dim), Error);
-    EXPECT_THROW(mesh.local_rank(dim), Error);
-    EXPECT_THROW(mesh.group(dim), Error);
-    EXPECT_THROW(mesh.group(std::vector<int>{dim}), Error);
+    EXPECT_ERROR(mesh.size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.shape().size(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.local_rank(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(dim), "has no dimension " + std::to_string(dim));
+    EXPECT_ERROR(mesh.group(std::vector<int>{dim}), "has no dimension " + std::to_string(dim));
   }
 }
 
 TEST(DeviceMesh, FlattenRefusesANameThatMeansSomethingElse) {
   const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"dp", "cp", "tp"});
-  EXPECT_THROW((mesh[{"dp", "cp"}].flatten("tp")), Error);
+  EXPECT_ERROR((mesh[{"dp", "cp"}].flatten("tp")), "'tp' is a dimension of the mesh it comes from");
   mesh[{"dp", "cp"}].flatten("x");
-  EXPECT_THROW((mesh[{"cp", "tp"}].flatten("x")), Error);
+  EXPECT_ERROR((mesh[{"cp", "tp"}].flatten("x")), "the name 'x' already stands for the dimensions");
 }
 
 TEST(DeviceMesh, UnflattenSplitsADimension) {
@@ -134,8 +161,8 @@ TEST(DeviceMesh, UnflattenUndoesFlatten) {
 
 TEST(DeviceMesh, UnflattenRefusesSizesThatDoNotMultiply) {
   const DeviceMesh mesh = fake_mesh(0, {6, 2}, {"dp", "tp"});
-  EXPECT_THROW(mesh.unflatten("dp", {2, 2}, {"a", "b"}), Error);
-  EXPECT_THROW(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), Error);
+  EXPECT_ERROR(mesh.unflatten("dp", {2, 2}, {"a", "b"}), "the sizes multiply to 4, not 6");
+  EXPECT_ERROR(mesh.unflatten("dp", {2, 3}, {"a", "tp"}), "\"tp\"");
 }
 
 TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
@@ -150,10 +177,10 @@ TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
 TEST(DeviceMesh, ConcatenateRefusesSharedDimensionsAndStrangers) {
   const DeviceMesh mesh = fake_mesh(0, {2, 2, 2}, {"pp", "dp", "tp"});
   const DeviceMesh overlap = mesh[{"dp", "tp"}].flatten();
-  EXPECT_THROW(DeviceMesh::concatenate({mesh["tp"], overlap}), Error);
-  EXPECT_THROW(DeviceMesh::concatenate({}), Error);
+  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], overlap}), "share a dimension");
+  EXPECT_ERROR(DeviceMesh::concatenate({}), "no meshes were given");
   const DeviceMesh stranger = fake_mesh(0, {2}, {"cp"});
-  EXPECT_THROW(DeviceMesh::concatenate({mesh["tp"], stranger}), Error);
+  EXPECT_ERROR(DeviceMesh::concatenate({mesh["tp"], stranger}), "come from different meshes");
 }
 
 TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
@@ -176,30 +203,33 @@ TEST(DeviceMesh, SizeOneDimensionsAreGroupsOfOne) {
 
 TEST(DeviceMesh, RefusesUnknownRepeatedAndReorderedNames) {
   const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
-  EXPECT_THROW(mesh["cp"], Error);
-  EXPECT_THROW((mesh[{"dp", "dp"}]), Error);
-  EXPECT_THROW((mesh[{"tp", "dp"}]), Error);
+  EXPECT_ERROR(mesh["cp"], "has no dimension called \"cp\"");
+  EXPECT_ERROR((mesh[{"dp", "dp"}]), "slice [dp, dp] repeats");
+  EXPECT_ERROR((mesh[{"tp", "dp"}]), "slice [tp, dp] repeats");
 }
 
 TEST(DeviceMesh, RefusesSizesThatDoNotMultiplyToTheWorld) {
-  EXPECT_THROW(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}), Error);
+  EXPECT_ERROR(init_device_mesh(comm::fake_world(0, 4), {2, 3}, {"dp", "tp"}),
+               "the sizes multiply to 6, but the world has 4 ranks");
 }
 
 TEST(DeviceMesh, RefusesRepeatedRanks) {
-  EXPECT_THROW(DeviceMesh(comm::fake_world(0, 4), {0, 1, 1, 2}, MeshShape({4})), Error);
-  EXPECT_THROW(DeviceMesh(comm::fake_world(0, 4), {0, 4}, MeshShape({2})), Error);
+  EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 1, 1, 2}, MeshShape({4})),
+               "a rank is repeated or outside the world of 4");
+  EXPECT_ERROR(DeviceMesh(comm::fake_world(0, 4), {0, 4}, MeshShape({2})),
+               "a rank is repeated or outside the world of 4");
 }
 
 TEST(DeviceMesh, NonMemberHasNoCoordinateAndNoGroup) {
   const DeviceMesh mesh(comm::fake_world(3, 4), {0, 1}, MeshShape({2}, {"tp"}));
   EXPECT_TRUE(mesh.coordinate().empty());
   EXPECT_FALSE(mesh.contains_this_rank());
-  EXPECT_THROW(mesh.local_rank(), Error);
-  EXPECT_THROW(mesh.group(), Error);
+  EXPECT_ERROR(mesh.local_rank(), "rank 3 is not a member");
+  EXPECT_ERROR(mesh.group(), "rank 3 is not a member");
 }
 
 TEST(DeviceMesh, EmptyHandleThrows) {
-  EXPECT_THROW(DeviceMesh().ndim(), Error);
+  EXPECT_ERROR(DeviceMesh().ndim(), "used before a mesh was assigned to it");
   EXPECT_EQ(to_string(DeviceMesh()), "DeviceMesh()");
 }
 

@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/small_model.h"
+#include "nn/layers_of_each_kind.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/distribute_module.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
@@ -13,8 +14,8 @@
 namespace tessera::nn {
 namespace {
 
-std::shared_ptr<testing::SmallModel> initialized() {
-  auto model = std::make_shared<testing::SmallModel>();
+std::shared_ptr<testing::LayersOfEachKind> initialized() {
+  auto model = std::make_shared<testing::LayersOfEachKind>();
   init_weights(*model, 1);
   return model;
 }
@@ -26,7 +27,9 @@ const at::Tensor& tokens() {
 
 /// Splits the last linear; the rest is left alone.
 void partition(const std::string& name, ModuleBase& module, const DeviceMesh& mesh) {
-  if (name == "out") distribute_parameter(*module.slot("weight"), mesh, {Shard{0}});
+  if (name == "out") {
+    distribute_parameter(*module.slot("weight"), mesh, {Shard{0}});
+  }
 }
 
 void distribute_input(TensorList tensors, const DeviceMesh& mesh) {
@@ -83,7 +86,7 @@ TEST(DistributeModule, RefusesToDistributeTwice) {
     const auto mesh = rank.mesh({1}, {"tp"});
     const auto model = initialized();
     distribute_module(*model, mesh);
-    EXPECT_THAT_ERROR(distribute_module(*model, mesh), "already");
+    EXPECT_ERROR(distribute_module(*model, mesh), "already");
   });
 }
 

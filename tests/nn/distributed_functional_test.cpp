@@ -3,16 +3,18 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/functional.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::nn {
 namespace {
 
-/// Values that every rank makes alike.
-at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed));
-}
+using testing::full_tensor;
+using testing::normal_values;
 
 DistributedTensor spread(const at::Tensor& tensor, const DeviceMesh& mesh,
                          const Placements& placements) {
@@ -21,10 +23,6 @@ DistributedTensor spread(const at::Tensor& tensor, const DeviceMesh& mesh,
 
 at::Tensor leaf(const DistributedTensor& tensor) {
   return tensor.tensor().detach().requires_grad_();
-}
-
-at::Tensor whole(const at::Tensor& tensor) {
-  return DistributedTensor(tensor.detach()).full_tensor();
 }
 
 /// The calls that `body` makes on the wire.
@@ -40,19 +38,19 @@ TEST(DistributedRmsNorm, WorksOnShardedRows) {
   for (const std::int64_t rows : {7, 3, 1}) {
     RunRanks(4, [&](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({4}, {"tp"});
-      const at::Tensor x0 = numbers({rows, 10}, 1).requires_grad_();
-      const at::Tensor w0 = numbers({10}, 2).requires_grad_();
-      const at::Tensor grad = numbers({rows, 10}, 3);
+      const at::Tensor x0 = normal_values({rows, 10}, 1).requires_grad_();
+      const at::Tensor w0 = normal_values({10}, 2).requires_grad_();
+      const at::Tensor grad = normal_values({rows, 10}, 3);
       const at::Tensor y0 = at::rms_norm(x0, {10}, w0, 1e-5);
       y0.backward(grad);
       const at::Tensor x = leaf(spread(x0, mesh, {Shard{0}}));
       const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}}));
       const at::Tensor y = rms_norm(x, w, 1e-5);
       EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
-      EXPECT_TRUE(whole(y).allclose(y0.detach(), 1e-5, 1e-6));
+      EXPECT_TRUE(full_tensor(y).allclose(y0.detach(), 1e-5, 1e-6));
       y.backward(spread(grad, mesh, {Shard{0}}).tensor());
-      EXPECT_TRUE(whole(x.grad()).allclose(x0.grad(), 1e-4, 1e-5));
-      EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-4, 1e-5));
+      EXPECT_TRUE(full_tensor(x.grad()).allclose(x0.grad(), 1e-4, 1e-5));
+      EXPECT_TRUE(full_tensor(w.grad()).allclose(w0.grad(), 1e-4, 1e-5));
     });
   }
 }
@@ -60,9 +58,9 @@ TEST(DistributedRmsNorm, WorksOnShardedRows) {
 TEST(DistributedRmsNorm, DoesNotCommunicate) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor x = leaf(spread(numbers({6, 4}, 1), mesh, {Shard{0}}));
-    const at::Tensor w = leaf(spread(numbers({4}, 2), mesh, {Replicate{}}));
-    const at::Tensor grad = spread(numbers({6, 4}, 3), mesh, {Shard{0}}).tensor();
+    const at::Tensor x = leaf(spread(normal_values({6, 4}, 1), mesh, {Shard{0}}));
+    const at::Tensor w = leaf(spread(normal_values({4}, 2), mesh, {Replicate{}}));
+    const at::Tensor grad = spread(normal_values({6, 4}, 3), mesh, {Shard{0}}).tensor();
     EXPECT_EQ(calls(rank, [&] { rms_norm(x, w, 1e-5).backward(grad); }), 0);
     EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
   });
@@ -71,11 +69,20 @@ TEST(DistributedRmsNorm, DoesNotCommunicate) {
 TEST(DistributedRmsNorm, RefusesASplitLastDimension) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor x = spread(numbers({6, 4}, 1), mesh, {Shard{1}}).tensor();
-    EXPECT_THROW(rms_norm(x, {}, 1e-5), Error);
-    EXPECT_THROW(
-        rms_norm(spread(numbers({6, 4}, 1), mesh, {Shard{0}}).tensor(), at::ones({4}), 1e-5),
-        Error);
+    const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{1}}).tensor();
+    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "its last dimension must be whole");
+  });
+}
+
+TEST(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{0}}).tensor();
+    EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "with the plain weight",
+                 "a style in the plan of parallelize_module");
+    const at::Tensor weight = spread(at::ones({4}), mesh, {Replicate{}}).tensor();
+    EXPECT_ERROR(rms_norm(at::ones({6, 4}), weight, 1e-5), "of the plain tensor, [6, 4]",
+                 "(*m)(x) and not as m->forward(x)");
   });
 }
 
@@ -84,59 +91,61 @@ TEST(DistributedSiluMul, WorksOnAnySharding) {
        {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
     RunRanks(3, [&](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({3}, {"tp"});
-      const at::Tensor a0 = numbers({5, 7}, 1).requires_grad_();
-      const at::Tensor b0 = numbers({5, 7}, 2).requires_grad_();
-      const at::Tensor grad = numbers({5, 7}, 3);
+      const at::Tensor a0 = normal_values({5, 7}, 1).requires_grad_();
+      const at::Tensor b0 = normal_values({5, 7}, 2).requires_grad_();
+      const at::Tensor grad = normal_values({5, 7}, 3);
       const at::Tensor y0 = at::silu(a0) * b0;
       y0.backward(grad);
       const at::Tensor a = leaf(spread(a0, mesh, {placement}));
       const at::Tensor b = leaf(spread(b0, mesh, {placement}));
       const at::Tensor y = silu_mul(a, b);
       y.backward(spread(grad, mesh, {placement}).tensor());
-      EXPECT_TRUE(whole(y).allclose(y0.detach(), 1e-5, 1e-6));
-      EXPECT_TRUE(whole(a.grad()).allclose(a0.grad(), 1e-5, 1e-6));
-      EXPECT_TRUE(whole(b.grad()).allclose(b0.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(full_tensor(y).allclose(y0.detach(), 1e-5, 1e-6));
+      EXPECT_TRUE(full_tensor(a.grad()).allclose(a0.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(full_tensor(b.grad()).allclose(b0.grad(), 1e-5, 1e-6));
     });
   }
 }
 
-TEST(DistributedSiluMul, RefusesOperandsThatLieDifferently) {
+TEST(DistributedSiluMul, RefusesOperandsOfDifferentLayouts) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor a = spread(numbers({4, 4}, 1), mesh, {Shard{0}}).tensor();
-    EXPECT_THROW(silu_mul(a, spread(numbers({4, 4}, 1), mesh, {Shard{1}}).tensor()), Error);
-    EXPECT_THROW(silu_mul(a, numbers({4, 4}, 1)), Error);
+    const at::Tensor a = spread(normal_values({4, 4}, 1), mesh, {Shard{0}}).tensor();
+    EXPECT_ERROR(silu_mul(a, spread(normal_values({4, 4}, 1), mesh, {Shard{1}}).tensor()),
+                 "tensors of different layouts");
+    EXPECT_ERROR(silu_mul(a, normal_values({4, 4}, 1)), "tensors of different layouts");
     const at::Tensor pending =
         DistributedTensor::from_local(at::ones({4}), mesh, {Partial{}}).tensor();
-    EXPECT_THROW(silu_mul(pending, pending), Error);
+    EXPECT_ERROR(silu_mul(pending, pending), "which is a pending sum");
   });
 }
 
 TEST(DistributedSiluMul, RedistributesAGradientThatLiesOtherwise) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor a = leaf(spread(numbers({4, 4}, 1), mesh, {Shard{0}}));
-    const at::Tensor b = leaf(spread(numbers({4, 4}, 2), mesh, {Shard{0}}));
+    const at::Tensor a = leaf(spread(normal_values({4, 4}, 1), mesh, {Shard{0}}));
+    const at::Tensor b = leaf(spread(normal_values({4, 4}, 2), mesh, {Shard{0}}));
     silu_mul(a, b).backward(spread(at::ones({4, 4}), mesh, {Replicate{}}).tensor());
     EXPECT_EQ(DistributedTensor(a.grad()).placements(), Placements{Shard{0}});
-    EXPECT_TRUE(whole(b.grad()).allclose(at::silu(numbers({4, 4}, 1)), 1e-5, 1e-6));
+    EXPECT_TRUE(full_tensor(b.grad()).allclose(at::silu(normal_values({4, 4}, 1)), 1e-5, 1e-6));
   });
 }
 
 TEST(DistributedRotaryEmbedding, WorksOnSplitHeads) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor x0 = numbers({2, 5, 3, 4}, 1);
-    const at::Tensor cos = numbers({5, 4}, 2);
-    const at::Tensor sin = numbers({5, 4}, 3);
+    const at::Tensor x0 = normal_values({2, 5, 3, 4}, 1);
+    const at::Tensor cos = normal_values({5, 4}, 2);
+    const at::Tensor sin = normal_values({5, 4}, 3);
     const at::Tensor x = leaf(spread(x0, mesh, {Shard{2}}));
     const at::Tensor y = rotary_embedding(x, cos, sin);
-    EXPECT_TRUE(whole(y).allclose(rotary_embedding(x0, cos, sin)));
+    EXPECT_TRUE(full_tensor(y).allclose(rotary_embedding(x0, cos, sin)));
     y.backward(spread(x0, mesh, {Shard{2}}).tensor());
     const at::Tensor plain = x0.clone().requires_grad_();
     rotary_embedding(plain, cos, sin).backward(x0);
-    EXPECT_TRUE(whole(x.grad()).allclose(plain.grad()));
-    EXPECT_THROW(rotary_embedding(spread(x0, mesh, {Shard{1}}).tensor(), cos, sin), Error);
+    EXPECT_TRUE(full_tensor(x.grad()).allclose(plain.grad()));
+    EXPECT_ERROR(rotary_embedding(spread(x0, mesh, {Shard{1}}).tensor(), cos, sin),
+                 "batch and heads may be split only");
   });
 }
 
@@ -154,18 +163,21 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
         Vocabulary{9, Replicate{}, Replicate{}}}) {
     RunRanks(4, [&](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({4}, {"tp"});
-      const at::Tensor w0 = numbers({v.rows, 6}, 1).requires_grad_();
+      const at::Tensor w0 = normal_values({v.rows, 6}, 1).requires_grad_();
       const at::Tensor indices = at::arange(10, at::kLong).remainder(v.rows).view({2, 5});
-      const at::Tensor grad = numbers({2, 5, 6}, 2);
+      const at::Tensor grad = normal_values({2, 5, 6}, 2);
       at::embedding(w0, indices).backward(grad);
       const at::Tensor w = leaf(spread(w0, mesh, {v.weight}));
+      EXPECT_ERROR(nn::embedding(w, indices), "the indices, [2, 5], are plain",
+                   "state in a ReplicationScope");
+      const ReplicationScope same_on_every_rank;
       const at::Tensor y = nn::embedding(w, indices);
       EXPECT_EQ(DistributedTensor(y).placements(), Placements{v.out});
-      EXPECT_TRUE(whole(y).equal(at::embedding(w0, indices).detach()));
+      EXPECT_TRUE(full_tensor(y).equal(at::embedding(w0, indices).detach()));
       const Placement grad_placement = is_partial(v.out) ? Placement{Replicate{}} : v.out;
       y.backward(spread(grad, mesh, {grad_placement}).tensor());
       EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{v.weight});
-      EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
+      EXPECT_TRUE(full_tensor(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
     });
   }
 }
@@ -173,27 +185,27 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
 TEST(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    const at::Tensor w0 = numbers({7, 6}, 1).requires_grad_();
+    const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
     const at::Tensor indices = at::tensor({0, 3, 6, 3, 1}, at::kLong);
-    const at::Tensor grad = numbers({5, 6}, 2);
+    const at::Tensor grad = normal_values({5, 6}, 2);
     at::embedding(w0, indices).backward(grad);
     const at::Tensor w = leaf(spread(w0, mesh, {Replicate{}, Shard{0}}));
     const at::Tensor split = distribute_tensor(indices, mesh, {Shard{0}, Replicate{}}).tensor();
     const at::Tensor y = nn::embedding(w, split);
     EXPECT_EQ(DistributedTensor(y).placements(), (Placements{Shard{0}, Partial{}}));
-    EXPECT_TRUE(whole(y).equal(at::embedding(w0, indices).detach()));
+    EXPECT_TRUE(full_tensor(y).equal(at::embedding(w0, indices).detach()));
     y.backward(spread(grad, mesh, {Shard{0}, Replicate{}}).tensor());
-    EXPECT_TRUE(whole(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
+    EXPECT_TRUE(full_tensor(w.grad()).allclose(w0.grad(), 1e-6, 1e-6));
   });
 }
 
 TEST(DistributedEmbedding, RefusesTableAndIndicesSplitTogether) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor w = spread(numbers({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    const at::Tensor w = spread(normal_values({7, 6}, 1), mesh, {Shard{0}}).tensor();
     const at::Tensor indices =
         distribute_tensor(at::arange(4, at::kLong), mesh, {Shard{0}}).tensor();
-    EXPECT_THROW(nn::embedding(w, indices), Error);
+    EXPECT_ERROR(nn::embedding(w, indices), "splits both the table");
   });
 }
 
@@ -201,16 +213,17 @@ TEST(DistributedEmbedding, RefusesTableAndIndicesSplitTogether) {
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor w = spread(numbers({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    const at::Tensor w = spread(normal_values({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    const ReplicationScope same_on_every_rank;
     nn::embedding(w, at::tensor({0, 7}, at::kLong));
   });
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("index 7"), std::string::npos) << error;
+    EXPECT_CONTAINS(error, "index 7");
   }
 }
 
 TEST(DistributedDropout, IsTheSameOnEveryMesh) {
-  const at::Tensor x0 = numbers({7, 6}, 1);
+  const at::Tensor x0 = normal_values({7, 6}, 1);
   const at::Tensor expected = nn::dropout(x0, 0.5, {3, 4});
   for (const Placement& placement :
        {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
@@ -218,9 +231,9 @@ TEST(DistributedDropout, IsTheSameOnEveryMesh) {
       const DeviceMesh mesh = rank.mesh({4}, {"tp"});
       const at::Tensor x = leaf(spread(x0, mesh, {placement}));
       const at::Tensor y = nn::dropout(x, 0.5, {3, 4});
-      EXPECT_TRUE(whole(y).equal(expected));
+      EXPECT_TRUE(full_tensor(y).equal(expected));
       y.backward(spread(at::ones({7, 6}), mesh, {placement}).tensor());
-      EXPECT_TRUE(whole(x.grad()).equal((expected != 0) * 2.0F));
+      EXPECT_TRUE(full_tensor(x.grad()).equal((expected != 0) * 2.0F));
     });
   }
 }

@@ -1,10 +1,13 @@
 #include "tessera/nn/hooked.h"
+#include "testing/errors.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
-
-#include "tessera/nn/stock_modules.h"
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 namespace tessera::nn {
 namespace {
@@ -60,6 +63,18 @@ TEST(Hooked, HasSlotsOfTheSameNames) {
   EXPECT_EQ(module.named_parameters().size(), 2U);
 }
 
+TEST(Hooked, FindsWeightAndBiasOfStockModules) {
+  EXPECT_EQ(Hooked<torch::nn::Conv2d>(torch::nn::Conv2dOptions(1, 2, 3)).named_slots().size(), 2U);
+  EXPECT_EQ(Hooked<torch::nn::LayerNorm>(torch::nn::LayerNormOptions({4})).named_slots().size(),
+            2U);
+  EXPECT_EQ(Hooked<torch::nn::GroupNorm>(torch::nn::GroupNormOptions(1, 4)).named_slots().size(),
+            2U);
+  EXPECT_EQ(Hooked<torch::nn::Bilinear>(torch::nn::BilinearOptions(2, 2, 2)).named_slots().size(),
+            2U);
+  EXPECT_EQ(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2)).named_slots().size(),
+            1U);
+}
+
 TEST(Hooked, SwapReachesTheHeldModule) {
   Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2).bias(false));
   module.slot("weight")->set(at::eye(2).requires_grad_());
@@ -80,7 +95,7 @@ TEST(Hooked, HoldsAUsersModule) {
 }
 
 TEST(Hooked, RefusesAModuleWhoseParametersAreNotNamed) {
-  EXPECT_THROW(Hooked<Forgotten>(), Error);
+  EXPECT_ERROR(Hooked<Forgotten>(), "is not in its kSlotMembers");
 }
 
 TEST(Hooked, PassesOnTrainAndEval) {

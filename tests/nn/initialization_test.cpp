@@ -3,27 +3,30 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "nn/small_model.h"
+#include "nn/layers_of_each_kind.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 
 namespace tessera::nn {
 namespace {
 
-using testing::ErrorOf;
-using testing::SmallModel;
-using testing::values;
+using testing::LayersOfEachKind;
+using testing::parameter_values;
 
-std::shared_ptr<SmallModel> meta_model() {
+std::shared_ptr<LayersOfEachKind> meta_model() {
   const MetaDevice meta;
-  return std::make_shared<SmallModel>();
+  return std::make_shared<LayersOfEachKind>();
 }
 
 TEST(MetaDevice, ParametersAndFactoriesAreMeta) {
   const auto model = meta_model();
-  for (const auto& [name, slot] : model->named_slots()) EXPECT_TRUE(slot->get().is_meta()) << name;
+  for (const auto& [name, slot] : model->named_slots()) {
+    EXPECT_TRUE(slot->get().is_meta()) << name;
+  }
   const MetaDevice meta;
   EXPECT_TRUE(at::zeros({3}).is_meta());
   EXPECT_TRUE(MetaDevice::active());
@@ -42,7 +45,9 @@ TEST(ToEmpty, GivesStorageToEverySlot) {
     EXPECT_TRUE(slot->get().is_cpu()) << name;
     EXPECT_TRUE(slot->get().requires_grad()) << name;
   }
-  for (const auto& [name, slot] : model->named_buffer_slots()) EXPECT_TRUE(slot->get().is_cpu());
+  for (const auto& [name, slot] : model->named_buffer_slots()) {
+    EXPECT_TRUE(slot->get().is_cpu());
+  }
 }
 
 TEST(ToEmpty, LeavesWhatHasStorage) {
@@ -58,18 +63,18 @@ TEST(ToEmpty, RefusesMetaBuffersOfLibtorch) {
     const MetaDevice meta;
     model->register_buffer("stray", at::ones({2}));
   }
-  EXPECT_NE(ErrorOf([&] { to_empty(*model, c10::kCPU); }).find("'stray'"), std::string::npos);
+  EXPECT_ERROR(to_empty(*model, c10::kCPU), "'stray'");
 }
 
 TEST(InitWeights, NeedsStorage) {
   const auto model = meta_model();
-  EXPECT_NE(ErrorOf([&] { init_weights(*model, 1); }).find("to_empty"), std::string::npos);
+  EXPECT_ERROR(init_weights(*model, 1), "to_empty");
 }
 
 TEST(InitWeights, FillsEverything) {
   const auto model = meta_model();
   to_empty(*model, c10::kCPU);
-  EXPECT_THROW(check_initialized(*model), Error);
+  EXPECT_ERROR(check_initialized(*model), "parameters or buffers was never filled");
   init_weights(*model, 1);
   check_initialized(*model);
   EXPECT_TRUE(model->norm->weight->detach().equal(at::ones({6})));
@@ -80,13 +85,15 @@ TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
   const auto a = meta_model();
   const auto b = meta_model();
   const auto c = meta_model();
-  for (const auto& model : {a, b, c}) to_empty(*model, c10::kCPU);
+  for (const auto& model : {a, b, c}) {
+    to_empty(*model, c10::kCPU);
+  }
   init_weights(*a, 1);
   at::rand({17});
   init_weights(*b, 1);
   init_weights(*c, 2);
-  EXPECT_TRUE(values(*a).equal(values(*b)));
-  EXPECT_FALSE(values(*a).equal(values(*c)));
+  EXPECT_TRUE(parameter_values(*a).equal(parameter_values(*b)));
+  EXPECT_FALSE(parameter_values(*a).equal(parameter_values(*c)));
 }
 
 TEST(InitWeights, TheParentsValueStands) {
@@ -116,7 +123,7 @@ class BadTable : public Module<BadTable> {
 
 TEST(InitWeights, APatternThatMatchesNothingIsAnError) {
   BadTable module;
-  EXPECT_NE(ErrorOf([&] { init_weights(module, 1); }).find("'wight'"), std::string::npos);
+  EXPECT_ERROR(init_weights(module, 1), "'wight'");
 }
 
 class Forgetful : public Module<Forgetful> {
@@ -127,7 +134,7 @@ class Forgetful : public Module<Forgetful> {
 TEST(InitWeights, NamesWhatNobodyFilled) {
   auto root = std::make_shared<Sequential>();
   root->register_module("inner", std::make_shared<Forgetful>());
-  EXPECT_NE(ErrorOf([&] { init_weights(*root, 1); }).find("'inner.weight'"), std::string::npos);
+  EXPECT_ERROR(init_weights(*root, 1), "'inner.weight'");
 }
 
 TEST(InitWeights, FillsATiedParameterOnce) {
@@ -153,10 +160,30 @@ TEST(InitBuffers, LeavesParametersAlone) {
   EXPECT_TRUE(model->table->equal(at::arange(4, at::kFloat)));
 }
 
+TEST(InitBuffers, LeavesPersistentBuffersThatWereLoaded) {
+  class Counts : public Module<Counts> {
+   public:
+    Counts() { counts = register_buffer_slot("counts", {3}); }
+    void reset_parameters(const InitContext& init) override {
+      init.set_buffer(counts, at::zeros({3}));
+    }
+    Parameter counts;
+  };
+  Counts module;
+  init_buffers(module);
+  EXPECT_TRUE(module.counts->equal(at::zeros({3})));
+  module.counts->fill_(7.0);
+  init_buffers(module);
+  EXPECT_TRUE(module.counts->equal(at::full({3}, 7.0)));
+}
+
 TEST(MarkInitialized, SatisfiesTheCheck) {
   Linear module(2, 2);
-  EXPECT_THROW(check_initialized(module), Error);
-  for (const auto& [name, slot] : module.named_slots()) mark_initialized(slot);
+  EXPECT_ERROR(check_initialized(module),
+               "the storage of 2 parameters or buffers was never filled");
+  for (const auto& [name, slot] : module.named_slots()) {
+    mark_initialized(slot);
+  }
   check_initialized(module);
 }
 
@@ -166,7 +193,7 @@ void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
   const auto single = meta_model();
   to_empty(*single, c10::kCPU);
   init_weights(*single, 11);
-  const at::Tensor expected = values(*single);
+  const at::Tensor expected = parameter_values(*single);
   RunRanks(ranks, [&](Rank& rank) {
     std::vector<std::string> names{"dp", "tp"};
     names.resize(sizes.size());
@@ -178,7 +205,7 @@ void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
     }
     to_empty(*model, c10::kCPU);
     init_weights(*model, 11);
-    EXPECT_TRUE(values(*model).equal(expected));
+    EXPECT_TRUE(parameter_values(*model).equal(expected));
   });
 }
 

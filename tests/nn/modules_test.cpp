@@ -1,9 +1,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "nn/small_model.h"
+#include "nn/layers_of_each_kind.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/dropout.h"
+#include "testing/errors.h"
 
 namespace tessera::nn {
 namespace {
@@ -93,7 +94,7 @@ TEST(Dropout, DoesNothingInEvaluation) {
 }
 
 TEST(Dropout, RefusesAProbabilityOfOne) {
-  EXPECT_THROW(Dropout(1.0), Error);
+  EXPECT_ERROR(Dropout(1.0), "probability 1 was asked for");
 }
 
 TEST(Sequential, RunsItsModulesInOrder) {
@@ -110,12 +111,12 @@ TEST(ModuleList, GivesItsModulesByType) {
   ModuleList list;
   auto module = list.push_back(std::make_shared<Linear>(3, 4));
   EXPECT_EQ(list.at<Linear>(0), module);
-  EXPECT_THROW(list.at<Embedding>(0), Error);
-  EXPECT_THROW(list.at<Linear>(1), Error);
+  EXPECT_ERROR(list.at<Embedding>(0), "not of the type asked for");
+  EXPECT_ERROR(list.at<Linear>(1), "module 1 of a ModuleList of 1");
 }
 
-TEST(SmallModel, TrainsAllItsParameters) {
-  testing::SmallModel model;
+TEST(LayersOfEachKind, TrainsAllItsParameters) {
+  testing::LayersOfEachKind model;
   init_weights(model, 1);
   model(at::tensor({0, 3, 6}, at::kLong)).square().sum().backward();
   for (const auto& [name, slot] : model.named_slots()) {

@@ -29,7 +29,9 @@ at::Tensor number(int i) {
 template <class T>
 std::vector<int> numbers(T value) {
   std::vector<int> found;
-  for (const at::Tensor* tensor : collect_tensors(value)) found.push_back(tensor->item<int>());
+  for (const at::Tensor* tensor : collect_tensors(value)) {
+    found.push_back(tensor->item<int>());
+  }
   return found;
 }
 
@@ -69,7 +71,9 @@ TEST(VisitTensors, CallsAUsersOverload) {
 
 TEST(VisitTensors, ReplacesInPlace) {
   auto value = std::tuple(number(1), std::vector{number(2)});
-  for (at::Tensor* tensor : collect_tensors(value)) *tensor = *tensor * 10;
+  for (at::Tensor* tensor : collect_tensors(value)) {
+    *tensor = *tensor * 10;
+  }
   EXPECT_EQ(numbers(value), (Ints{10, 20}));
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,6 +16,9 @@ namespace tessera::observe {
 namespace {
 
 using nlohmann::ordered_json;
+using testing::ReadFile;
+using testing::TemporaryFolder;
+using testing::WriteFile;
 
 StepMetrics Sample() {
   StepMetrics metrics;
@@ -36,10 +40,12 @@ StepMetrics Sample() {
 TEST(ToJson, HasTheContractsKeysInOrder) {
   const auto json = ordered_json::parse(to_json(Sample()));
   std::vector<std::string> keys;
-  for (const auto& [key, value] : json.items()) keys.push_back(key);
+  for (const auto& [key, value] : json.items()) {
+    keys.push_back(key);
+  }
   EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "grad_norm", "lr", "step_time_s",
-                                            "tokens_per_s", "tflops", "mfu", "mfu_causal",
-                                            "peak_memory_bytes", "comm"}));
+                                            "data_time_s", "tokens_per_s", "tflops", "mfu",
+                                            "mfu_causal", "peak_memory_bytes", "comm"}));
 }
 
 TEST(ToJson, KeepsValuesExactly) {
@@ -51,6 +57,53 @@ TEST(ToJson, KeepsValuesExactly) {
   EXPECT_EQ(json["loss"].get<double>(), 0.1 + 0.2);
   EXPECT_EQ(json["mfu"].get<double>(), 51.25);
   EXPECT_EQ(json["peak_memory_bytes"].get<std::int64_t>(), std::int64_t{3} << 29);
+}
+
+TEST(ReadMetrics, GivesBackWhatWasWritten) {
+  const TemporaryFolder folder;
+  auto metrics = Sample();
+  metrics.mfu = 51.25;
+  metrics.loss_scale = 1024;
+  metrics.skipped = true;
+  metrics.checkpoint_stall_s = 0.125;
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  MetricsWriter(folder / "m.jsonl").write(metrics);
+  const auto read = read_metrics(folder / "m.jsonl", 3);
+  ASSERT_EQ(read.size(), 1U);
+  metrics.grad_norm = 1;
+  auto same = read[0];
+  EXPECT_TRUE(std::isnan(same.grad_norm));
+  same.grad_norm = 1;
+  EXPECT_EQ(to_json(same), to_json(metrics));
+  EXPECT_TRUE(read_metrics(folder / "none.jsonl", 3).empty());
+}
+
+TEST(MetricsWriter, OfAResumedRunCutsTheRecordsOfLaterSteps) {
+  const TemporaryFolder folder;
+  const auto file = folder / "m.jsonl";
+  auto metrics = Sample();
+  std::string first_two;
+  {
+    MetricsWriter writer(file);
+    for (metrics.step = 1; metrics.step <= 4; ++metrics.step) {
+      writer.write(metrics);
+      first_two = metrics.step == 2 ? ReadFile(file) : first_two;
+    }
+  }
+  WriteFile(file, ReadFile(file) + R"({"step": 5, "lo)");  // killed in the middle of a line
+  EXPECT_EQ(read_metrics(file, 9).size(), 4U);
+  MetricsWriter writer(file, /*resumed=*/2);
+  EXPECT_EQ(ReadFile(file), first_two);
+  metrics.step = 3;
+  writer.write(metrics);
+  EXPECT_EQ(ReadFile(file), first_two + to_json(metrics) + "\n");
+}
+
+TEST(MetricsWriter, RefusesToResumeAFileOfOtherText) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "notes", "dear diary\n");
+  EXPECT_ERROR(MetricsWriter(folder / "notes", 2), "notes' has a line that is no record");
+  EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 
 TEST(ToJson, NestsTrafficByMeshDimensionAndCollective) {
@@ -70,6 +123,13 @@ TEST(ToJson, TellsOfLossScalingWhereThereIsSome) {
   EXPECT_TRUE(json["skipped"].get<bool>());
 }
 
+TEST(ToJson, TellsWhatTensorsHadWhereThatIsKnown) {
+  auto metrics = Sample();
+  EXPECT_FALSE(ordered_json::parse(to_json(metrics)).contains("peak_active_bytes"));
+  metrics.peak_active_bytes = std::int64_t{1} << 29;
+  EXPECT_EQ(ordered_json::parse(to_json(metrics))["peak_active_bytes"], std::int64_t{1} << 29);
+}
+
 TEST(ToJson, WritesAnEmptyObjectWithoutTraffic) {
   EXPECT_EQ(ordered_json::parse(to_json(StepMetrics{}))["comm"].dump(), "{}");
 }
@@ -83,6 +143,19 @@ TEST(ToJson, WritesNullForWhatIsUnknownOrNotFinite) {
   EXPECT_TRUE(json["mfu_causal"].is_null());
   EXPECT_TRUE(json["loss"].is_null());
   EXPECT_TRUE(json["grad_norm"].is_null());
+}
+
+TEST(ReadMetrics, KnowsWhichStepsWereEvaluated) {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder / "m.jsonl");
+  writer.write(Sample());
+  auto evaluated = Sample();
+  evaluated.eval_loss = 2.5;
+  writer.write(evaluated);
+  const std::vector<StepMetrics> records = read_metrics(folder / "m.jsonl", 3);
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_EQ(records[0].eval_loss, std::nullopt);
+  EXPECT_EQ(records[1].eval_loss, 2.5);
 }
 
 TEST(TitanLine, IsTorchtitansLine) {
@@ -142,6 +215,13 @@ TEST(PeakFlops, KnowsDevicesByTheirDriversNames) {
   EXPECT_EQ(peak_flops("AMD Instinct MI300X"), 1300e12);
 }
 
+TEST(PeakFlops, IsThatOfTheType) {
+  EXPECT_EQ(peak_flops("NVIDIA H200", c10::kHalf), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200", c10::kFloat), 67e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB", c10::kFloat), 19.5e12);
+  EXPECT_FALSE(peak_flops("NVIDIA H200", c10::kDouble));
+}
+
 TEST(PeakFlops, GuessesNothing) {
   EXPECT_FALSE(peak_flops(""));
   EXPECT_FALSE(peak_flops("NVIDIA RTX A1000"));
@@ -149,7 +229,7 @@ TEST(PeakFlops, GuessesNothing) {
 }
 
 TEST(MemoryUse, IsWithinTheMachine) {
-  const auto use = memory_use("cpu");
+  const auto use = take_memory_use("cpu");
   EXPECT_GT(use.peak_bytes, 1 << 20);
   EXPECT_LT(use.peak_bytes, use.capacity_bytes);
 }
@@ -161,7 +241,7 @@ TEST(MemoryUse, GrowsWithUse) {
 }
 
 TEST(MetricsWriter, WritesALineAStepAtOnce) {
-  testing::TemporaryFolder folder;
+  TemporaryFolder folder;
   testing::WriteFile(folder / "m.jsonl", "an older run\n");
   MetricsWriter writer(folder / "m.jsonl");
   writer.write(Sample());
@@ -170,17 +250,36 @@ TEST(MetricsWriter, WritesALineAStepAtOnce) {
   EXPECT_EQ(testing::ReadFile(folder / "m.jsonl"), line + line);
 }
 
+TEST(MetricsWriter, WritesTheLastRecordAgainInItsPlace) {
+  const testing::TemporaryFolder folder;
+  MetricsWriter writer(folder / "m.jsonl");
+  StepMetrics metrics = Sample();
+  writer.write(metrics);
+  ++metrics.step;
+  writer.write(metrics);
+  metrics.checkpoint_stall_s = 0.5;
+  writer.write_again(metrics);
+  ++metrics.step;
+  writer.write(metrics);
+  const std::vector<StepMetrics> records = read_metrics(folder / "m.jsonl", metrics.step);
+  ASSERT_EQ(records.size(), 3U);
+  EXPECT_FALSE(records[0].checkpoint_stall_s);
+  EXPECT_EQ(records[1].step, records[0].step + 1);
+  EXPECT_EQ(records[1].checkpoint_stall_s, 0.5);
+  EXPECT_EQ(records[2].step, records[0].step + 2);
+}
+
 TEST(MetricsWriter, MakesTheFolder) {
-  testing::TemporaryFolder folder;
+  TemporaryFolder folder;
   MetricsWriter(folder / "a/b/m.jsonl").write(Sample());
   EXPECT_EQ(testing::ReadFile(folder / "a/b/m.jsonl"), to_json(Sample()) + "\n");
 }
 
 TEST(MetricsWriter, NamesAFileThatCannotBeWritten) {
-  testing::TemporaryFolder folder;
+  TemporaryFolder folder;
   testing::WriteFile(folder / "file", "");
-  EXPECT_THAT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
-  EXPECT_THAT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
+  EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
+  EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
 }
 
 }  // namespace

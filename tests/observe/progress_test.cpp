@@ -17,7 +17,9 @@ class Terminal {
  public:
   Terminal() {
     winsize size{.ws_row = 24, .ws_col = 200, .ws_xpixel = 0, .ws_ypixel = 0};
-    if (openpty(&reader_, &writer_, nullptr, nullptr, &size) != 0) throw std::runtime_error("pty");
+    if (openpty(&reader_, &writer_, nullptr, nullptr, &size) != 0) {
+      throw std::runtime_error("pty");
+    }
     stream_ = fdopen(writer_, "w");
   }
   ~Terminal() {
@@ -29,7 +31,9 @@ class Terminal {
     std::fprintf(stream_, "|");
     std::fflush(stream_);
     std::string text;
-    for (char c = 0; read(reader_, &c, 1) == 1 && c != '|';) text.push_back(c);
+    for (char c = 0; read(reader_, &c, 1) == 1 && c != '|';) {
+      text.push_back(c);
+    }
     return text;
   }
 

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 import samples
 
@@ -37,10 +37,6 @@ def transposed(tensor):
         return tensor
     value = tensor.detach().transpose(0, -1).contiguous().transpose(0, -1)
     return value.requires_grad_(tensor.requires_grad)
-
-
-def map_tensors(function, tree):
-    return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def difference(found, expected, tolerance):
@@ -86,7 +82,7 @@ class Rank:
             result = self.ops.distribute_tensor(value, self.mesh, placements).detach()
         return result.requires_grad_(tensor.requires_grad)
 
-    def whole(self, value):
+    def full_value(self, value):
         if not isinstance(value, torch.Tensor):
             return value
         value = value.detach()
@@ -129,7 +125,7 @@ class Rank:
 
     def reference(self, op, sample, arguments):
         """What a single device gives; a random operator: the library with replicated arguments."""
-        args, kwargs = map_tensors(copy, arguments)
+        args, kwargs = samples.map_tensors(copy, arguments)
         results, gradients, stage, error = self.forward_backward(op, sample, args, kwargs)
         if error and stage == "forward":
             raise NotComparable("fails on plain tensors: " + describe(error))
@@ -143,11 +139,11 @@ class Rank:
         if op.name not in samples.RANDOM:
             return results, gradients, error
         replicated = ["Replicate()"] * len(self.options.mesh)
-        args, kwargs = map_tensors(lambda x: self.distribute(x, replicated), arguments)
+        args, kwargs = samples.map_tensors(lambda x: self.distribute(x, replicated), arguments)
         results, gradients, _, error = self.forward_backward(op, sample, args, kwargs)
         if error:
             raise error
-        return [self.whole(x) for x in results], [self.whole(x) for x in gradients], None
+        return [self.full_value(x) for x in results], [self.full_value(x) for x in gradients], None
 
     def compare(self, found, expected):
         tolerance = 1e-3 if self.options.variant == "double" else 1e-4
@@ -160,7 +156,7 @@ class Rank:
                 if (theirs if ours is None else ours).abs().max() > 0:
                     return "a gradient is missing"
                 continue
-            message = difference(ours, self.whole(theirs), tolerance)
+            message = difference(ours, self.full_value(theirs), tolerance)
             if message:
                 return message
         return ""
@@ -170,10 +166,10 @@ class Rank:
         arguments = ((sample.input, *sample.args), dict(sample.kwargs))
         try:
             if self.options.transposed:
-                arguments = map_tensors(transposed, arguments)
+                arguments = samples.map_tensors(transposed, arguments)
             expected, expected_gradients, reference_error = self.reference(op, sample, arguments)
             given = iter(assignment)
-            args, kwargs = map_tensors(lambda x: self.distribute(x, next(given)), arguments)
+            args, kwargs = samples.map_tensors(lambda x: self.distribute(x, next(given)), arguments)
         except NotComparable as reason:
             return "not comparable", str(reason)
         except Exception as error:
@@ -185,8 +181,8 @@ class Rank:
             sizes = [list(x.shape) for x in found] == [list(x.shape) for x in expected]
             return ("right", "") if sizes else ("wrong", "other sizes")
         # Gathering is collective: all of it comes before a comparison that may differ by rank.
-        found = [self.whole(x) for x in found]
-        gradients = [self.whole(x) for x in gradients]
+        found = [self.full_value(x) for x in found]
+        gradients = [self.full_value(x) for x in gradients]
         message = self.compare(found, expected)
         if not message and not reference_error:
             message = self.compare(gradients, expected_gradients)
@@ -228,7 +224,7 @@ def main(rank, port, options, channel):
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(options.ranks),
         LOCAL_WORLD_SIZE=str(options.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        TESSERA_TIMEOUT_S="15")
+        TESSERA_TIMEOUT="15")
     warnings.filterwarnings("ignore")
     worker = Rank(options)
     channel.send("ready")

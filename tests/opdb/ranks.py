@@ -10,6 +10,8 @@ CASE_PATIENCE_S = 120  # the library ends what hangs after 15 s; a busy machine 
 START_PATIENCE_S = 60
 # The worst class of an operator's cases is the operator's.
 CLASSES = ("crash", "hang", "wrong", "error", "refused", "right", "not comparable")
+# The order in which reports count them.
+COLUMNS = ("right", "wrong", "refused", "error", "hang", "crash", "not comparable")
 
 
 class Lost(Exception):

@@ -1,6 +1,6 @@
-"""docs/operator_database.md from the records of whole sweeps.
+"""docs/operators/operator_database.md from the records of whole sweeps.
 
-    report.py A=A.json B=B.json C=C.json > docs/operator_database.md
+    report.py A=A.json B=B.json C=C.json > docs/operators/operator_database.md
 """
 import collections
 import json
@@ -8,11 +8,12 @@ import pathlib
 import re
 import sys
 
+from ranks import COLUMNS
+
 MESHES = {"A": "line of 4, sizes that it divides", "B": "2 × 2, sizes that it does not divide",
           "C": "line of 4, sizes that it does not divide, empty shards"}
 # PyTorch 2.11's DTensor, with the samples and placements of A and B: right, comparable, hanging.
 PYTORCH = {"A": (322, 649, 2), "B": (305, 654, 10)}
-COLUMNS = ("right", "wrong", "refused", "error", "hang", "crash", "not comparable")
 
 HEAD = """# PyTorch's operator database
 
@@ -24,7 +25,7 @@ and what each class means, are in its help):
 
 ```sh
 .deps/venv/bin/python tests/opdb/run.py --configuration A --json A.json   # and B, C
-.deps/venv/bin/python tests/opdb/report.py A=A.json B=B.json C=C.json > docs/operator_database.md
+.deps/venv/bin/python tests/opdb/report.py A=A.json B=B.json C=C.json > docs/operators/operator_database.md
 ```
 
 `--partial`, `--transposed` and `--variant` run the same with arguments that are partial sums or

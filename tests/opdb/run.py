@@ -26,6 +26,8 @@ import pathlib
 import sys
 import tempfile
 
+import ranks
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = pathlib.Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin")).parent / "lib" / "libtessera_torch.so"
 CONFIGURATIONS = {"A": ([4], True), "B": ([2, 2], False), "C": ([4], False)}
@@ -63,7 +65,6 @@ def check_all(options, report=lambda record: None):
     import torch
 
     import rank
-    import ranks
     import samples
 
     torch.set_num_threads(1)
@@ -85,8 +86,7 @@ def check_all(options, report=lambda record: None):
 
 def summary(records):
     counts = collections.Counter(record["class"] for record in records)
-    return ", ".join(f"{counts[c]} {c}" for c in (
-        "right", "wrong", "refused", "error", "hang", "crash", "not comparable"))
+    return ", ".join(f"{counts[c]} {c}" for c in ranks.COLUMNS)
 
 
 def main(argv):

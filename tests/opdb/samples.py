@@ -57,7 +57,7 @@ def variant_of(op, variant):
 def with_out(op, sample):
     """The sample with out= tensors of the sizes of its result."""
     result = op.op(sample.input, *sample.args, **sample.kwargs)
-    empty = tree_map(lambda x: torch.zeros_like(x) if isinstance(x, torch.Tensor) else x, result)
+    empty = map_tensors(torch.zeros_like, result)
     out = empty if isinstance(empty, torch.Tensor) else tuple(empty)
     return SampleInput(sample.input, args=sample.args, kwargs={**sample.kwargs, "out": out})
 
@@ -77,6 +77,10 @@ def samples(op, limit, variant):
     # (return_indices of pooling): an odd step takes both of its values.
     found = found[:: step | 1 if variant == "nograd" else step]
     return [with_out(op, sample) for sample in found] if variant == "out" else found
+
+
+def map_tensors(function, tree):
+    return tree_map(lambda x: function(x) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def tensors(tree):

@@ -3,29 +3,28 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include <tuple>
+
 #include "optim/parameters.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/linear.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
 
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
-
 const AdamWOptions kOptions{
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
 at::Tensor initial(std::size_t i) {
-  return numbers(kSizes[i], 100 + static_cast<std::int64_t>(i));
+  return normal_values(kSizes[i], 100 + static_cast<std::int64_t>(i));
 }
 
 at::Tensor gradient(std::size_t i, int step) {
-  return numbers(kSizes[i], 1000 * (step + 1) + static_cast<std::int64_t>(i));
+  return normal_values(kSizes[i], 1000 * (step + 1) + static_cast<std::int64_t>(i));
 }
 
 /// Four steps of libtorch's AdamW on plain tensors.
@@ -39,8 +38,9 @@ std::vector<at::Tensor> expected() {
                                                 .eps(kOptions.eps)
                                                 .weight_decay(kOptions.weight_decay));
   for (int step = 0; step < 4; ++step) {
-    for (std::size_t i = 0; i < kSizes.size(); ++i)
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
       parameters[i].mutable_grad() = gradient(i, step);
+    }
     reference.step();
   }
   return parameters;
@@ -49,7 +49,9 @@ std::vector<at::Tensor> expected() {
 void run(const std::vector<nn::SlotPtr>& slots) {
   AdamW optimizer(slots, kOptions);
   for (int step = 0; step < 4; ++step) {
-    for (std::size_t i = 0; i < slots.size(); ++i) set_grad(slots[i], gradient(i, step));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      set_grad(slots[i], gradient(i, step));
+    }
     optimizer.step();
   }
 }
@@ -57,13 +59,15 @@ void run(const std::vector<nn::SlotPtr>& slots) {
 void expect_as_reference(const std::vector<nn::SlotPtr>& slots) {
   const std::vector<at::Tensor> parameters = expected();
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(whole(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-7)) << i;
+    EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-7)) << i;
   }
 }
 
 TEST(AdamW, AgreesWithLibtorch) {
   std::vector<nn::SlotPtr> slots;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) slots.push_back(slot_of(initial(i)));
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    slots.push_back(slot_of(initial(i)));
+  }
   run(slots);
   expect_as_reference(slots);
 }
@@ -138,7 +142,7 @@ TEST(AdamW, FollowsASlotThatIsShardedLater) {
     const nn::SlotPtr reference = slot_of(initial(0));
     set_grad(reference, gradient(0, 0));
     AdamW({reference}, kOptions).step();
-    EXPECT_TRUE(whole(slot->get()).allclose(reference->get().detach()));
+    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach()));
   });
 }
 
@@ -149,19 +153,28 @@ TEST(AdamW, RefusesAShardThatChangedItsSizes) {
   optimizer.step();
   slot->set(at::ones({2}).requires_grad_());
   set_grad(slot, at::ones({2}));
-  EXPECT_THROW(optimizer.step(), Error);
+  EXPECT_ERROR(optimizer.step(), "has sizes [2] on cpu but had [4]");
 }
 
 TEST(AdamW, RefusesAParameterWithoutValues) {
   nn::Linear module(2, 2);
   AdamW optimizer(module, kOptions);
   set_grad(module.slot("weight"), at::ones({2, 2}));
-  EXPECT_THROW(optimizer.step(), Error);
+  EXPECT_ERROR(optimizer.step(), "that nobody has filled");
+}
+
+TEST(AdamW, HasLibtorchsDefaults) {
+  const torch::optim::AdamWOptions theirs;
+  const AdamWOptions ours;
+  EXPECT_EQ(ours.lr, theirs.lr());
+  EXPECT_EQ(std::make_tuple(ours.beta1, ours.beta2), theirs.betas());
+  EXPECT_EQ(ours.eps, theirs.eps());
+  EXPECT_EQ(ours.weight_decay, theirs.weight_decay());
 }
 
 TEST(AdamW, RefusesOptionsThatMakeNoSense) {
-  EXPECT_THROW(AdamW(std::vector<nn::SlotPtr>{}, {.beta1 = 1.0}), Error);
-  EXPECT_THROW(AdamW(std::vector<nn::SlotPtr>{}, {.lr = -1.0}), Error);
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{}, {.beta1 = 1.0}), "betas 1 and");
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{}, {.lr = -1.0}), "lr -1");
 }
 
 TEST(AdamW, ZeroGradDropsGradients) {

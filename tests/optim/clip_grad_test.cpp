@@ -4,20 +4,15 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include "optim/parameters.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
 
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
-
-const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
-
 at::Tensor gradient(std::size_t i) {
-  return numbers(kSizes[i], static_cast<std::int64_t>(i));
+  return normal_values(kSizes[i], static_cast<std::int64_t>(i));
 }
 
 struct Reference {
@@ -33,12 +28,16 @@ Reference reference(double max_norm, std::size_t count = kSizes.size()) {
   }
   const double norm = torch::nn::utils::clip_grad_norm_(parameters, max_norm);
   Reference result{{}, norm};
-  for (const at::Tensor& parameter : parameters) result.grads.push_back(parameter.grad());
+  for (const at::Tensor& parameter : parameters) {
+    result.grads.push_back(parameter.grad());
+  }
   return result;
 }
 
 void expect_as_reference(const std::vector<nn::SlotPtr>& slots, double max_norm) {
-  for (std::size_t i = 0; i < slots.size(); ++i) set_grad(slots[i], gradient(i));
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    set_grad(slots[i], gradient(i));
+  }
   const at::Tensor norm = clip_grad_norm_(slots, max_norm);
   const Reference expected = reference(max_norm, slots.size());
   EXPECT_FALSE(tessera::is_distributed(norm));
@@ -46,14 +45,16 @@ void expect_as_reference(const std::vector<nn::SlotPtr>& slots, double max_norm)
   EXPECT_EQ(norm.scalar_type(), at::kFloat);
   EXPECT_NEAR(norm.item<double>(), expected.norm, 1e-6 * expected.norm);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(whole(slots[i]->get().grad()).allclose(expected.grads[i], 1e-5, 1e-7)) << i;
+    EXPECT_TRUE(full_tensor(slots[i]->get().grad()).allclose(expected.grads[i], 1e-5, 1e-7)) << i;
   }
 }
 
 TEST(ClipGradNorm, AgreesWithLibtorch) {
   for (const double max_norm : {0.5, 1e6}) {
     std::vector<nn::SlotPtr> slots;
-    for (const auto& sizes : kSizes) slots.push_back(slot_of(at::zeros(sizes)));
+    for (const auto& sizes : kSizes) {
+      slots.push_back(slot_of(at::zeros(sizes)));
+    }
     expect_as_reference(slots, max_norm);
   }
 }
@@ -101,12 +102,14 @@ TEST(ClipGradNorm, ReducesPendingGradientsFirst) {
   });
 }
 
-TEST(ClipGradNorm, TakesOneAllReduce) {
+TEST(ClipGradNorm, CommunicatesOneAllReduce) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}, Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]), mesh["tp"], {Shard{0}})};
-    for (std::size_t i = 0; i < slots.size(); ++i) set_grad(slots[i], gradient(i));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      set_grad(slots[i], gradient(i));
+    }
     const auto before = rank.world()->traffic().table();
     clip_grad_norm_(slots, 1.0);
     EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
@@ -118,7 +121,9 @@ TEST(ClipGradNorm, AgreesWhenARankHasNoGradient) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
-    if (rank.rank() == 0) set_grad(slot, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));
+    if (rank.rank() == 0) {
+      set_grad(slot, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));
+    }
     EXPECT_FLOAT_EQ(clip_grad_norm_({slot}, 1e9).item<float>(), 5.0F);
   });
 }

@@ -9,15 +9,12 @@
 #include "tessera/core/error.h"
 #include "tessera/optim/clip_grad.h"
 #include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
-
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -26,7 +23,7 @@ void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double 
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const at::Tensor grad =
-        numbers(slots[i]->persistent().sizes(), static_cast<std::int64_t>(i) + 1);
+        normal_values(slots[i]->persistent().sizes(), static_cast<std::int64_t>(i) + 1);
     set_grad(slots[i], grad);
     reference.push_back(at::zeros_like(grad).requires_grad_());
     reference.back().mutable_grad() = grad.clone();
@@ -35,13 +32,15 @@ void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double 
   const double norm = clip_grad_norm_(slots, max_norm, {.norm_type = p}).item<double>();
   EXPECT_NEAR(norm, expected, 2e-6 * expected) << "p = " << p;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    const at::Tensor grad = whole(slots[i]->persistent().grad());
+    const at::Tensor grad = full_tensor(slots[i]->persistent().grad());
     EXPECT_TRUE(grad.allclose(reference[i].grad(), 1e-5, 1e-7)) << "p = " << p << ", " << i;
   }
 }
 
 void expect_all_norms(const std::vector<nn::SlotPtr>& slots) {
-  for (const double p : {1.0, 2.0, kInfinity, 3.0, 0.5}) expect_as_libtorch(slots, p);
+  for (const double p : {1.0, 2.0, kInfinity, 3.0, 0.5}) {
+    expect_as_libtorch(slots, p);
+  }
 }
 
 TEST(GradNorm, OfPlainGradients) {
@@ -70,12 +69,12 @@ TEST(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes) {
 }
 
 // Plain gradients are not reduced, so that one of them may overflow on one rank alone.
-TEST(GradNorm, IsNotFiniteAnywhereWhereAPlainGradientIsNotOnOneRank) {
+TEST(GradNorm, IsNonFiniteEverywhereIfAPlainGradientOfOneRankIs) {
   for (const double p : {2.0, kInfinity}) {
     RunRanks(4, [p](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({4}, {"dp"});
       const std::vector slots{slot_of(at::zeros({7}), mesh, {Shard{0}}), slot_of(at::zeros({2}))};
-      set_grad(slots[0], numbers({7}, 1));
+      set_grad(slots[0], normal_values({7}, 1));
       set_grad(slots[1], at::full({2}, rank.rank() == 1 ? kInfinity : 1.0));
       EXPECT_FALSE(std::isfinite(grad_norm(slots, {.norm_type = p}).item<double>()));
     });
@@ -105,7 +104,9 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
     // Different parameters on the two pairs: 3 and 4 make 5.
     const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
     set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
-    for (const nn::SlotPtr& slot : slots) slot->persistent().mutable_grad().reset();
+    for (const nn::SlotPtr& slot : slots) {
+      slot->persistent().mutable_grad().reset();
+    }
     slots.push_back(own);
     const auto before = rank.world()->traffic().table();
     EXPECT_FLOAT_EQ(grad_norm(slots).item<float>(), 5.0F);
@@ -164,19 +165,21 @@ TEST(GradNorm, RefusesADimensionThatNoMeshHasBeforeItCommunicates) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
     const auto before = rank.world()->traffic().table();
-    EXPECT_THAT_ERROR(grad_norm({slot}, {.distinct_along = {"ep"}}), "'ep'");
+    EXPECT_ERROR(grad_norm({slot}, {.distinct_along = {"ep"}}), "'ep'");
     EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
   });
 }
 
 // Copies agree, but for what went wrong on one rank.
-TEST(GradNorm, IsNotFiniteAnywhereWhereACopyThatDoesNotCountIsNot) {
+TEST(GradNorm, IsNonFiniteEverywhereIfAnUncountedReplicaIs) {
   for (const double p : {2.0, kInfinity}) {
     RunRanks(4, [p](Rank& rank) {
       const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
       const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh["dp"], {Shard{0}});
       set_grad(slot, at::ones({2}));
-      if (rank.rank() == 3) local_tensor(slot->persistent().grad()).fill_(kInfinity);
+      if (rank.rank() == 3) {
+        local_tensor(slot->persistent().grad()).fill_(kInfinity);
+      }
       EXPECT_FALSE(std::isfinite(grad_norm({slot}, {.norm_type = p}).item<double>()));
     });
   }
@@ -184,16 +187,18 @@ TEST(GradNorm, IsNotFiniteAnywhereWhereACopyThatDoesNotCountIsNot) {
 
 TEST(GradNorm, RefusesMeshesOfWhichNoneHoldsTheOthers) {
   RunRanks(3, [](Rank& rank) {
-    if (rank.rank() != 1) return;
+    if (rank.rank() != 1) {
+      return;
+    }
     const DeviceMesh low(rank.world(), {0, 1}, MeshShape({2}, {"low"}));
     const DeviceMesh high(rank.world(), {1, 2}, MeshShape({2}, {"high"}));
     const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), low, {Shard{0}}),
                                          slot_of(at::zeros({4}), high, {Shard{0}})};
-    EXPECT_THROW(grad_norm(slots), Error);
+    EXPECT_ERROR(grad_norm(slots), "of which neither holds all ranks of the other");
   });
 }
 
-TEST(GradNorm, IsNotFiniteOnAllRanksIfAnElementOnOneIsNot) {
+TEST(GradNorm, IsNonFiniteEverywhereIfOneElementIs) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
@@ -201,7 +206,9 @@ TEST(GradNorm, IsNotFiniteOnAllRanksIfAnElementOnOneIsNot) {
       for (const double bad : {kInfinity, std::nan("")}) {
         for (int bad_rank = 0; bad_rank < 4; ++bad_rank) {
           set_grad(slot, at::ones({4}));
-          if (rank.rank() == bad_rank) local_tensor(slot->persistent().grad()).fill_(bad);
+          if (rank.rank() == bad_rank) {
+            local_tensor(slot->persistent().grad()).fill_(bad);
+          }
           const auto norm = grad_norm({slot}, {.norm_type = p}).item<double>();
           EXPECT_EQ(std::isnan(norm), std::isnan(bad)) << norm;
           EXPECT_FALSE(std::isfinite(norm));
@@ -218,7 +225,7 @@ TEST(GradNorm, ThrowsOnEveryRankIfAskedTo) {
     clip_grad_norm_({slot}, 1.0, {.error_if_nonfinite = true});
   });
   for (const std::string& error : errors) {
-    EXPECT_NE(error.find("norm of the gradients is inf"), std::string::npos) << error;
+    EXPECT_CONTAINS(error, "norm of the gradients is inf");
   }
 }
 
@@ -230,13 +237,13 @@ TEST(GradNorm, LeavesGradientsAsTheyAre) {
 }
 
 TEST(GradNorm, RefusesOrdersThatAreNoNorm) {
-  EXPECT_THROW(grad_norm({}, {.norm_type = 0.0}), Error);
-  EXPECT_THROW(grad_norm({}, {.norm_type = -1.0}), Error);
-  EXPECT_THROW(grad_norm({}, {.norm_type = std::nan("")}), Error);
+  EXPECT_ERROR(grad_norm({}, {.norm_type = 0.0}), "a 0-norm of gradients");
+  EXPECT_ERROR(grad_norm({}, {.norm_type = -1.0}), "a -1-norm of gradients");
+  EXPECT_ERROR(grad_norm({}, {.norm_type = std::nan("")}), "a nan-norm of gradients");
 }
 
 // Squares of 300 overflow fp16, and its factor would lose digits.
-TEST(GradNorm, OfNarrowGradientsIsComputedInFp32) {
+TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   const nn::SlotPtr narrow = slot_of(at::zeros({2}, at::kHalf));
   const nn::SlotPtr wide = slot_of(at::zeros({1}, at::kDouble));
   set_grad(narrow, at::full({2}, 300.0, at::kHalf));
@@ -247,8 +254,8 @@ TEST(GradNorm, OfNarrowGradientsIsComputedInFp32) {
 }
 
 // What FSDP hands out: pieces of one buffer.
-TEST(GradNorm, OfGradientsThatLieInOneBuffer) {
-  const at::Tensor buffer = numbers({12}, 3);
+TEST(GradNorm, ReadsGradientsThatShareABuffer) {
+  const at::Tensor buffer = normal_values({12}, 3);
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({2, 3})), slot_of(at::zeros({4}))};
   slots[0]->get().mutable_grad() = buffer.narrow(0, 0, 6).view({2, 3});
   slots[1]->get().mutable_grad() = buffer.narrow(0, 6, 4);
@@ -256,7 +263,7 @@ TEST(GradNorm, OfGradientsThatLieInOneBuffer) {
   const at::Tensor scaled = buffer / (2 * expected);
   EXPECT_NEAR(clip_grad_norm_(slots, 0.5).item<double>(), expected, 1e-6 * expected);
   EXPECT_TRUE(buffer.narrow(0, 0, 10).allclose(scaled.narrow(0, 0, 10), 1e-5));
-  EXPECT_TRUE(buffer.narrow(0, 10, 2).equal(numbers({12}, 3).narrow(0, 10, 2)));
+  EXPECT_TRUE(buffer.narrow(0, 10, 2).equal(normal_values({12}, 3).narrow(0, 10, 2)));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "optim/matrix_exchange.h"
+#include "optim/muon/matrix_exchange.h"
 
 #include <gtest/gtest.h>
 
@@ -7,11 +7,10 @@
 #include "optim/parameters.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
-
-using testing::numbers;
 
 struct Case {
   std::int64_t rows, columns;
@@ -27,7 +26,7 @@ void expect_exchanged(const DeviceMesh& mesh, const std::vector<Case>& cases) {
   };
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
-    const at::Tensor whole = numbers({c.rows, c.columns}, static_cast<std::int64_t>(i));
+    const at::Tensor whole = normal_values({c.rows, c.columns}, static_cast<std::int64_t>(i));
     const auto part = [&](const at::Tensor& tensor) {
       return local_tensor(distribute_tensor(tensor, mesh, c.placements)).detach().contiguous();
     };
@@ -86,7 +85,7 @@ TEST(MatrixExchange, WorksOnEachMatrixOnceAndEvenly) {
 
 // Each of 4 matrices of 8 x 8 is cut in 4: there, a rank sends its 16 elements of each; back, an
 // owner sends 16 to each rank.
-TEST(MatrixExchange, TakesTwoAllToAllsOfTheShards) {
+TEST(MatrixExchange, CommunicatesTwoAllToAllsOfTheShards) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     const LayoutPtr layout = to_layout({4}, {Shard{0}}, std::vector<std::int64_t>{8, 8});

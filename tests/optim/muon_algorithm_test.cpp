@@ -6,13 +6,10 @@
 
 #include "optim/parameters.h"
 #include "tessera/optim/muon.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
-
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
 
 at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat)
@@ -69,7 +66,7 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
                             .weight_decay = 0.0,
                             .rate = MuonRate::kMatchRmsAdamW,
                             .compute_dtype = at::kFloat});
-    set_grad(slot, numbers(sizes, 3));
+    set_grad(slot, normal_values(sizes, 3));
     optimizer.step();
     const double rate = 0.2 * std::sqrt(static_cast<double>(std::max(sizes[0], sizes[1])));
     const at::Tensor values =

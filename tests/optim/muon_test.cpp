@@ -6,22 +6,20 @@
 
 #include "optim/parameters.h"
 #include "tessera/core/error.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
-
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
 
 /// Three steps from gradients that every rank makes alike.
 void run(Muon& optimizer) {
   for (int step = 0; step < 3; ++step) {
     int i = 0;
     for (const nn::SlotPtr& slot : optimizer.parameters()) {
-      set_grad(slot, numbers(slot->persistent().sizes(), 100 * (step + 1) + i++));
+      set_grad(slot, normal_values(slot->persistent().sizes(), 100 * (step + 1) + i++));
     }
     optimizer.step();
   }
@@ -34,7 +32,7 @@ const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 
 void expect_as_one_process(const Place& place, const MuonOptions& options) {
   std::vector<nn::SlotPtr> slots, reference;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const at::Tensor values = numbers(kSizes[i], static_cast<std::int64_t>(i));
+    const at::Tensor values = normal_values(kSizes[i], static_cast<std::int64_t>(i));
     slots.push_back(place(values, i));
     reference.push_back(slot_of(values));
   }
@@ -44,7 +42,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
   run(expected);
   const double tolerance = options.compute_dtype == at::kFloat ? 1e-5 : 0.02 * options.lr;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const at::Tensor result = whole(slots[i]->persistent());
+    const at::Tensor result = full_tensor(slots[i]->persistent());
     EXPECT_TRUE(result.allclose(reference[i]->get().detach(), 0.0, tolerance)) << i;
   }
 }
@@ -57,8 +55,12 @@ TEST(Muon, AgreesOnOneMeshDimension) {
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     expect_as_one_process(
         [&](const at::Tensor& tensor, std::size_t i) {
-          if (i == 3) return slot_of(tensor, mesh, {Shard{1}});
-          if (i == 4) return slot_of(tensor, mesh, {Replicate{}});
+          if (i == 3) {
+            return slot_of(tensor, mesh, {Shard{1}});
+          }
+          if (i == 4) {
+            return slot_of(tensor, mesh, {Replicate{}});
+          }
           return i == 5 ? slot_of(tensor) : slot_of(tensor, mesh, {Shard{0}});
         },
         kExact);
@@ -107,19 +109,19 @@ TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
-    const at::Tensor values = numbers({8, 3}, 0);
+    const at::Tensor values = normal_values({8, 3}, 0);
     const at::Tensor spread =
         distribute_tensor(values.clone(), mesh, {Replicate{}}).redistribute(layout).tensor();
     const auto slot =
         std::make_shared<nn::ParameterSlot>(spread.detach().requires_grad_(), /*initialized=*/true);
     const nn::SlotPtr reference = slot_of(values);
-    const at::Tensor gradient = numbers({8, 3}, 1);
+    const at::Tensor gradient = normal_values({8, 3}, 1);
     slot->get().mutable_grad() =
         distribute_tensor(gradient, mesh, {Replicate{}}).redistribute(layout).tensor().detach();
     set_grad(reference, gradient);
     Muon({slot}, kExact).step();
     Muon({reference}, kExact).step();
-    EXPECT_TRUE(whole(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
+    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
   });
 }
 
@@ -127,18 +129,20 @@ TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
 TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-    const nn::SlotPtr slot = slot_of(numbers({4, 3}, 0), mesh, {Shard{0}});
-    const nn::SlotPtr frozen = slot_of(numbers({4, 3}, 0), mesh, {Shard{0}});
-    const nn::SlotPtr reference = slot_of(numbers({4, 3}, 0));
+    const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
+    const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
+    const nn::SlotPtr reference = slot_of(normal_values({4, 3}, 0));
     frozen->persistent().requires_grad_(false);
-    at::Tensor gradient = numbers({4, 3}, 1);
+    at::Tensor gradient = normal_values({4, 3}, 1);
     gradient.narrow(0, 2, 2).zero_();
-    if (rank.rank() == 0) set_grad(slot, gradient);
+    if (rank.rank() == 0) {
+      set_grad(slot, gradient);
+    }
     set_grad(reference, gradient);
     Muon({slot, frozen}, kExact).step();
     Muon({reference}, kExact).step();
-    EXPECT_TRUE(whole(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
-    EXPECT_TRUE(whole(frozen->get()).equal(numbers({4, 3}, 0)));
+    EXPECT_TRUE(full_tensor(slot->get()).allclose(reference->get().detach(), 0.0, 1e-5));
+    EXPECT_TRUE(full_tensor(frozen->get()).equal(normal_values({4, 3}, 0)));
   });
 }
 
@@ -148,24 +152,25 @@ TEST(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf) {
     const DeviceMesh mesh = rank.mesh({3}, {"dp"});
     std::vector<nn::SlotPtr> slots, reference;
     for (int i = 0; i < 3; ++i) {
-      slots.push_back(slot_of(numbers({5, 4}, i), mesh, {Shard{0}}));
-      reference.push_back(slot_of(numbers({5, 4}, i)));
+      slots.push_back(slot_of(normal_values({5, 4}, i), mesh, {Shard{0}}));
+      reference.push_back(slot_of(normal_values({5, 4}, i)));
     }
     Muon optimizer(slots, kExact), expected(reference, kExact);
     for (const auto& used : std::vector<std::vector<std::size_t>>{{0, 1}, {1}, {}, {1, 0}}) {
       optimizer.zero_grad();
       expected.zero_grad();
       for (const std::size_t i : used) {
-        set_grad(slots[i], numbers({5, 4}, 10 + static_cast<std::int64_t>(i)));
-        set_grad(reference[i], numbers({5, 4}, 10 + static_cast<std::int64_t>(i)));
+        set_grad(slots[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
+        set_grad(reference[i], normal_values({5, 4}, 10 + static_cast<std::int64_t>(i)));
       }
       optimizer.step();
       expected.step();
     }
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      EXPECT_TRUE(whole(slots[i]->get()).allclose(reference[i]->get().detach(), 0.0, 1e-5)) << i;
+      EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(reference[i]->get().detach(), 0.0, 1e-5))
+          << i;
     }
-    EXPECT_TRUE(whole(slots[2]->get()).equal(numbers({5, 4}, 2)));
+    EXPECT_TRUE(full_tensor(slots[2]->get()).equal(normal_values({5, 4}, 2)));
   });
 }
 
@@ -176,11 +181,11 @@ TEST(Muon, SkipsAPlainMatrixWithoutGradient) {
 }
 
 TEST(Muon, UpdatesNarrowMatricesInFp32) {
-  const nn::SlotPtr narrow = slot_of(numbers({4, 3}, 0).to(at::kHalf));
-  const nn::SlotPtr wide = slot_of(numbers({4, 3}, 0).to(at::kHalf).to(at::kFloat));
+  const nn::SlotPtr narrow = slot_of(normal_values({4, 3}, 0).to(at::kHalf));
+  const nn::SlotPtr wide = slot_of(normal_values({4, 3}, 0).to(at::kHalf).to(at::kFloat));
   Muon optimizer({narrow}, kExact);
   Muon expected({wide}, kExact);
-  const at::Tensor gradient = numbers({4, 3}, 1).to(at::kHalf);
+  const at::Tensor gradient = normal_values({4, 3}, 1).to(at::kHalf);
   set_grad(narrow, gradient * 0.125);
   set_grad(wide, gradient.to(at::kFloat));
   optimizer.step(/*gradient_factor=*/8.0);
@@ -195,28 +200,29 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
 // One rank's parameter has no values: it says so, and the others end too.
 TEST(Muon, AFailureOnOneRankEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
-    const nn::SlotPtr slot = slot_of(numbers({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
-    set_grad(slot, numbers({6, 3}, 1));
+    const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
+    set_grad(slot, normal_values({6, 3}, 1));
     Muon optimizer({slot}, kExact);
     optimizer.step();
     slot->set_initialized(rank.rank() != 1);
     optimizer.step();
   });
-  EXPECT_NE(errors[1].find("that nobody has filled"), std::string::npos) << errors[1];
+  EXPECT_CONTAINS(errors[1], "that nobody has filled");
   EXPECT_FALSE(errors[0].empty());
   EXPECT_FALSE(errors[2].empty());
 }
 
 TEST(Muon, RefusesWhatIsNoMatrix) {
-  EXPECT_THROW(Muon({slot_of(at::ones({3}))}, MuonOptions{}), Error);
-  EXPECT_THROW(Muon({slot_of(at::ones({3, 2, 2}))}, MuonOptions{}), Error);
+  EXPECT_ERROR(Muon({slot_of(at::ones({3}))}, MuonOptions{}), "a parameter of sizes [3]");
+  EXPECT_ERROR(Muon({slot_of(at::ones({3, 2, 2}))}, MuonOptions{}),
+               "a parameter of sizes [3, 2, 2]");
 }
 
 TEST(Muon, RefusesOptionsThatMakeNoSense) {
   const std::vector<nn::SlotPtr> none;
-  EXPECT_THROW(Muon(none, {.lr = -1.0}), Error);
-  EXPECT_THROW(Muon(none, {.momentum = 1.0}), Error);
-  EXPECT_THROW(Muon(none, {.ns_steps = 100}), Error);
+  EXPECT_ERROR(Muon(none, {.lr = -1.0}), "Muon with lr -1");
+  EXPECT_ERROR(Muon(none, {.momentum = 1.0}), "momentum 1,");
+  EXPECT_ERROR(Muon(none, {.ns_steps = 100}), "100 Newton-Schulz steps");
 }
 
 }  // namespace

@@ -14,15 +14,13 @@
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer_list.h"
 #include "tessera/optim/sgd.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
-
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
 
 nn::SlotPtr with_grad(double value, double grad, c10::ScalarType dtype = at::kFloat) {
   const nn::SlotPtr slot = slot_of(at::full({2}, value, dtype));
@@ -45,17 +43,19 @@ TEST(Optimizer, GivesEachGroupItsOptions) {
 
 TEST(Optimizer, RefusesAParameterInTwoGroups) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
-  EXPECT_THROW(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), Error);
+  EXPECT_ERROR(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), "is in the groups 0 and 1");
 }
 
 TEST(Optimizer, FollowsASchedule) {
-  const LrSchedule schedule(Schedule::kLinear, 2, 4);
+  const LrSchedule schedule({.schedule = Schedule::kLinear, .warmup = 2, .steps = 4});
   const nn::SlotPtr a = with_grad(0.0, -1.0);
   const nn::SlotPtr b = with_grad(0.0, -1.0);
   Sgd optimizer({{{a}, {.lr = 1.0}}, {{b}, {.lr = 10.0}}});
   for (int step = 0; step < 4; ++step) {
     optimizer.scale_lr(schedule.factor(step));
-    for (const nn::SlotPtr& slot : {a, b}) set_grad(slot, at::full({2}, -1.0));
+    for (const nn::SlotPtr& slot : {a, b}) {
+      set_grad(slot, at::full({2}, -1.0));
+    }
     optimizer.step();
   }
   EXPECT_FLOAT_EQ(value(a), 0.5F + 1.0F + 1.0F + 0.5F);
@@ -81,8 +81,8 @@ TEST(Optimizer, MultipliesGradientsByTheFactor) {
 /// A model whose optimizer runs `steps` steps from gradients that depend on the step alone.
 struct Net : nn::Module<Net> {
   explicit Net(const DeviceMesh& mesh) {
-    weight = register_slot("weight", spread(numbers({5, 3}, 0), mesh));
-    bias = register_slot("bias", spread(numbers({3}, 1), mesh));
+    weight = register_slot("weight", spread(normal_values({5, 3}, 0), mesh));
+    bias = register_slot("bias", spread(normal_values({3}, 1), mesh));
   }
   static at::Tensor spread(const at::Tensor& tensor, const DeviceMesh& mesh) {
     return distribute_tensor(tensor, mesh, {Shard{0}}).tensor().detach().requires_grad_();
@@ -90,7 +90,7 @@ struct Net : nn::Module<Net> {
   void run(Optimizer& optimizer, int first, int last) {
     for (int step = first; step < last; ++step) {
       for (const auto& [name, slot] : named_slots()) {
-        set_grad(slot, numbers(slot->persistent().sizes(), 10 + step));
+        set_grad(slot, normal_values(slot->persistent().sizes(), 10 + step));
       }
       optimizer.step();
     }
@@ -109,8 +109,9 @@ TEST(Optimizer, ContinuesFromItsNamedState) {
     AdamW after(second, {.lr = 0.1});
     // As a checkpoint does it: whole tensors out, and into another optimizer's fresh state.
     std::map<std::string, at::Tensor> saved;
-    for (const auto& [name, tensor] : named_state(before, first))
-      saved[name] = whole(tensor).clone();
+    for (const auto& [name, tensor] : named_state(before, first)) {
+      saved[name] = full_tensor(tensor).clone();
+    }
     for (const auto& [name, tensor] : named_state(after, second)) {
       const at::Tensor values =
           tessera::is_distributed(tensor)
@@ -126,8 +127,8 @@ TEST(Optimizer, ContinuesFromItsNamedState) {
           .copy_(local_tensor(from[i].second->persistent()).detach());
     }
     second.run(after, 3, 5);
-    EXPECT_TRUE(whole(second.weight).equal(whole(straight.weight)));
-    EXPECT_TRUE(whole(second.bias).equal(whole(straight.bias)));
+    EXPECT_TRUE(full_tensor(second.weight).equal(full_tensor(straight.weight)));
+    EXPECT_TRUE(full_tensor(second.bias).equal(full_tensor(straight.bias)));
   });
 }
 
@@ -136,7 +137,9 @@ TEST(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter) {
     Net net(rank.mesh({2}, {"dp"}));
     AdamW optimizer(net, {});
     std::vector<std::string> names;
-    for (const auto& [name, tensor] : named_state(optimizer, net)) names.push_back(name);
+    for (const auto& [name, tensor] : named_state(optimizer, net)) {
+      names.push_back(name);
+    }
     EXPECT_EQ(names, (std::vector<std::string>{"weight.exp_avg", "weight.exp_avg_sq", "weight.step",
                                                "bias.exp_avg", "bias.exp_avg_sq", "bias.step"}));
     const at::Tensor state = named_state(optimizer, net)[0].second;
@@ -148,7 +151,7 @@ TEST(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter) {
 TEST(Optimizer, RefusesToNameStateOfAnotherModule) {
   Sgd optimizer({slot_of(at::ones({2}))}, {.momentum = 0.9});
   const nn::Linear other(2, 2);
-  EXPECT_THROW(named_state(optimizer, other), Error);
+  EXPECT_ERROR(named_state(optimizer, other), "a parameter of sizes [2] that is not in the module");
 }
 
 TEST(Optimizer, CountsStepsOfEachParameter) {
@@ -187,7 +190,7 @@ TEST(OptimizerList, RefusesAParameterOfTwo) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
   const auto one = std::make_shared<Sgd>(std::vector{slot}, SgdOptions{});
   const auto two = std::make_shared<AdamW>(std::vector{slot}, AdamWOptions{});
-  EXPECT_THROW(OptimizerList({one, two}), Error);
+  EXPECT_ERROR(OptimizerList({one, two}), "given to two optimizers of a list");
 }
 
 TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
@@ -206,6 +209,21 @@ TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
   ASSERT_EQ(split.matrices.size(), 1U);
   EXPECT_EQ(split.matrices[0], model.up->slot("weight"));
   EXPECT_EQ(split.rest.size(), model.named_slots().size() - 1);
+}
+
+TEST(Optimizer, HasNoStateOfFrozenParameters) {
+  const nn::SlotPtr trained = slot_of(at::ones({2}));
+  const nn::SlotPtr frozen = slot_of(at::ones({3}));
+  frozen->persistent().requires_grad_(false);
+  AdamW optimizer({trained, frozen}, {});
+  for (const StateTensor& state : optimizer.state()) {
+    EXPECT_EQ(state.slot, trained) << state.name;
+  }
+  // One that is frozen after it was trained keeps what it has.
+  set_grad(trained, at::ones({2}));
+  optimizer.step();
+  trained->persistent().requires_grad_(false);
+  EXPECT_EQ(optimizer.state().size(), 3u);
 }
 
 }  // namespace

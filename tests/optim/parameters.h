@@ -2,20 +2,21 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "tessera/core/placement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
+#include "testing/full_tensor.h"
+#include "testing/values.h"
 
 namespace tessera::testing {
 
-/// Values that every rank makes alike.
-inline at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
-  at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed));
-  return at::randn(sizes, generator);
-}
+/// Of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
+inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
 inline nn::SlotPtr slot_of(const at::Tensor& tensor) {
   return std::make_shared<nn::ParameterSlot>(tensor.clone().requires_grad_(), true);
@@ -38,9 +39,15 @@ inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
                               : grad.clone();
 }
 
-inline at::Tensor whole(const at::Tensor& tensor) {
-  return tessera::is_distributed(tensor) ? DistributedTensor(tensor.detach()).full_tensor()
-                                         : tensor.detach();
-}
-
 }  // namespace tessera::testing
+
+namespace tessera::optim {
+
+// What most tests of optimizers use.
+using testing::full_tensor;
+using testing::kSizes;
+using testing::normal_values;
+using testing::set_grad;
+using testing::slot_of;
+
+}  // namespace tessera::optim

@@ -5,17 +5,14 @@
 
 #include "optim/parameters.h"
 #include "tessera/core/error.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {
 
-using testing::numbers;
-using testing::set_grad;
-using testing::slot_of;
-using testing::whole;
-
-const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 const std::vector<SgdOptions> kCases{
     {.lr = 0.1},
     {.lr = 0.1, .weight_decay = 0.2},
@@ -23,17 +20,19 @@ const std::vector<SgdOptions> kCases{
     {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.2}};
 
 at::Tensor initial(std::size_t i) {
-  return numbers(kSizes[i], static_cast<std::int64_t>(i));
+  return normal_values(kSizes[i], static_cast<std::int64_t>(i));
 }
 
 at::Tensor gradient(std::size_t i, int step) {
-  return numbers(kSizes[i], 100 * (step + 1) + static_cast<std::int64_t>(i));
+  return normal_values(kSizes[i], 100 * (step + 1) + static_cast<std::int64_t>(i));
 }
 
 /// Three steps by libtorch and by ours.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions& options) {
   std::vector<at::Tensor> parameters;
-  for (std::size_t i = 0; i < slots.size(); ++i) parameters.push_back(initial(i).requires_grad_());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    parameters.push_back(initial(i).requires_grad_());
+  }
   torch::optim::SGD reference(parameters, torch::optim::SGDOptions(options.lr)
                                               .momentum(options.momentum)
                                               .nesterov(options.nesterov)
@@ -48,7 +47,7 @@ void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions&
     optimizer.step();
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_TRUE(whole(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-6)) << i;
+    EXPECT_TRUE(full_tensor(slots[i]->get()).allclose(parameters[i].detach(), 1e-6, 1e-6)) << i;
   }
 }
 
@@ -102,8 +101,8 @@ TEST(Sgd, HasNoStateWithoutMomentum) {
 
 TEST(Sgd, RefusesOptionsThatMakeNoSense) {
   const std::vector<nn::SlotPtr> none;
-  EXPECT_THROW(Sgd(none, {.lr = -1.0}), Error);
-  EXPECT_THROW(Sgd(none, {.lr = 0.1, .nesterov = true}), Error);
+  EXPECT_ERROR(Sgd(none, {.lr = -1.0}), "SGD with lr -1");
+  EXPECT_ERROR(Sgd(none, {.lr = 0.1, .nesterov = true}), "without momentum; give both");
 }
 
 TEST(Sgd, RefusesMomentumThatComesLater) {
@@ -111,7 +110,7 @@ TEST(Sgd, RefusesMomentumThatComesLater) {
   Sgd optimizer({slot}, {.lr = 0.1});
   optimizer.options().momentum = 0.9;
   set_grad(slot, at::ones({2}));
-  EXPECT_THROW(optimizer.step(), Error);
+  EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
 }
 
 }  // namespace

@@ -4,12 +4,16 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <string>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/policy.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
@@ -32,9 +36,19 @@ struct Expected {
 };
 
 /// libtorch's, in fp32 on one rank.
-Expected reference(const at::Tensor& logits, const at::Tensor& targets) {
+Expected reference(const at::Tensor& logits, const at::Tensor& targets,
+                   const CrossEntropyOptions& options = {}) {
   const at::Tensor leaf = logits.detach().to(at::kFloat).requires_grad_();
-  const at::Tensor loss = at::cross_entropy_loss(leaf, targets, {}, at::Reduction::Mean, -100);
+  const auto reduced = [&](const at::Tensor& losses) {
+    return options.reduction == Reduction::kSum ? losses.sum()
+                                                : losses.sum() / targets.ne(-100).sum();
+  };
+  at::Tensor loss = reduced(at::cross_entropy_loss(leaf, targets, {}, at::Reduction::None, -100,
+                                                   options.label_smoothing));
+  if (options.z_loss > 0) {
+    const at::Tensor squares = leaf.logsumexp(1).square().masked_fill(targets.eq(-100), 0);
+    loss = loss + reduced(squares) * options.z_loss;
+  }
   loss.backward();
   return {loss.detach(), leaf.grad()};
 }
@@ -133,22 +147,90 @@ TEST(LossParallel, TakesReplicatedLogits) {
   });
 }
 
+TEST(LossParallel, SmoothsLabelsAndHoldsTheLogits) {
+  const at::Tensor logits = some_logits(7, 11);
+  const at::Tensor targets = some_targets(7, 11);
+  targets[2] = -100;
+  for (const CrossEntropyOptions& options :
+       {CrossEntropyOptions{.label_smoothing = 0.2}, CrossEntropyOptions{.z_loss = 0.03},
+        CrossEntropyOptions{.reduction = Reduction::kSum, .label_smoothing = 1, .z_loss = 0.5}}) {
+    const Expected expected = reference(logits, targets, options);
+    RunRanks(4, [&](Rank& rank) {
+      const at::Tensor sharded = distribute_tensor(logits, rank.mesh({4}, {"tp"}), {Shard{1}})
+                                     .tensor()
+                                     .detach()
+                                     .requires_grad_();
+      const at::Tensor loss = cross_entropy(sharded, targets, options);
+      loss.backward();
+      EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
+      EXPECT_TRUE(
+          DistributedTensor(sharded.grad()).full_tensor().allclose(expected.gradient, 1e-5, 1e-7));
+    });
+  }
+}
+
+TEST(LossParallel, GivesTheLossOfEachRow) {
+  const at::Tensor leaf = some_logits(5, 9).requires_grad_();
+  const at::Tensor targets = some_targets(5, 9);
+  targets[3] = -100;
+  const at::Tensor weights = at::arange(5, at::kFloat);
+  cross_entropy(leaf, targets, {.reduction = Reduction::kNone}).mul(weights).sum().backward();
+  const at::Tensor theirs = some_logits(5, 9).requires_grad_();
+  const at::Tensor losses = at::cross_entropy_loss(theirs, targets, {}, at::Reduction::None, -100);
+  losses.mul(weights).sum().backward();
+  EXPECT_TRUE(leaf.grad().allclose(theirs.grad(), 1e-5, 1e-7));
+}
+
+TEST(LossParallel, RefusesToBeDifferentiatedTwice) {
+  const at::Tensor leaf = some_logits(3, 5).requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, some_targets(3, 5));
+  EXPECT_ERROR(torch::autograd::grad({loss}, {leaf}, {}, true, /*create_graph=*/true),
+               "cross_entropy cannot be differentiated twice");
+}
+
+TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
+  const at::Tensor leaf = some_logits(3, 5).requires_grad_();
+  const at::Tensor loss = cross_entropy(leaf, at::full({3}, -100, at::kLong));
+  loss.backward();
+  EXPECT_EQ(loss.item<float>(), 0);
+  EXPECT_TRUE(leaf.grad().eq(0).all().item<bool>());
+}
+
+TEST(LossParallel, RefusesOptionsThatSayNothing) {
+  const auto loss = [](const CrossEntropyOptions& options) {
+    cross_entropy(some_logits(2, 3), some_targets(2, 3), options);
+  };
+  EXPECT_ERROR(loss({.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be from 0 to 1");
+  EXPECT_ERROR(loss({.z_loss = -1}), "z_loss is -1");
+  EXPECT_ERROR(loss({.reduction = Reduction::kSum, .tokens = at::ones({})}), "or use kMean");
+  EXPECT_ERROR(loss({.tokens = at::ones({2})}), "must be one number, but have sizes [2]");
+}
+
 TEST(LossParallel, RefusesTargetsOutsideTheVocabulary) {
-  EXPECT_THROW(cross_entropy(some_logits(2, 3), at::full({2}, 3, at::kLong)), Error);
-  EXPECT_THROW(cross_entropy(some_logits(2, 3), at::full({2}, -1, at::kLong)), Error);
+  EXPECT_ERROR(cross_entropy(some_logits(2, 3), at::full({2}, 3, at::kLong)),
+               "a target is outside the vocabulary [0, 3)");
+  EXPECT_ERROR(cross_entropy(some_logits(2, 3), at::full({2}, -1, at::kLong)),
+               "a target is outside the vocabulary [0, 3)");
+}
+
+TEST(LossParallel, ComparesTargetsInDebugMode) {
+  const testing::DebugChecks checks("1");
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    const at::Tensor logits =
+        distribute_tensor(some_logits(4, 6), rank.mesh({2}, {"tp"}), {Shard{1}}).tensor();
+    cross_entropy(logits, some_targets(4, 6), {});
+    cross_entropy(logits, (some_targets(4, 6) + rank.rank()).remainder(6), {});
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "cross_entropy of logits sharded over the vocabulary: the targets",
+                    "first at [0]: 2 on rank 0 and 3 on rank 1", "the same batch");
+  }
 }
 
 TEST(LossParallel, RefusesShapesThatDoNotMatch) {
-  EXPECT_THROW(cross_entropy(some_logits(2, 3), some_targets(3, 3)), Error);
-  EXPECT_THROW(cross_entropy(some_logits(2, 3), at::full({2}, 1.0)), Error);
-}
-
-TEST(LossParallel, RefusesLogitsSplitOverTheTokens) {
-  RunRanks(2, [](Rank& rank) {
-    const at::Tensor sharded =
-        distribute_tensor(some_logits(4, 6), rank.mesh({2}, {"tp"}), {Shard{0}}).tensor();
-    EXPECT_THROW(cross_entropy(sharded, some_targets(4, 6)), Error);
-  });
+  EXPECT_ERROR(cross_entropy(some_logits(2, 3), some_targets(3, 3)), "but they are [2, 3] and [3]");
+  EXPECT_ERROR(cross_entropy(some_logits(2, 3), at::full({2}, 1.0)),
+               "targets must be int64, but are Float");
 }
 
 }  // namespace

@@ -2,30 +2,77 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
+#include <initializer_list>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "tessera/core/error.h"
 
 namespace tessera::testing {
 
-/// The message of the tessera::Error that `call` throws; fails the test if it throws none.
-template <class Call>
-std::string ErrorOf(Call&& call) {
+/// Whether `text` holds each of `parts`; the failure names the part that is missing.
+inline ::testing::AssertionResult Contains(std::string_view text,
+                                           std::initializer_list<std::string_view> parts) {
+  for (const std::string_view part : parts) {
+    if (text.find(part) == std::string_view::npos) {
+      return ::testing::AssertionFailure() << "'" << part << "' is not in: " << text;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+/// Whether `call` throws a Thrown, a kind of std::exception, whose message holds each of `parts`. A
+/// message of tessera::Error must also be of one line.
+template <class Thrown, class Call>
+::testing::AssertionResult Throws(Call&& call, std::initializer_list<std::string_view> parts) {
   try {
     call();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
+    const std::string message = error.what();
+    if (dynamic_cast<const Thrown*>(&error) == nullptr) {
+      return ::testing::AssertionFailure() << "an error of another type was thrown: " << message;
+    }
+    if (std::is_base_of_v<Error, Thrown> && message.find('\n') != std::string::npos) {
+      return ::testing::AssertionFailure() << "the message has several lines: " << message;
+    }
+    return Contains(message, parts);
+  }
+  return ::testing::AssertionFailure() << "no error was thrown";
+}
+
+/// The message of the std::exception that `call` throws; empty if it throws none.
+template <class Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
     return error.what();
   }
-  ADD_FAILURE() << "expected a tessera::Error";
   return "";
 }
 
 }  // namespace tessera::testing
 
-/// `expression` throws tessera::Error with a message of one line that holds `part`.
-#define EXPECT_THAT_ERROR(expression, part)                                        \
-  do {                                                                             \
-    const auto message = ::tessera::testing::ErrorOf([&] { (void)(expression); }); \
-    EXPECT_NE(message.find(part), std::string::npos) << message;                   \
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;                   \
-  } while (false)
+// The switch makes an `else` after the macro an error instead of the macro's own.
+#define TESSERA_EXPECT(outcome, what)                                   \
+  switch (0)                                                            \
+  case 0:                                                               \
+  default:                                                              \
+    if (const ::testing::AssertionResult tessera_outcome = (outcome)) { \
+    } else                                                              \
+      ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
+
+/// `text` holds each of the parts that follow.
+#define EXPECT_CONTAINS(text, ...) \
+  TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
+
+/// `expression` throws a `type` whose message holds each of the parts that follow. Choose parts
+/// that no other error of the same call holds.
+#define EXPECT_THROWN(type, expression, ...)                                                   \
+  TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
+                 #expression)
+
+/// The same of tessera::Error.
+#define EXPECT_ERROR(expression, ...) EXPECT_THROWN(::tessera::Error, expression, __VA_ARGS__)

@@ -18,7 +18,9 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "tessera-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
+    if (mkdtemp(name.data()) == nullptr) {
+      throw std::runtime_error("cannot make " + name);
+    }
     path_ = name;
   }
   ~TemporaryFolder() {
@@ -47,7 +49,9 @@ class TemporaryFolder {
 inline void WriteFile(const std::filesystem::path& path, std::string_view bytes) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
+  if (!out.flush()) {
+    throw std::runtime_error("cannot write " + path.string());
+  }
 }
 
 inline std::string ReadFile(const std::filesystem::path& path) {

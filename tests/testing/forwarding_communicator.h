@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,8 @@ class ForwardingCommunicator : public comm::Communicator {
   void agree_on_calls(const std::string& trouble) override { inner_->agree_on_calls(trouble); }
   void abort() override { inner_->abort(); }
   std::string name() const override { return inner_->name(); }
+  bool keeps_order_on_device() const override { return inner_->keeps_order_on_device(); }
+  void shutdown(std::chrono::milliseconds patience) override { inner_->shutdown(patience); }
 
  protected:
   comm::Communicator& inner() const { return *inner_; }

@@ -33,10 +33,14 @@ class Lateness {
 
   /// This rank comes to a stage.
   void pass(Stage stage) {
-    if (stage != stage_) return;
+    if (stage != stage_) {
+      return;
+    }
     const int late = late_rank_.value_or(passed_ % rank_.size());
     ++passed_;
-    if (rank_.rank() == late) std::this_thread::sleep_for(delay_);
+    if (rank_.rank() == late) {
+      std::this_thread::sleep_for(delay_);
+    }
   }
   /// How often this rank came to the stage.
   int passed() const { return passed_; }
@@ -83,7 +87,9 @@ class Lateness {
 
    private:
     void be_late(Stage stage) {
-      if (!purpose().empty()) lateness_.pass(stage);
+      if (!purpose().empty()) {
+        lateness_.pass(stage);
+      }
     }
 
     Lateness& lateness_;

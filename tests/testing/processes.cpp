@@ -27,6 +27,7 @@ struct Child {
   pid_t pid = -1;
   int output = -1;
   bool running = true;
+  bool stopped = false;  ///< as by SIGSTOP
   Ended ended;
 };
 
@@ -85,14 +86,19 @@ void read_output(Child& child) {
 void reap(Child& child, steady_clock::time_point started) {
   int status = 0;
   read_output(child);
-  if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) {
+  if (!child.running || waitpid(child.pid, &status, WNOHANG | WUNTRACED) != child.pid) {
+    return;
+  }
+  if (WIFSTOPPED(status)) {
+    child.stopped = true;
     return;
   }
   read_output(child);
   close(child.output);
   child.running = false;
+  child.ended.at = steady_clock::now();
   child.ended.after =
-      std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - started);
+      std::chrono::duration_cast<std::chrono::milliseconds>(child.ended.at - started);
   child.ended.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   child.ended.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
@@ -102,13 +108,16 @@ void wait_for(std::vector<Child>& children, std::chrono::seconds deadline) {
   bool killed = false;
   for (std::size_t running = children.size(); running > 0;) {
     running = 0;
+    std::size_t stopped = 0;
     for (Child& child : children) {
       if (child.running) {
         reap(child, started);
         running += child.running ? 1 : 0;
+        stopped += child.running && child.stopped ? 1 : 0;
       }
     }
-    if (!killed && steady_clock::now() - started > deadline) {
+    const bool none_goes_on = running > 0 && stopped == running;
+    if (!killed && (none_goes_on || steady_clock::now() - started > deadline)) {
       killed = true;
       for (const Child& child : children) {
         if (child.running) {

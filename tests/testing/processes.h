@@ -12,12 +12,14 @@ struct Ended {
   int exit_code = -1;  ///< -1: by a signal
   int signal = 0;
   std::chrono::milliseconds after{};  ///< since the first process was started
-  std::string output;                 ///< stdout and stderr
+  std::chrono::steady_clock::time_point at{};
+  std::string output;  ///< stdout and stderr
 };
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// After this all are killed, which shows as signal 9.
+  /// After this all are killed, which shows as signal 9; or sooner, where all that are left are
+  /// stopped.
   std::chrono::seconds deadline{60};
 };
 

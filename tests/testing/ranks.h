@@ -36,6 +36,15 @@ struct RanksOptions {
   std::chrono::seconds deadline{60};
 };
 
+/// How many ranks a mesh of these sizes has.
+inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
+  std::int64_t ranks = 1;
+  for (const std::int64_t size : mesh_sizes) {
+    ranks *= size;
+  }
+  return static_cast<int>(ranks);
+}
+
 /// Runs `body` on `size` ranks, each a thread. Rethrows the first error that isn't a PeerError, or
 /// else the first. A rank that throws or fails an ASSERT makes its peers fail instead of hang.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});

@@ -83,7 +83,9 @@ class SmallLlama : public nn::Module<SmallLlama> {
   }
   at::Tensor forward(const at::Tensor& tokens) {
     at::Tensor x = (*embed)(tokens);
-    for (const auto& block : blocks) x = (*block)(x);
+    for (const auto& block : blocks) {
+      x = (*block)(x);
+    }
     return (*head)((*norm)(x));
   }
   std::shared_ptr<nn::Embedding> embed;
@@ -93,17 +95,19 @@ class SmallLlama : public nn::Module<SmallLlama> {
 };
 
 /// The Llama's plan, with the sequence split between the halves of a block or not.
-inline tensor_parallel::Plan plan_of_small_llama(bool sequence_parallel) {
+inline tensor_parallel::ParallelizePlan plan_of_small_llama(bool sequence_parallel,
+                                                            bool regather = true) {
   using namespace tensor_parallel;
   const Placement between = sequence_parallel ? Placement(Shard{0}) : Replicate{};
   const StylePtr norm = sequence_parallel ? tensor_parallel::sequence_parallel({.sequence_dim = 0})
                                           : tensor_parallel::replicate_parallel();
-  const StylePtr gather =
-      prepare_module_input({.input = {between}, .desired_input = {Replicate{}}});
-  const StylePtr back = rowwise_parallel({.output = between, .use_local_output = false});
+  const StylePtr gather = prepare_module_input(
+      {.input_layouts = {between}, .desired_input_layouts = {Replicate{}}, .regather = regather});
+  const StylePtr back = rowwise_parallel({.output_layouts = between, .use_local_output = false});
   const StylePtr width = colwise_parallel({.use_local_output = false});
-  return {{"embed",
-           rowwise_parallel({.input = Replicate{}, .output = between, .use_local_output = false})},
+  return {{"embed", rowwise_parallel({.input_layouts = Replicate{},
+                                      .output_layouts = between,
+                                      .use_local_output = false})},
           {"block*.*_norm", norm},
           {"block*.mixer", gather},
           {"block*.mixer.[qkv]", colwise_parallel()},
@@ -113,8 +117,10 @@ inline tensor_parallel::Plan plan_of_small_llama(bool sequence_parallel) {
           {"block*.mlp.up", width},
           {"block*.mlp.down", back},
           {"norm", norm},
-          {"head",
-           colwise_parallel({.input = between, .output = Shard{-1}, .use_local_output = false})}};
+          {"head", colwise_parallel({.input_layouts = between,
+                                     .output_layouts = Shard{-1},
+                                     .use_local_output = false,
+                                     .regather = regather})}};
 }
 
 }  // namespace tessera::testing

@@ -28,10 +28,14 @@ class WrappedWorld final : public comm::World {
   comm::TrafficCounter& traffic() override { return inner_->traffic(); }
   comm::CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     comm::CommunicatorPtr& known = groups_[{ranks, name}];
-    if (known == nullptr) known = wrap_(inner_->group(ranks, name), name);
+    if (known == nullptr) {
+      known = wrap_(inner_->group(ranks, name), name);
+    }
     return known;
   }
   void abort() override { inner_->abort(); }
+  int device_index() const override { return inner_->device_index(); }
+  void shutdown() override { inner_->shutdown(); }
 
  private:
   comm::WorldPtr inner_;

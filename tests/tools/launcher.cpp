@@ -1,4 +1,5 @@
 #include "launcher.h"
+#include "testing/files.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -48,13 +49,8 @@ bool read_into(int fd, std::string& text) {
   return size > 0;
 }
 
-std::string whole(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 bool is_zombie(const std::string& process) {
-  const auto status = whole("/proc/" + process + "/stat");
+  const auto status = ReadFile("/proc/" + process + "/stat");
   const auto paren = status.rfind(')');
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
@@ -149,7 +145,7 @@ std::vector<pid_t> Launcher::marked() const {
     if (name.find_first_not_of("0123456789") != std::string::npos || is_zombie(name)) {
       continue;
     }
-    if (whole(entry.path() / "environ").find(mark_) != std::string::npos) {
+    if (ReadFile(entry.path() / "environ").find(mark_) != std::string::npos) {
       pids.push_back(std::stoi(name));
     }
   }
@@ -162,6 +158,13 @@ std::vector<std::string> Shell(int ranks, const std::string& script) {
 
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables) {
   return Launcher(Shell(ranks, script), variables).wait();
+}
+
+Result RunTogether(int ranks, const std::string& script) {
+  const TemporaryFolder folder;
+  const std::string all_here = "[ $(ls $DIR | wc -l) = " + std::to_string(ranks) + " ]";
+  return RunShell(ranks, "touch $DIR/$RANK; until " + all_here + "; do sleep 0.01; done; " + script,
+                  {{"DIR", folder.path()}});
 }
 
 void WaitForFile(const std::string& path) {

@@ -54,6 +54,9 @@ std::vector<std::string> Shell(int ranks, const std::string& script);
 /// Runs it to its end.
 Result RunShell(int ranks, const std::string& script, const Launcher::Variables& variables = {});
 
+/// The same, where the ranks begin the script at one time.
+Result RunTogether(int ranks, const std::string& script);
+
 /// Waits until the file exists; fails the test after 30 s.
 void WaitForFile(const std::string& path);
 

@@ -3,19 +3,25 @@
 #include <thread>
 
 #include "launcher.h"
+#include "testing/errors.h"
 
 namespace tessera::testing {
 namespace {
 
+std::string OutputOf(const Result& result) {
+  EXPECT_EQ(result.code, 0) << result.err;
+  return result.out;
+}
+
 std::string Environment(std::vector<std::string> options, Launcher::Variables variables = {}) {
   options.insert(options.end(), {"--", "env"});
-  return Launcher(options, variables).wait().out;
+  return OutputOf(Launcher(options, variables).wait());
 }
 
 TEST(LauncherEnvironment, NamesRankAndWorld) {
-  const auto out = RunShell(3, "echo $RANK/$LOCAL_RANK/$WORLD_SIZE/$LOCAL_WORLD_SIZE").out;
+  const auto out = OutputOf(RunShell(3, "echo $RANK/$LOCAL_RANK/$WORLD_SIZE/$LOCAL_WORLD_SIZE"));
   for (const char* line : {"0/0/3/3\n", "[rank 1] 1/1/3/3\n", "[rank 2] 2/2/3/3\n"}) {
-    EXPECT_NE(out.find(line), std::string::npos) << out;
+    EXPECT_CONTAINS(out, line);
   }
 }
 
@@ -39,9 +45,8 @@ TEST(LauncherEnvironment, NumbersTheRanksOfASecondNode) {
 
 TEST(LauncherEnvironment, GivesMoreRanksThanCoresOneThreadEach) {
   const int ranks = static_cast<int>(std::thread::hardware_concurrency()) + 1;
-  const auto out =
-      RunShell(ranks, "echo OMP=$OMP_NUM_THREADS", {{"OMP_NUM_THREADS", ""}, {"UNRELATED", "1"}})
-          .out;
+  const auto out = OutputOf(
+      RunShell(ranks, "echo OMP=$OMP_NUM_THREADS", {{"OMP_NUM_THREADS", ""}, {"UNRELATED", "1"}}));
   EXPECT_EQ(ValueOf(out, "OMP"), "1");
 }
 
@@ -63,36 +68,34 @@ TEST(LauncherEnvironment, OverridesAnOuterJobs) {
 }
 
 TEST(LauncherEnvironment, TokenIsTheJobs) {
-  const auto out = RunShell(2, "echo TOKEN=$TESSERA_JOB_TOKEN").out;
+  const auto out = OutputOf(RunShell(2, "echo TOKEN=$TESSERA_JOB_TOKEN"));
   const auto token = ValueOf(out, "TOKEN");
   EXPECT_EQ(token.size(), 32U);
   EXPECT_EQ(ValueOf(out, "[rank 1] TOKEN"), token);
-  EXPECT_NE(ValueOf(RunShell(1, "echo TOKEN=$TESSERA_JOB_TOKEN").out, "TOKEN"), token);
+  EXPECT_NE(ValueOf(OutputOf(RunShell(1, "echo TOKEN=$TESSERA_JOB_TOKEN")), "TOKEN"), token);
 }
 
 TEST(LauncherEnvironment, HandsRankZeroTheListeningSocket) {
-  const auto out = Launcher({"--nproc", "1", "--", STORE_PROBE}).wait().out;
+  const auto out = OutputOf(Launcher({"--nproc", "1", "--", STORE_PROBE}).wait());
   EXPECT_EQ(ValueOf(out, "listening"), "1");
   EXPECT_EQ(ValueOf(out, "store"), "127.0.0.1:" + ValueOf(out, "port"));
 }
 
 TEST(LauncherEnvironment, HandsTheSocketToNoOtherRank) {
-  const auto out =
-      RunShell(2, "echo STORE=$TESSERA_STORE_FD; ls -l /proc/$$/fd | grep -c socket").out;
-  EXPECT_NE(out.find("[rank 1] STORE=\n"), std::string::npos) << out;
-  EXPECT_NE(out.find("[rank 1] 0\n"), std::string::npos) << out;
+  const auto out = OutputOf(
+      RunShell(2, "echo STORE=$TESSERA_STORE_FD; ls -l /proc/$$/fd | grep -c socket || true"));
+  EXPECT_CONTAINS(out, "[rank 1] STORE=\n", "[rank 1] 0\n");
 }
 
 TEST(LauncherEnvironment, PassesArgumentsUnchanged) {
-  const auto out =
-      Launcher({"--nproc", "1", "--", "printf", "<%s>", "a b", "--nproc", "", "--", "*"})
-          .wait()
-          .out;
+  const auto out = OutputOf(
+      Launcher({"--nproc", "1", "--", "printf", "<%s>", "a b", "--nproc", "", "--", "*"}).wait());
   EXPECT_EQ(out, "<a b><--nproc><><--><*>");
 }
 
+/// Not by reading it: as root, a careless program may have put a file in the device's place.
 TEST(LauncherEnvironment, RanksReadNothingFromStandardInput) {
-  EXPECT_EQ(RunShell(1, "cat; echo end").out, "end\n");
+  EXPECT_EQ(OutputOf(RunShell(1, "readlink /proc/self/fd/0")), "/dev/null\n");
 }
 
 }  // namespace

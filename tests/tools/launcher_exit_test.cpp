@@ -7,14 +7,11 @@
 #include <algorithm>
 
 #include "launcher.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::testing {
 namespace {
-
-bool Holds(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(LauncherExit, IsZeroWhenEveryRankSucceeds) {
   const auto result = RunShell(3, "true");
@@ -31,32 +28,46 @@ TEST(LauncherExit, WaitsForTheLastRank) {
 TEST(LauncherExit, IsTheFailingRanksCode) {
   const auto result = RunShell(3, "[ $RANK != 1 ] || exit 7; sleep 100");
   EXPECT_EQ(result.code, 7);
-  EXPECT_TRUE(Holds(result.err, "tessera-run: rank 1 (pid ")) << result.err;
-  EXPECT_TRUE(Holds(result.err, ") exited with code 7; ending the other ranks\n")) << result.err;
+  EXPECT_CONTAINS(result.err, "tessera-run: rank 1 (pid ");
+  EXPECT_CONTAINS(result.err, ") exited with code 7; ending the other ranks\n");
 }
 
 TEST(LauncherExit, Is128PlusTheSignalOfAKilledRank) {
   const auto result = RunShell(2, "[ $RANK != 1 ] || kill -9 $$; sleep 100");
   EXPECT_EQ(result.code, 128 + 9);
-  EXPECT_TRUE(Holds(result.err, ") was killed by SIGKILL (Killed); ending")) << result.err;
+  EXPECT_CONTAINS(result.err, ") was killed by SIGKILL (Killed); ending");
 }
 
-TEST(LauncherExit, ShowsTheLastLinesOfTheFailingRank) {
-  const auto result = RunShell(
-      2, "[ $RANK != 1 ] && sleep 100; for i in $(seq 1 30); do echo line $i >&2; done; exit 1");
-  EXPECT_TRUE(
-      Holds(result.err, "  the last lines of its standard error:\n    line 11\n    line 12\n"))
-      << result.err;
-  EXPECT_TRUE(Holds(result.err, "    line 30\n")) << result.err;
+TEST(LauncherExit, ShowsTheErrorsOfTheFailingRankOnceAndLast) {
+  const auto result = RunShell(3,
+                               "case $RANK in 0) sleep 0.1; echo witness >&2; exit 1;; "
+                               "1) printf 'first\\ncause\\n' >&2; exit 1;; *) sleep 100;; esac");
+  EXPECT_CONTAINS(result.err,
+                  "[rank 0] witness\n[rank 1] first\n[rank 1] cause\ntessera-run: rank 1 (pid ");
+  EXPECT_CONTAINS(result.err, "tessera-run: rank 0 then exited with code 1\n");
+  EXPECT_EQ(result.err.find("cause"), result.err.rfind("cause")) << result.err;
+}
+
+TEST(LauncherExit, ShowsTheErrorThatAllRanksHaveOnce) {
+  const auto result = RunTogether(4, "echo bad file >&2; exit 3");
+  EXPECT_CONTAINS(result.err, "[ranks 0-3] bad file\ntessera-run: rank ");
+  EXPECT_EQ(result.err.find("bad file"), result.err.rfind("bad file")) << result.err;
+}
+
+TEST(LauncherExit, RepeatsTheLastLineOfARankThatWroteItLongBefore) {
+  const auto result = RunShell(2,
+                               "[ $RANK = 0 ] || { echo early >&2; sleep 0.6; exit 1; }; "
+                               "sleep 0.4; echo later >&2; sleep 100");
+  EXPECT_CONTAINS(result.err, "[rank 1] early\n", "  the last line of its standard error: early\n");
 }
 
 TEST(LauncherExit, ShowsAnUnfinishedLastLine) {
   const auto result = RunShell(1, "printf 'no end of line' >&2; exit 1");
-  EXPECT_TRUE(Holds(result.err, "    no end of line\n")) << result.err;
+  EXPECT_CONTAINS(result.err, "[rank 0] no end of line\n");
 }
 
 TEST(LauncherExit, SaysThatTheFailingRankWasSilent) {
-  EXPECT_TRUE(Holds(RunShell(1, "exit 1").err, "  it wrote nothing to its standard error\n"));
+  EXPECT_CONTAINS(RunShell(1, "exit 1").err, "  it wrote nothing to its standard error\n");
 }
 
 // Rank 0 fails because rank 1 is gone, as a collective would.
@@ -70,8 +81,8 @@ TEST(LauncherExit, NamesTheKilledRankAsTheCauseOfOthers) {
                                "done 2>/dev/null; echo peer is gone >&2; exit 3",
                                {{"DIR", folder.path()}});
   EXPECT_EQ(result.code, 128 + 9) << result.err;
-  EXPECT_TRUE(Holds(result.err, "tessera-run: rank 1 (pid ")) << result.err;
-  EXPECT_TRUE(Holds(result.err, ") then exited with code 3: peer is gone\n")) << result.err;
+  EXPECT_CONTAINS(result.err, "tessera-run: rank 1 (pid ");
+  EXPECT_CONTAINS(result.err, "tessera-run: rank 0 then exited with code 3\n");
 }
 
 TEST(LauncherExit, EndsRanksThatIgnoreSigterm) {
@@ -100,8 +111,7 @@ TEST(LauncherExit, EndsWhatRanksLeftBehind) {
 TEST(LauncherExit, Is127WithoutSuchAProgram) {
   const auto result = Launcher({"--nproc", "2", "--", "no-such-program"}).wait();
   EXPECT_EQ(result.code, 127);
-  EXPECT_TRUE(Holds(result.err, "tessera-run: no-such-program was not found in PATH"))
-      << result.err;
+  EXPECT_CONTAINS(result.err, "tessera-run: no-such-program was not found in PATH");
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 }
 
@@ -110,7 +120,7 @@ TEST(LauncherExit, Is126WhereTheProgramMayNotRun) {
   WriteFile(folder / "plain", "text");
   const auto result = Launcher({"--nproc", "2", "--", folder / "plain"}).wait();
   EXPECT_EQ(result.code, 126);
-  EXPECT_TRUE(Holds(result.err, "plain cannot be run: Permission denied\n")) << result.err;
+  EXPECT_CONTAINS(result.err, "plain cannot be run: Permission denied\n");
 }
 
 TEST(LauncherExit, NamesAPortInUse) {
@@ -135,7 +145,7 @@ TEST(LauncherExit, NamesAHostThatIsNotThisNode) {
   const auto result =
       Launcher({"--nproc", "1", "--nnodes", "2", "--rdzv", "192.0.2.1:4711", "--", "true"}).wait();
   EXPECT_EQ(result.code, 2);
-  EXPECT_TRUE(Holds(result.err, "192.0.2.1 is not an address of this machine")) << result.err;
+  EXPECT_CONTAINS(result.err, "192.0.2.1 is not an address of this machine");
 }
 
 struct BadLine {
@@ -149,7 +159,7 @@ class LauncherCommandLine : public ::testing::TestWithParam<BadLine> {};
 TEST_P(LauncherCommandLine, IsRefusedInOneLine) {
   const auto result = Launcher(GetParam().arguments).wait();
   EXPECT_EQ(result.code, 2);
-  EXPECT_TRUE(Holds(result.err, GetParam().message)) << result.err;
+  EXPECT_CONTAINS(result.err, GetParam().message);
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 }
 

@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "launcher.h"
+#include "testing/errors.h"
 
 namespace tessera::testing {
 namespace {
@@ -13,10 +16,34 @@ TEST(LauncherOutput, LeavesRankZerosStandardOutputAlone) {
 }
 
 TEST(LauncherOutput, NamesTheRankOfEveryOtherLine) {
-  const auto result = RunShell(2, "[ $RANK = 0 ] || echo out; echo err >&2");
+  const auto result = RunShell(2, "[ $RANK = 0 ] || echo out; echo err of $RANK >&2");
   EXPECT_EQ(result.out, "[rank 1] out\n");
-  EXPECT_NE(result.err.find("[rank 0] err\n"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("[rank 1] err\n"), std::string::npos) << result.err;
+  EXPECT_CONTAINS(result.err, "[rank 0] err of 0\n", "[rank 1] err of 1\n");
+}
+
+TEST(LauncherOutput, ShowsEqualLinesOfRanksOnce) {
+  const auto err = RunTogether(5,
+                               "echo before $RANK >&2; "
+                               "[ $RANK = 3 ] && echo other >&2 || echo same >&2")
+                       .err;
+  EXPECT_CONTAINS(err, "[ranks 0-2, 4] same\n", "[rank 3] other\n", "[rank 1] before 1\n");
+  EXPECT_EQ(err.find("same"), err.rfind("same")) << err;
+}
+
+TEST(LauncherOutput, KeepsTheOrderOfEachRanksErrors) {
+  const auto result = RunShell(2,
+                               "[ $RANK = 0 ] && printf 'a\\nb\\na\\n' >&2; "
+                               "[ $RANK = 0 ] || printf 'b\\na\\nb\\n' >&2");
+  for (const auto& [rank, order] : {std::pair{"0", "aba"}, std::pair{"1", "bab"}}) {
+    std::string found;
+    std::istringstream lines(result.err);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.substr(0, line.find(']')).find(rank) != std::string::npos) {
+        found += line.back();
+      }
+    }
+    EXPECT_EQ(found, order) << result.err;
+  }
 }
 
 TEST(LauncherOutput, KeepsTheLinesOfRanksWhole) {

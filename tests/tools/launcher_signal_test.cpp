@@ -4,7 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <string>
+#include <utility>
+
 #include "launcher.h"
+#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::testing {
@@ -46,8 +51,8 @@ TEST_F(LauncherSignal, LetsRanksEndInOrder) {
   WaitForRanks(2);
   kill(launcher.pid(), SIGTERM);
   const auto result = launcher.wait();
-  EXPECT_NE(result.out.find("saved\n"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("[rank 1] saved\n"), std::string::npos) << result.out;
+  EXPECT_CONTAINS(result.out, "saved\n");
+  EXPECT_CONTAINS(result.out, "[rank 1] saved\n");
 }
 
 TEST_F(LauncherSignal, KillsAtOnceWhenToldTwice) {
@@ -69,6 +74,32 @@ TEST_F(LauncherSignal, KillsRanksThatIgnoreTheStop) {
   kill(launcher.pid(), SIGINT);
   EXPECT_EQ(launcher.wait().code, 128 + SIGINT);
   EXPECT_TRUE(launcher.left_over().empty());
+}
+
+TEST_F(LauncherSignal, GivesRanksTheGraceThatWasAskedFor) {
+  const auto job = [&](const std::string& grace) {
+    auto arguments =
+        Job(1, "while :; do sleep 0.05; done", "trap 'sleep 1; echo saved; exit 0' TERM");
+    arguments.insert(arguments.begin(), {"--grace", grace});
+    return arguments;
+  };
+  for (const auto& [grace, saved] : {std::pair("0.2", false), std::pair("30", true)}) {
+    Launcher launcher(job(grace));
+    WaitForRanks(1);
+    std::filesystem::remove((folder_ / "up").string() + ".0");
+    kill(launcher.pid(), SIGTERM);
+    const auto result = launcher.wait();
+    EXPECT_EQ(result.out, saved ? "saved\n" : "") << grace;
+    EXPECT_EQ(result.err.find("killing the ranks that have not ended") == std::string::npos, saved);
+    EXPECT_LT(result.took.count(), 10);
+  }
+}
+
+TEST_F(LauncherSignal, SaysThatTheJobHasSaved) {
+  Launcher launcher(Job(2, "while :; do sleep 0.05; done", "trap 'exit 75' TERM"));
+  WaitForRanks(2);
+  kill(launcher.pid(), SIGTERM);
+  EXPECT_EQ(launcher.wait().code, 75);
 }
 
 TEST_F(LauncherSignal, PassesUserSignalsOn) {
@@ -98,7 +129,7 @@ TEST_F(LauncherSignal, EndsTheJobWhenARankIsKilled) {
   kill(std::stoi(ReadFile(file)), SIGKILL);
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, 128 + SIGKILL);
-  EXPECT_NE(result.err.find("rank 2 (pid "), std::string::npos) << result.err;
+  EXPECT_CONTAINS(result.err, "rank 2 (pid ");
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
@@ -113,7 +144,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
   }
   const auto result = launcher.wait();
   EXPECT_EQ(result.code, 6);
-  EXPECT_NE(result.err.find("rank 1 (pid "), std::string::npos);
+  EXPECT_CONTAINS(result.err, "rank 1 (pid ");
 }
 
 TEST_F(LauncherSignal, OutlivesItsReader) {

@@ -1,17 +1,46 @@
 // tessera-run: starts the ranks of a job on this node and ends them together.
+// The exit code is the job's; as in a shell, 127 or 126 if the program cannot be run; 2 if the
+// command line is wrong or the launcher itself fails.
 
 #include <exception>
 #include <iostream>
 
+#include "explain.h"
 #include "options.h"
-#include "rank_process.h"
+#include "process/rank_process.h"
 #include "supervisor.h"
 
+namespace {
+
+namespace run = tessera::run;
+
+// Each time with ranks, a port and a token of their own.
+int run_job(const run::Options& options) {
+  for (int restart = 0;; ++restart) {
+    const auto outcome = run::Supervisor(options).run();
+    if (!outcome.failed || options.restarts == 0) {
+      return outcome.code;
+    }
+    if (restart == options.restarts) {
+      std::cerr << "tessera-run: no restart of " << options.restarts << " is left\n";
+      return outcome.code;
+    }
+    std::cerr << "tessera-run: starting the job again (restart " << restart + 1 << " of "
+              << options.restarts << ")\n";
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  namespace run = tessera::run;
   try {
+    // Nothing after --help, which has been printed.
     const auto options = run::parse_options(argc, argv);
-    return options ? run::Supervisor(*options).run() : 0;
+    if (options && !options->explain.empty()) {
+      run::explain(options->explain, std::cout);
+      return 0;
+    }
+    return options ? run_job(*options) : 0;
   } catch (const run::CannotExecute& error) {
     std::cerr << "tessera-run: " << error.what() << '\n';
     return error.exit_code();

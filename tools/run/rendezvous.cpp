@@ -2,19 +2,29 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "tessera/core/error.h"
 
 namespace tessera::run {
 namespace {
 
+// getaddrinfo()'s list, which frees itself.
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
+// Throws Error for an unknown host. An empty one with AI_PASSIVE stands for every interface.
 AddressList resolve(const std::string& host, int port, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -36,13 +46,16 @@ bool is_loopback(const addrinfo& address) {
   return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr);
 }
 
-// Debian maps a machine's own name to 127.0.1.1, where other nodes would not reach it.
+// Debian maps a machine's own name to 127.0.1.1, where other nodes would not reach it. Such a name
+// gets a socket on every interface instead.
 bool is_own_name(const std::string& host, const addrinfo& address) {
   const bool numeric = host.find_first_not_of("0123456789.") == std::string::npos ||
                        host.find(':') != std::string::npos;
   return !numeric && host != "localhost" && is_loopback(address);
 }
 
+// Holds nothing where a call failed; errno then says why. SO_REUSEADDR: connections that the last
+// job on this port has left do not keep the next one from starting.
 FileDescriptor listen_on(const addrinfo& address) {
   FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -54,6 +67,7 @@ FileDescriptor listen_on(const addrinfo& address) {
   return socket;
 }
 
+// The system has chosen the port where the command line gave none.
 int bound_port(const FileDescriptor& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
@@ -65,6 +79,7 @@ int bound_port(const FileDescriptor& socket) {
   return ntohs(address.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
 }
 
+// Reads errno of the last address that was tried.
 [[noreturn]] void fail_to_bind(const Options& options) {
   const std::string where = options.host + ":" + std::to_string(options.port);
   if (errno == EADDRINUSE) {
@@ -75,6 +90,25 @@ int bound_port(const FileDescriptor& socket) {
          " is not an address of this machine: --rdzv names node 0, and this is --node-rank 0");
   }
   fail_errno("cannot listen on " + where);
+}
+
+// Those that this process may use; a container or a batch system may allow fewer than there are.
+int usable_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// As a map, so that what is set for a rank replaces what the launcher itself was given.
+std::map<std::string, std::string> own_environment() {
+  std::map<std::string, std::string> variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const auto equals = text.find('=');
+    if (equals != std::string::npos) {
+      variables[text.substr(0, equals)] = text.substr(equals + 1);
+    }
+  }
+  return variables;
 }
 
 }  // namespace
@@ -88,6 +122,7 @@ Rendezvous make_rendezvous(const Options& options) {
   if (is_own_name(options.host, *addresses)) {
     addresses = resolve("", options.port, AI_PASSIVE);
   }
+  // A host may have several addresses, IPv6 and IPv4; the first that can be bound is taken.
   for (const auto* a = addresses.get(); a != nullptr && !rendezvous.listener; a = a->ai_next) {
     rendezvous.listener = listen_on(*a);
   }
@@ -96,6 +131,63 @@ Rendezvous make_rendezvous(const Options& options) {
   }
   rendezvous.port = bound_port(rendezvous.listener);
   return rendezvous;
+}
+
+std::string job_token(const Options& options) {
+  // A token from outside can be given to the launchers of several nodes alike.
+  if (const char* given = std::getenv("TESSERA_JOB_TOKEN")) {
+    return given;
+  }
+  if (options.nnodes > 1) {
+    return {};
+  }
+  std::array<std::uint8_t, 16> bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    fail_errno("cannot get random bytes");
+  }
+  std::string token;
+  for (const auto byte : bytes) {
+    token += "0123456789abcdef"[byte >> 4];
+    token += "0123456789abcdef"[byte & 15];
+  }
+  return token;
+}
+
+std::vector<std::string> rank_environment(const Options& options, const Rendezvous& rendezvous,
+                                          const std::string& token, const std::string& run_dir,
+                                          int local_rank) {
+  auto variables = own_environment();
+  const int rank = options.first_rank() + local_rank;
+  variables["RANK"] = std::to_string(rank);
+  variables["LOCAL_RANK"] = std::to_string(local_rank);
+  variables["WORLD_SIZE"] = std::to_string(options.world_size());
+  variables["LOCAL_WORLD_SIZE"] = std::to_string(options.nproc);
+  variables["MASTER_ADDR"] = rendezvous.host;
+  variables["MASTER_PORT"] = std::to_string(rendezvous.port);
+  // Without it every rank would start a thread for each core.
+  if (auto& threads = variables["OMP_NUM_THREADS"]; threads.empty()) {
+    threads = std::to_string(std::max(1, usable_cores() / options.nproc));
+  }
+  if (!token.empty()) {
+    variables["TESSERA_JOB_TOKEN"] = token;
+  }
+  variables["TESSERA_RUN_DIR"] = run_dir;
+  for (const auto& [name, value] : {std::pair("TESSERA_TIMEOUT", options.timeout),
+                                    std::pair("TESSERA_WATCHDOG", options.watchdog)}) {
+    if (!value.empty()) {
+      variables[name] = value;
+    }
+  }
+  // One that the launcher itself inherited names a descriptor which its ranks do not have.
+  variables.erase("TESSERA_STORE_FD");
+  if (rank == 0) {
+    variables["TESSERA_STORE_FD"] = std::to_string(rendezvous.listener.get());
+  }
+  std::vector<std::string> environment;
+  for (const auto& [name, value] : variables) {
+    environment.push_back(name + "=" + value);
+  }
+  return environment;
 }
 
 }  // namespace tessera::run

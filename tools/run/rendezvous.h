@@ -1,9 +1,13 @@
+// Where the ranks of the job meet, and the environment variables that tell them. The other side,
+// which reads these variables in a rank, is src/comm/rendezvous/job_variables.h.
+
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "file_descriptor.h"
 #include "options.h"
+#include "process/file_descriptor.h"
 
 namespace tessera::run {
 
@@ -14,9 +18,19 @@ struct Rendezvous {
   FileDescriptor listener;  ///< bound and listening, for rank 0; on node 0 only
 };
 
-/// On node 0 binds the socket of rank 0's store: nobody can take the port between its choice and
-/// the store's start, and ranks that come early wait in its queue. A job of one node listens on
-/// loopback alone. Throws Error where the port is in use or the host is not this machine's.
+/// On node 0, binds the socket of rank 0's store. So no other process can take the port before the
+/// store starts, and ranks that come early wait in its queue. A job of one node listens on loopback
+/// only. Throws Error if the port is in use or the host is not this machine's.
 Rendezvous make_rendezvous(const Options& options);
+
+/// A random word that the ranks of a job share, so that they can refuse connections from outside of
+/// it. TESSERA_JOB_TOKEN if it is set; empty for several nodes, which have no common source for it.
+std::string job_token(const Options& options);
+
+/// The environment of a rank, as "NAME=value": this process's own with the job's variables set.
+/// Rank 0 also gets the number of its store's listening descriptor.
+std::vector<std::string> rank_environment(const Options& options, const Rendezvous& rendezvous,
+                                          const std::string& token, const std::string& run_dir,
+                                          int local_rank);
 
 }  // namespace tessera::run

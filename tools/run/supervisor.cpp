@@ -1,3 +1,7 @@
+// The launcher's loop: one thread that polls the signals, the ranks' pipes and its own outputs, and
+// takes the ranks from one stage to the next. Nothing in it blocks but poll(), so that the end of a
+// rank is noticed at once, however slowly the output is read.
+
 #include "supervisor.h"
 
 #include <poll.h>
@@ -7,34 +11,35 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <string>
 #include <utility>
 
-#include "rank_environment.h"
 #include "rendezvous.h"
+#include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
+#include "tessera/core/stop_signals.h"
 
 namespace tessera::run {
 namespace {
 
 using namespace std::chrono_literals;
 
-// A rank's failure to the last rank's end takes at most the sum of the first two and a little.
+// From a rank's failure to the end of the last rank it takes a little more than the sum of the
+// first two at most.
 constexpr auto kSettleTime = 150ms;
+// For equal lines of several ranks.
+constexpr auto kHoldTime = 200ms;
 constexpr auto kTermTime = 1000ms;
-// After Ctrl-C or a signal to the launcher the ranks may take longer to end in order.
-constexpr auto kStopTime = 5000ms;
 
-std::string line_prefix(int rank) {
-  return "[rank " + std::to_string(rank) + "] ";
-}
-
+// With several nodes a pid alone does not say where to look.
 std::string host_name() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
   return name;
 }
 
+// Adopted ones too: see the constructor.
 std::vector<pid_t> children_of_this_process() {
   std::ifstream file("/proc/self/task/" + std::to_string(getpid()) + "/children");
   std::vector<pid_t> children;
@@ -46,38 +51,52 @@ std::vector<pid_t> children_of_this_process() {
 
 }  // namespace
 
-Supervisor::Rank::Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink)
-    : rank(number), pid(process.pid), err(std::move(process.err), line_prefix(number), err_sink) {
+Supervisor::Rank::Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink,
+                       LineMerger& errors)
+    : rank(number),
+      pid(process.pid),
+      err(std::move(process.err), err_sink,
+          [number, &errors](const std::string& line) { errors.add(number, line); }) {
   if (process.out) {
-    out.emplace(std::move(process.out), line_prefix(number), out_sink);
+    out.emplace(std::move(process.out), out_sink, [number, &out_sink](const std::string& line) {
+      out_sink.add("[" + flight::name_ranks({number}) + "] " + line + "\n");
+    });
   }
 }
 
 Supervisor::Supervisor(const Options& options)
-    : options_(options), out_(STDOUT_FILENO), err_(STDERR_FILENO) {
-  // What the ranks started and left behind becomes ours, so that it can be ended as well.
+    : options_(options),
+      run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
+      out_(STDOUT_FILENO),
+      err_(STDERR_FILENO),
+      errors_(err_, options.nproc == 1 ? 0ms : kHoldTime) {
+  // Processes that ranks started and left behind become our children, so that we can end them too.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 Supervisor::~Supervisor() {
+  // Also after an exception, such as a program that cannot be run on the third rank: the ranks that
+  // were started by then must not stay.
   signal_ranks(SIGKILL);
   end_leftovers();
 }
 
 void Supervisor::start() {
+  // Closed at the end of this function: from then on rank 0 alone holds the listening socket.
   Rendezvous rendezvous = make_rendezvous(options_);
   const std::string token = job_token(options_);
   for (int local = 0; local < options_.nproc; ++local) {
     const int rank = options_.first_rank() + local;
     // Rank 0 has the launcher's standard output, terminal or not, for its progress line.
-    RankCommand command{options_.program, rank_environment(options_, rendezvous, token, local),
+    RankCommand command{options_.program,
+                        rank_environment(options_, rendezvous, token, run_folder_.path(), local),
                         rank == 0 ? rendezvous.listener.get() : -1, rank == 0};
     RankProcess process = start_rank(command, guardian_);
-    ranks_.push_back(std::make_unique<Rank>(rank, std::move(process), out_, err_));
+    ranks_.push_back(std::make_unique<Rank>(rank, std::move(process), out_, err_, errors_));
   }
 }
 
-int Supervisor::run() {
+Supervisor::Outcome Supervisor::run() {
   start();
   while (!all_ended()) {
     wait_for_events();
@@ -86,24 +105,44 @@ int Supervisor::run() {
     reap();
     advance_if_due();
   }
+  // All ranks ended before the settle time was over, so that nothing was reported yet.
   if (stage_ == Stage::kSettling) {
     report_failure();
   }
+  // Before the relays are finished: a process that a rank left behind could still write to its
+  // pipe.
   end_leftovers();
   for (auto* relay : relays()) {
     relay->finish();
   }
+  errors_.release_all();
+  keep_records();
+  // From here on only the reader of the output is waited for.
   deadline_.reset();
-  drain();
-  if (stop_signal_ != 0) {
-    return 128 + stop_signal_;
+  Outcome result = outcome();
+  result.failed &= drain();
+  return result;
+}
+
+Supervisor::Outcome Supervisor::outcome() const {
+  const auto has_stopped = [](const auto& rank) { return rank->status->stopped(); };
+  // Also after a signal to the launcher: the caller should know that the job was saved.
+  if (std::all_of(ranks_.begin(), ranks_.end(), has_stopped)) {
+    return {kStoppedExitCode, false};
   }
-  return failed_.empty() ? 0 : failed_.front()->status->code();
+  if (stop_signal_ != 0) {
+    return {128 + stop_signal_, false};
+  }
+  if (!failed_.empty()) {
+    return {failed_.front()->status->code(), true};
+  }
+  return {std::any_of(ranks_.begin(), ranks_.end(), has_stopped) ? kStoppedExitCode : 0, false};
 }
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> waits{{signals_.fd(), POLLIN, 0}};
   for (const auto* relay : relays()) {
+    // A relay that will not be read must not be polled either, or poll() would return at once.
     if (relay->open() && !relay->sink().full()) {
       waits.push_back({relay->fd(), POLLIN, 0});
     }
@@ -122,16 +161,24 @@ void Supervisor::read_outputs() {
       relay->read_available();
     }
   }
+  release_errors();
   out_.flush();
   err_.flush();
+}
+
+void Supervisor::release_errors() {
+  if (stage_ != Stage::kSettling) {
+    errors_.release(Clock::now());
+  }
 }
 
 void Supervisor::reap() {
   std::vector<Rank*> ended;
   siginfo_t info{};
-  // Looks first: until a rank is waited for, its process group's number is nobody else's.
+  // WNOWAIT looks only: until a rank is waited for, no other process can get its group's number.
   while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
     const pid_t pid = std::exchange(info.si_pid, 0);
+    // The number of a rank that was reaped may have been given to another child.
     const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
       return rank->pid == pid && !rank->status;
     });
@@ -150,16 +197,17 @@ void Supervisor::reap() {
 }
 
 void Supervisor::note_failures(const std::vector<Rank*>& ended) {
-  // From the moment that the ranks are told to end, how they end says nothing.
+  // Once the ranks were told to end, how they end tells nothing about the cause.
   if (stage_ == Stage::kTerminating || stage_ == Stage::kKilling) {
     return;
   }
   for (auto* rank : ended) {
-    if (!rank->status->ok()) {
+    if (!rank->status->ok() && !rank->status->stopped()) {
       failed_.push_back(rank);
     }
   }
-  // Ranks that lose a killed peer exit with an error: the killed one is the cause.
+  // Ranks that lose a killed peer exit with an error: the killed one is the cause, so it comes
+  // first.
   std::stable_partition(failed_.begin(), failed_.end(),
                         [](const Rank* rank) { return rank->status->by_signal(); });
   if (!failed_.empty() && stage_ == Stage::kRunning) {
@@ -170,6 +218,7 @@ void Supervisor::note_failures(const std::vector<Rank*>& ended) {
 void Supervisor::take_signals() {
   while (const auto signal = signals_.next()) {
     if (is_stop_signal(*signal)) {
+      // The second one: whoever sends it does not want to wait.
       if (stop_signal_ != 0) {
         begin(Stage::kKilling);
         continue;
@@ -177,11 +226,14 @@ void Supervisor::take_signals() {
       stop_signal_ = *signal;
       say("got " + signal_name(*signal) + ", ending the job" +
           (*signal == SIGINT ? " (again to kill it)" : ""));
+      // The same signal, so that a program's own handler sees what was meant.
       signal_ranks(*signal);
       begin(Stage::kTerminating);
     } else if (*signal != SIGCHLD) {
       for (const auto& rank : ranks_) {
         if (!rank->status) {
+          // To the rank alone: the default action of SIGUSR1 would end a helper process that it has
+          // started.
           kill(rank->pid, *signal);
         }
       }
@@ -189,31 +241,48 @@ void Supervisor::take_signals() {
   }
 }
 
+// What the ranks wrote is shown once: that of the cause just above the line that names it.
 void Supervisor::report_failure() {
   Rank& cause = *failed_.front();
   const auto others =
       std::count_if(ranks_.begin(), ranks_.end(), [](const auto& rank) { return !rank->status; });
   for (auto* rank : failed_) {
-    rank->err.finish();
+    rank->err.finish();  // its last line may have no newline
   }
+  const bool shown_before = !errors_.holds_lines_of(cause.rank);
+  errors_.release_all(cause.rank);
   say("rank " + std::to_string(cause.rank) + " (pid " + std::to_string(cause.pid) +
       (options_.nnodes > 1 ? " on " + host_name() : "") + ") " + cause.status->describe() +
       (others > 0 ? "; ending the other ranks" : ""));
-  const auto& lines = cause.err.last_lines();
-  err_.add(lines.empty() ? "  it wrote nothing to its standard error\n"
-                         : "  the last lines of its standard error:\n");
-  for (const auto& line : lines) {
-    err_.add("    " + line + "\n");
+  if (!cause.err.last_line()) {
+    err_.add("  it wrote nothing to its standard error\n");
+  } else if (shown_before) {
+    err_.add("  the last line of its standard error: " + *cause.err.last_line() + "\n");
   }
+  report_others();
+}
+
+void Supervisor::report_others() {
+  std::map<std::string, std::vector<int>> ends;
   for (std::size_t i = 1; i < failed_.size(); ++i) {
-    const auto& other = *failed_[i];
-    const auto& last = other.err.last_lines();
-    say("rank " + std::to_string(other.rank) + " (pid " + std::to_string(other.pid) + ") then " +
-        other.status->describe() + (last.empty() ? "" : ": " + last.back()));
+    ends[failed_[i]->status->describe()].push_back(failed_[i]->rank);
+  }
+  for (auto& [end, ranks] : ends) {
+    std::sort(ranks.begin(), ranks.end());  // they failed in another order
+    say(flight::name_ranks(ranks) + " then " + end);
+  }
+}
+
+void Supervisor::keep_records() {
+  const bool failed = !failed_.empty() && run_folder_.has_records();
+  if (failed || run_folder_.has_reports()) {
+    run_folder_.keep();
+    say("what the ranks did last: tessera-run --explain " + run_folder_.path());
   }
 }
 
 void Supervisor::begin(Stage stage) {
+  // A failure during the termination, or a third Ctrl-C, must not start a stage again.
   if (stage <= stage_) {
     return;
   }
@@ -226,7 +295,9 @@ void Supervisor::begin(Stage stage) {
       deadline_ = now + kSettleTime;
       break;
     case Stage::kTerminating:
-      deadline_ = now + (stop_signal_ != 0 ? kStopTime : kTermTime);
+      // After a failure there is little that the others could still do.
+      deadline_ = now + (stop_signal_ != 0 ? std::chrono::ceil<Clock::duration>(options_.grace)
+                                           : Clock::duration(kTermTime));
       break;
     case Stage::kKilling:
       deadline_.reset();
@@ -258,8 +329,10 @@ void Supervisor::signal_ranks(int signal) {
 }
 
 void Supervisor::end_leftovers() {
-  // In rounds, because a killed process' own children become ours.
+  // In rounds, because the children of a killed process become ours.
   for (int round = 0; round < 100; ++round) {
+    // Only adopted processes and ended ones are reaped here: all ranks have ended, or are being
+    // killed.
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
     bool any = false;
@@ -272,12 +345,14 @@ void Supervisor::end_leftovers() {
     if (!any) {
       return;
     }
+    // Time for the kernel to end them. Together the rounds take about a second at most.
     usleep(10'000);
   }
 }
 
-// With the job over, a slow reader may take its time, unless the launcher is told to stop.
-void Supervisor::drain() {
+// Writes the rest of the output. A slow reader may take its time, unless the launcher is told to
+// stop.
+bool Supervisor::drain() {
   out_.flush();
   err_.flush();
   while (out_.pending() || err_.pending()) {
@@ -286,10 +361,11 @@ void Supervisor::drain() {
     err_.flush();
     while (const auto signal = signals_.next()) {
       if (is_stop_signal(*signal)) {
-        return;
+        return false;
       }
     }
   }
+  return true;
 }
 
 bool Supervisor::all_ended() const {
@@ -298,10 +374,15 @@ bool Supervisor::all_ended() const {
 }
 
 int Supervisor::poll_timeout() const {
-  if (!deadline_) {
+  std::optional<Clock::time_point> next = deadline_;
+  if (const auto due = errors_.due(); due && stage_ != Stage::kSettling) {
+    next = next ? std::min(*next, *due) : *due;
+  }
+  if (!next) {
     return -1;
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  // Rounded up: with 0 for the last fraction of a millisecond the loop would spin.
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
   return static_cast<int>(std::max<std::chrono::milliseconds::rep>(left.count(), 0));
 }
 

@@ -5,13 +5,12 @@
 #include <optional>
 #include <vector>
 
-#include "exit_status.h"
-#include "guardian.h"
-#include "line_relay.h"
 #include "options.h"
-#include "output_sink.h"
-#include "rank_process.h"
-#include "signal_queue.h"
+#include "process/guardian.h"
+#include "process/rank_output.h"
+#include "process/rank_process.h"
+#include "process/signal_queue.h"
+#include "run_folder.h"
 
 namespace tessera::run {
 
@@ -24,15 +23,21 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// The launcher's exit code: 0, the failing rank's code or 128 + its signal, or 128 + the signal
-  /// that stopped the launcher. No process of the job is left when it returns.
-  int run();
+  /// How a job ended.
+  struct Outcome {
+    /// The launcher's exit code: 0; kStoppedExitCode where ranks ended with that; the failing
+    /// rank's code or 128 + its signal; or 128 + the signal that stopped the launcher.
+    int code = 0;
+    bool failed = false;  ///< by itself: not because the launcher was told to stop
+  };
+  /// No process of the job is left when it returns.
+  Outcome run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   struct Rank {
-    Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink);
+    Rank(int number, RankProcess process, OutputSink& out, OutputSink& err, LineMerger& errors);
 
     int rank;
     pid_t pid;
@@ -41,36 +46,58 @@ class Supervisor {
     std::optional<ExitStatus> status;
   };
 
-  // What happens next unless all ranks end before: a failure lets the others end by themselves for
-  // a moment (who breaks because of it should not be asked twice), then they are told, then killed.
+  // The stages of ending a job. After a failure the other ranks first get a moment to end by
+  // themselves (those that fail because a peer is gone report their own error then); then they get
+  // SIGTERM, then SIGKILL. A stage ends early when all ranks have ended.
   enum class Stage { kRunning, kSettling, kTerminating, kKilling };
 
+  // Starts the ranks one after another; throws if one cannot be started.
   void start();
+  // Sleeps until there is a signal, output to read, room to write, or the deadline has come.
   void wait_for_events();
   void read_outputs();
+  // Takes note of every child that has ended: ranks, and processes that they left behind.
   void reap();
   void take_signals();
+  // Adds the ranks that have just failed to `failed_`, and begins the end of the job.
   void note_failures(const std::vector<Rank*>& ended);
   void report_failure();
+  void report_others();
+  // Lines of standard error that have waited long enough. After a failure all of them wait for the
+  // report.
+  void release_errors();
+  // Leaves the ranks' records where somebody will want to read them.
+  void keep_records();
+  // Goes on to a later stage; a call for an earlier one does nothing.
   void begin(Stage stage);
   void advance_if_due();
+  // To the process groups: ranks and what they have started.
   void signal_ranks(int signal);
+  // Kills the children that are no ranks, and theirs.
   void end_leftovers();
-  void drain();
+  // False if the launcher was told to stop meanwhile.
+  bool drain();
   bool all_ended() const;
+  Outcome outcome() const;
   int poll_timeout() const;
   std::vector<LineRelay*> relays();
   void say(const std::string& text);
 
   Options options_;
+  RunFolder run_folder_;
+  // Made before the signals are blocked and any rank is started: it is a fork of this process.
   Guardian guardian_;
   SignalQueue signals_;
   OutputSink out_;
   OutputSink err_;
+  LineMerger errors_;
+  // By pointer: `failed_` points to them, and the relays stay where they are.
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<Rank*> failed_;  // the cause first
   Stage stage_ = Stage::kRunning;
+  // The end of the stage; none while it lasts until the ranks have ended.
   std::optional<Clock::time_point> deadline_;
+  // The first signal that asked the launcher to stop; 0: none.
   int stop_signal_ = 0;
 };
 

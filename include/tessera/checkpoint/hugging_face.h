@@ -1,8 +1,14 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
+
+#include "tessera/checkpoint/inspect.h"
 
 namespace tessera::comm {
 class World;
@@ -13,27 +19,78 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-/// Fills every parameter of `module` (plain, distributed, or FSDP-sharded; by FQN) from a Hugging
+/// Fills every parameter of `module` (plain, distributed or FSDP-sharded), by FQN, from a Hugging
 /// Face folder: model.safetensors, or model.safetensors.index.json and its shards. Each rank reads
-/// only the bytes of its slices; floating-point types are converted. Tied parameters need one of
-/// their names in the files. Buffers are not in the files: see nn::init_buffers.
+/// only the bytes of its shards; floating-point types are converted. A tied parameter needs one of
+/// its FQNs in the files; a fused one (nn::FusedLinear) is read from the tensors of its parts.
+/// Persistent buffers are filled as well where the files have them; else they stay as they are,
+/// like all others: see nn::init_buffers.
 ///
-/// Not collective. Nothing is changed unless all names, sizes and types fit: Error lists missing
-/// and unexpected tensors and those that differ. Throws Error for a damaged file, an index that
-/// leads out of the folder, and parameters on the meta device or gathered by FSDP.
+/// Collective over `world`: a failure on one rank is an Error on all. Throws Error, before anything
+/// is changed, if names, sizes or types do not fit, with a list of the tensors that are missing,
+/// unexpected or different; for a damaged file, an index that leads out of the folder, and
+/// parameters on the meta device or gathered by FSDP. If reading fails later, all parameters count
+/// as never filled, so that no forward goes on with a half of the weights.
+void load_hugging_face(nn::ModuleBase& module, comm::World& world,
+                       const std::filesystem::path& folder);
+/// The same on this rank alone, for a program of one rank. Not collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder);
 
-/// Writes model.safetensors (or model-0000k-of-0000n.safetensors and an index beyond
-/// `max_shard_bytes`) with all parameters whole, floating-point ones in fp32, and `config_json` as
-/// config.json: what `transformers` loads. Tied parameters are written once, under their first
-/// name.
+/// Writes a folder that `transformers` loads: all parameters and persistent buffers, unsharded, in
+/// model.safetensors or, beyond `max_shard_bytes` bytes, in model-0000k-of-0000n.safetensors with
+/// an index; and `config_json` as config.json, in which "torch_dtype" or "dtype" is made to say
+/// what the weights are; where it has neither, "torch_dtype" is added for other weights than fp32.
+/// Floating-point values are written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32,
+/// those of fp64 in fp64. A tied parameter is written once, under its first FQN; a fused one as the
+/// tensors of its parts.
 ///
-/// Collective over `world`. Rank 0 writes; it receives one tensor at a time, large ones in blocks,
-/// and no other rank receives any. The folder is made if missing; every file appears complete or
-/// not at all, config.json last, and an older model in the folder is replaced. A failure on one
-/// rank is an Error on all.
+/// Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in blocks;
+/// no other rank receives any. The folder is made if missing. A model in it is replaced if its
+/// config.json says the same: at any instant, also if this process is killed, the folder holds the
+/// older model or the new one. A failure on one rank is an Error on all. Throws Error, before
+/// anything is sent, for parameters that were never filled or that differ between ranks
+/// (set_distinct_along), a folder that cannot be written or has too little room, and one that holds
+/// a model with another config.json.
 void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const std::string& config_json,
+                       std::optional<c10::ScalarType> dtype = {},
                        std::int64_t max_shard_bytes = std::int64_t{5} << 30);
+
+/// Throws what save_hugging_face() would, for a folder or parameters that it cannot save to or
+/// from, before a long training. Makes nothing. To be called on rank 0; not collective.
+void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                             const std::string& config_json,
+                             std::optional<c10::ScalarType> dtype = {});
+
+/// What a model's folder has beside the weights and config.json, by their names in the folder: the
+/// files of the tokenizer, its chat templates, and generation_config.json.
+using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
+/// Those that a folder has. Throws Error for a link to a file that is not there.
+FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
+/// Copies them, each complete or not at all. To be called before the weights are exported, on one
+/// rank: so a model is never there without them. Files with the same bytes stay as they are. Throws
+/// Error, before anything is written, for a folder that has others, or more of them, which could
+/// not be replaced together with its weights.
+void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
+/// Throws what that would throw, before a long training. Makes nothing. Not collective.
+void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
+
+/// Writes the weights of a step as such a folder, without ranks and without a model, with at most a
+/// few blocks of 8 MiB in memory. Floating-point weights are converted to `dtype`. The
+/// step may also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an
+/// older export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none:
+/// what the folder has stays. Throws Error as those do, for a step that is not valid or whose bytes
+/// are not those that were written, and for the configuration of another model than the step's
+/// entry "model", where it has one (see config_change()): then nothing of the folder has changed.
+void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
+                         const std::string& config_json, c10::ScalarType dtype = c10::kFloat,
+                         const Progress& progress = {},
+                         const std::optional<FilesBesideWeights>& beside = {},
+                         std::int64_t max_shard_bytes = std::int64_t{5} << 30);
+
+/// How the model of a configuration differs from that of another, both JSON objects: the first key
+/// whose value computes something else, `"key" is 1 instead of 2`. Empty if none does: types of
+/// weights and names of versions don't count, and null is as good as no key.
+std::string config_change(const std::string& before, const std::string& now);
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,8 +21,8 @@ struct TensorOptions;
 
 namespace tessera::comm {
 
-/// A collective failed because of a peer: it died, gave up or did not come in time. The cause is
-/// elsewhere: among the errors of several ranks, another kind is the one to look at.
+/// A collective failed because of a peer: it died, gave up or did not come in time. The cause is on
+/// another rank: among the errors of several ranks, look at the one that is no PeerError.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -30,19 +32,46 @@ class PeerError : public Error {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Until the results may be read: on CPU the caller blocks; on CUDA the current stream waits.
+  /// Returns when the results may be read: on CPU the caller blocks; on CUDA the current stream
+  /// waits, and the caller does not. Throws PeerError.
   virtual void wait() = 0;
+  /// After wait(): what tells whether the device has come to the end, for the watchdog to ask from
+  /// its own thread; empty if it has. It should hold no tensors.
+  virtual std::function<bool()> device_progress() { return nullptr; }
 };
+/// Shared by whoever waits for it.
 using WorkPtr = std::shared_ptr<Work>;
 
 /// The collectives of one group, seen from one rank of it. Every call is collective: all ranks of
 /// the group make the same calls in the same order. Tensors are contiguous and on the group's
 /// device. Calls are asynchronous: keep the tensors alive and unchanged until Work::wait().
-/// A peer's death, its giving up and a time-out throw PeerError from the call or from wait(); a bad
-/// argument throws Error.
+/// A peer that dies, gives up or does not come in time makes the call or wait() throw PeerError; a
+/// bad argument throws Error. Sizes are numbers of elements.
 ///
 /// Gradient: none; these act below autograd (dtensor/ has the differentiable operations).
 /// Thread safety: one thread at a time.
+///
+/// A back end of your own derives from this class. A collective that it does not override throws
+/// Error. A mesh takes its groups from DeviceMesh::from_groups(). This one plays all ranks of a
+/// group alone (compiled and run by CommunicatorExample in
+/// tests/comm/communicator_example_test.cpp):
+///
+///   class Done final : public comm::Work {
+///     void wait() override {}
+///   };
+///
+///   class Echo final : public comm::Communicator {
+///    public:
+///     explicit Echo(int size) : Communicator(/*rank=*/0, size) {}
+///     std::string name() const override { return "echo"; }
+///     comm::WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+///       output.view({size(), -1}).copy_(input.view({1, -1}));
+///       return std::make_shared<Done>();
+///     }
+///   };
+///
+///   const auto mesh = DeviceMesh::from_groups(comm::fake_world(0, 2), {0, 1},
+///                                             MeshShape({2}, {"x"}), {std::make_shared<Echo>(2)});
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -70,34 +99,44 @@ class Communicator {
   /// reduction of all ranks' inputs[i] [size * n_i]. This default packs them.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
-  /// Whether groups are moved from and to where they lie, without packing.
+  /// Whether all_gather_group() and reduce_scatter_group() work without packing, on the tensors
+  /// where they are.
   virtual bool moves_groups_in_place() const { return false; }
-  /// A flat tensor of `numel` elements, not initialised, for this group's collectives: with NCCL in
-  /// memory that it has registered, if the device can; this default just allocates. Collective.
+  /// A flat tensor of `numel` elements, not initialised, for this group's collectives. With NCCL it
+  /// is in memory that NCCL has registered, if the device can; this default just allocates.
   virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
   /// Returns when all ranks have called it.
   virtual void barrier();
-  /// Sets the flags that any rank has set: bytes of 0 or 1, as many on all ranks. Goes between the
-  /// hosts, waits for no device and is not counted. This default reduces a CPU tensor.
+  /// Sets the flags that any rank has set: bytes of 0 or 1, equally many on all ranks. They are
+  /// exchanged between the hosts: no device is waited for, and no traffic is counted. This default
+  /// reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// What the next calls are for ("unit 'layers.3'"; "": nothing in particular): part of the
-  /// messages about them. Must be the same on all ranks: shared memory compares it in each call,
-  /// the other back ends in agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective ahead
-  /// of each all-gather and reduce-scatter.
+  /// Says what the next calls are for, in messages: "unit 'layers.3'"; "": nothing in particular.
+  /// Not collective, but the ranks must say the same: shared memory compares it in each call, the
+  /// other back ends in agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective ahead of
+  /// each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
-  /// Whether ranks that call different collectives, or for different purposes, are told so.
+  /// Whether each call throws Error on ranks that call different collectives, or for different
+  /// purposes.
   virtual bool compares_calls() const { return false; }
-  /// Compares what the ranks have called for a purpose since the last time. Throws Error on every
-  /// rank if that differs, with the first calls that do and the ranks; later calls work. `trouble`:
-  /// what this rank will throw anyway, of which its peers are so told; "": nothing. Collective,
-  /// over the hosts: waits for no device, and is not counted. Does nothing where every call is
-  /// compared.
-  virtual void agree_on_calls([[maybe_unused]] const std::string& trouble = {}) {}
+  /// Compares the calls with a purpose that the ranks have made since the last comparison. If they
+  /// differ, every rank throws Error with the first calls that differ and their ranks; the group
+  /// can be used afterwards. `local_error`: the message of an error of this rank, reported to the
+  /// peers as its last call; "": none. Collective, between the hosts: no device is waited for, and
+  /// no traffic is counted. Does nothing in a group that compares_calls().
+  virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes peers that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
   /// "gloo", "shm", "nccl", "loopback".
   virtual std::string name() const = 0;
+  /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
+  /// thread (NCCL). Elsewhere ranks have to wait() in one order.
+  virtual bool keeps_order_on_device() const { return false; }
+  /// Ends the group after its last call; nothing is called on it afterwards. NCCL's communicator is
+  /// closed, for which its other ranks have to come: where they do not within `patience`, it is
+  /// aborted and PeerError thrown.
+  virtual void shutdown([[maybe_unused]] std::chrono::milliseconds patience) {}
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
@@ -107,9 +146,10 @@ class Communicator {
   int size_;
   std::string purpose_;
 };
+/// Shared by the world and the meshes that use the group.
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// Says what the calls of a scope are for.
+/// set_purpose() for the calls of a scope.
 class PurposeScope {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

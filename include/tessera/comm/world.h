@@ -1,8 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -10,42 +13,87 @@
 
 namespace tessera::comm {
 
+/// Where a world's ranks compute, how they communicate, and how long they wait for one another.
 struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within one host
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// A wait that lasts longer is reported on stderr, with what all ranks do; 0: none is.
+  std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
-/// The ranks of a job, seen from one of them: who they are and how groups of them are made. There
-/// is no process-wide rank: everything hangs off a World, so one process can hold several ranks.
+/// The ranks of a job, seen from one of them. There is no process-wide rank: all communication
+/// starts from a World, so that one process can hold several ranks. Thread safe; its communicators
+/// are not.
 class World {
  public:
   virtual ~World() = default;
-  virtual int rank() const = 0;
+  virtual int rank() const = 0;  ///< from 0
   virtual int size() const = 0;
-  virtual int local_rank() const = 0;
+  virtual int local_rank() const = 0;  ///< among the ranks of this host, from 0
   virtual const WorldOptions& options() const = 0;
   /// All collectives of this rank are counted here.
   virtual TrafficCounter& traffic() = 0;
-  /// The group of `ranks` (world ranks, in group order), called `name` in traces. Collective over
-  /// exactly those ranks; made once per (ranks, name). A group of one communicates with nobody.
+  /// The group of `ranks` (world ranks, in group order), called `name` in messages and traces.
+  /// Collective over exactly those ranks at the first call; later calls with the same ranks and
+  /// name return the same group. A group of one communicates with nobody. Throws Error for ranks
+  /// that are not in the world or do not include this one, and PeerError.
   virtual CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) = 0;
-  /// Makes peers that wait for this rank fail soon. Called when a rank ends with an exception.
+  /// Says that a step of the program has ended, for messages: "rank 1 ended after step 20".
+  virtual void set_step([[maybe_unused]] std::int64_t step) {}
+  /// Makes peers that wait for this rank fail soon, instead of at the time-out. To be called when a
+  /// rank ends with an exception.
   virtual void abort() {}
+  /// The index of this rank's GPU; -1 with device "cpu". A thread that the program starts is on GPU
+  /// 0 until it sets another one; what the library allocates is on this one, whichever thread asks.
+  virtual int device_index() const { return -1; }
+  /// Ends the world on this rank, when its work is done: groups end in the opposite order of their
+  /// making, NCCL's with all their ranks. Meshes, tensors and works may outlive it; a collective of
+  /// theirs, and group(), then throw Error. Does nothing the second time, or after abort(). Throws
+  /// PeerError if a rank of a group of NCCL's does not come; the world has ended even so.
+  virtual void shutdown() {}
+  /// As group(), between the hosts: for tensors on the CPU, whatever the device. Its traffic is not
+  /// counted. It is none of those that group() returns, so that a thread of its own may use it
+  /// while another one uses those. This default is for worlds whose groups are on the CPU.
+  virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
+    return group(ranks, name);
+  }
 };
+/// Shared by the meshes on the world.
 using WorldPtr = std::shared_ptr<World>;
 
-/// From RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or
-/// Slurm's or Open MPI's variables; without any of them a world of one. Collective. From then on
-/// the process ignores SIGPIPE, unless it handles it. Throws Error where the variables contradict
-/// each other, the port is in use or a peer does not come within the time-out.
+/// Ends a world with a scope: by shutdown(), or by abort() where an exception leaves the scope. A
+/// world of NCCL's that was made on the main thread and that nobody ends is ended when main()
+/// returns, but waits little for its peers then.
+class WorldScope {
+ public:
+  explicit WorldScope(WorldPtr world)
+      : world_(std::move(world)), exceptions_(std::uncaught_exceptions()) {}
+  WorldScope(const WorldScope&) = delete;
+  WorldScope& operator=(const WorldScope&) = delete;
+  /// What shutdown() or abort() throws is a warning.
+  ~WorldScope();
+
+  const WorldPtr& world() const { return world_; }
+
+ private:
+  WorldPtr world_;
+  int exceptions_;  ///< that were under way when the scope began
+};
+
+/// The world that the launcher describes: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+/// (tessera-run, torchrun), or the variables of Slurm or Open MPI; a world of one without any of
+/// them. Collective. From then on the process ignores SIGPIPE unless it has a handler, so that a
+/// peer's death is an error instead of the end of this process. Throws Error if variables
+/// contradict each other, the port is in use, or a peer does not come within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
-/// Worlds of `size` ranks in this process, one for each thread. `worlds[r]` is rank r's.
+/// The worlds of `size` ranks in this process; element r is for the thread that is rank r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// Rank `rank` of a job of `size` that exists only on paper: collectives return at once with
-/// results of the right shape (this rank's own data in every place). For planning and counting.
+/// A world in which the other ranks do not exist: collectives return at once, with results of the
+/// right sizes in which this rank's data stands for every rank's. For planning and for counting
+/// traffic.
 WorldPtr fake_world(int rank, int size);
 
 }  // namespace tessera::comm

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// What every failure of this library throws. One line: what was asked, what was found, what to do.
+/// What this library throws, whatever fails. The message is one line: what was asked, what was
+/// found, how to mend it.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -14,7 +15,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// The arguments, streamed one after another.
+/// The arguments, streamed one after another into one string.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;

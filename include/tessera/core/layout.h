@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,16 +14,17 @@
 
 namespace tessera {
 
-/// One factor of a tensor dimension: `extent` positions, split over `mesh_dims` in this order, each
-/// level as torch.chunk splits what the level before left (so extents that don't divide are fine).
-/// No mesh dimension: the digit stays local.
+/// One factor of a tensor dimension: `extent` positions, cut over `mesh_dims` in this order. Each
+/// mesh dimension cuts the chunk that the one before it left, as torch.chunk does; extents need not
+/// divide. No mesh dimension: the digit is local.
 struct Digit {
-  std::int64_t extent = 0;  ///< 0: the whole dimension (the only digit of it)
+  std::int64_t extent = 0;  ///< positions; 0: all of the dimension, which has this digit only
   std::vector<int> mesh_dims;
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
-/// The mesh dimension over which a tensor is a pending reduction.
+/// A mesh dimension over which a tensor is Partial: its value is the reduction of the coordinates'
+/// terms.
 struct PartialDim {
   int mesh_dim = 0;
   ReduceOp op = ReduceOp::kSum;
@@ -31,36 +33,38 @@ struct PartialDim {
 
 class LayoutPtr;
 
-/// How a tensor lies on a mesh: for each tensor dimension an ordered list of digits, major first,
-/// whose extents multiply to the size; and the mesh dimensions over which it is partial. A mesh
-/// dimension that appears nowhere replicates.
+/// How a tensor is laid out on a mesh: for each tensor dimension an ordered list of digits, major
+/// first, whose extents multiply to its size; and the mesh dimensions over which it is partial. The
+/// tensor is replicated over a mesh dimension that appears nowhere. docs/sharding.md explains why
+/// an order is stored and not PyTorch's list of placements.
 ///
-/// Immutable and interned: two equal layouts are one object, so that comparing and hashing is
-/// comparing pointers. Canonical form: a dimension that no mesh dimension splits has no digits; a
-/// dimension with a single digit has extent 0; neighbouring digits that are one digit are merged
-/// ([2 over dp][8] is [16 over dp] for dp=2); `partial` is ordered by mesh dimension. Layouts
-/// therefore do not depend on tensor sizes, except where a dimension has several digits (a
-/// flattened view of a sharded inner dimension). Those that do go with their last LayoutPtr, so
-/// that a program of ever new sizes keeps no more than it uses; the others, of which a mesh has
-/// few, stay, and cost nothing to hold.
+/// Immutable and interned: two equal layouts are one object, so comparing and hashing them is
+/// comparing pointers. Canonical form: a dimension that is not sharded has no digits; a single
+/// digit has extent 0; neighbours that act as one digit are merged ([2 over dp][8] is [16 over dp]
+/// for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only
+/// where a dimension has several digits (a flattened view of a sharded inner dimension). A layout
+/// that does is freed with its last LayoutPtr; the others, of which a mesh has few, live as long as
+/// the process and are not counted.
 ///
-/// Partial over several mesh dimensions of unlike reductions: each term of an outer mesh dimension
-/// is itself the reduction over the inner ones, so inner mesh dimensions are reduced first.
+/// Where a tensor is partial with different reductions over several mesh dimensions, each term of
+/// an outer mesh dimension is itself the reduction over the inner ones: inner ones are reduced
+/// first.
+///
+/// Thread safe: layouts are immutable, and intern() locks.
 class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
-  /// The one layout with this content, canonicalised. Thread safe.
-  /// Throws Error if a mesh dimension is used twice or is out of range, or if one of several digits
-  /// of a dimension lacks its extent.
+  /// The layout with this content, in canonical form. Throws Error if a mesh dimension is used
+  /// twice or is out of range, or if one of several digits of a dimension lacks its extent.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
   /// Replicated on every mesh dimension.
   static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
-  /// How many layouts there are in this process.
+  /// The number of layouts in this process.
   static std::size_t count();
 
-  /// A hold on this layout.
+  /// A reference to this layout, counted where it depends on sizes.
   LayoutPtr ptr() const;
 
   const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
@@ -75,11 +79,11 @@ class Layout {
   /// No shard and no partial.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
-  /// The tensor dimension that `mesh_dim` splits, or -1.
+  /// The tensor dimension that is sharded over `mesh_dim`, or -1.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
-  /// The reduction pending over `mesh_dim`, or nullptr.
+  /// The entry of partial() for `mesh_dim`, or nullptr.
   const PartialDim* partial_on(int mesh_dim) const;
-  /// The mesh dimensions that split `tensor_dim`, in order of application.
+  /// The mesh dimensions over which `tensor_dim` is sharded, in the order in which they cut it.
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
@@ -88,7 +92,7 @@ class Layout {
   struct Content;
 
   explicit Layout(Content content, std::uint64_t hash);
-  /// Ends a hold on a layout that depends on sizes.
+  /// Drops a reference to a layout that depends on sizes.
   static void release(const Layout* layout);
 
   std::vector<std::int64_t> mesh_sizes_;
@@ -96,13 +100,13 @@ class Layout {
   std::vector<PartialDim> partial_;
   std::vector<int> sharded_dim_;  // of each mesh dimension
   bool replicated_ = false;
-  bool sized_ = false;  // depends on sizes: its holders are counted
+  bool sized_ = false;  // depends on tensor sizes: its references are counted
   mutable std::atomic<std::int64_t> holders_{0};
   const std::uint64_t hash_;
 };
 
-/// Holds a layout, or none. As cheap as a pointer but for layouts that depend on sizes, whose
-/// holders are counted. Thread safe as a shared_ptr is.
+/// A reference to a layout, or to none. Copying is as cheap as copying a pointer, except for
+/// layouts that depend on sizes, whose references are counted. Thread safe as std::shared_ptr is.
 class LayoutPtr {
  public:
   LayoutPtr(std::nullptr_t = nullptr) noexcept {}
@@ -113,7 +117,9 @@ class LayoutPtr {
     return *this;
   }
   ~LayoutPtr() {
-    if (layout_ != nullptr && layout_->sized_) Layout::release(layout_);
+    if (layout_ != nullptr && layout_->sized_) {
+      Layout::release(layout_);
+    }
   }
 
   const Layout* get() const { return layout_; }
@@ -137,18 +143,25 @@ inline LayoutPtr Layout::ptr() const {
   return LayoutPtr(this);
 }
 
-/// From PyTorch's form. Later mesh dimensions split what earlier ones left, and a StridedShard is
-/// turned into the order that it stands for. `sizes` are the tensor's global sizes. Negative Shard
-/// dimensions count from the end. Throws Error for a dimension out of range, a list of the wrong
-/// length, or a StridedShard whose pieces don't line up with the shards that follow it.
+/// The layout of a tensor of global `sizes` with PyTorch's `placements`, one per mesh dimension,
+/// for a mesh of `mesh_sizes`. Later mesh dimensions cut what earlier ones left; a StridedShard
+/// becomes the order that it stands for. Negative Shard dimensions count from the end. Not
+/// collective. Throws Error for a dimension out of range, a list of the wrong length, or a
+/// StridedShard whose cuts do not line up with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// To PyTorch's form; an order other than the mesh's becomes StridedShard. Throws Error where that
-/// form cannot say it: several digits of which one in front is split unevenly.
+/// PyTorch's placements of a tensor of global `sizes` with `layout`; an order other than the mesh's
+/// becomes StridedShard. Throws Error for a layout that no list of placements describes: one with
+/// several digits in a dimension, of which one in front is cut unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// Compact and exact, for messages: "[m1,m0 | -] partial{m2:sum}"; m0 is mesh dimension 0, the
-/// digits of a dimension are written "2 x 8:m0" (a local digit of 2, then 8 split over m0).
+/// Compact and exact, for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
+/// dimension that is not sharded; several digits read "2 x 8:m0" (a local digit of 2, then 8 cut
+/// over m0).
 std::string to_string(const Layout& layout);
+/// Writes to_string(layout).
+std::ostream& operator<<(std::ostream& stream, const Layout& layout);
+/// Writes to_string(*layout), or "no layout".
+std::ostream& operator<<(std::ostream& stream, const LayoutPtr& layout);
 
 }  // namespace tessera
 

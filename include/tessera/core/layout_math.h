@@ -8,19 +8,24 @@
 
 namespace tessera {
 
-/// Sizes of the local tensor at mesh coordinate `coordinate`. Pure: no communication.
+// Where the elements of a tensor with some layout are. `sizes` are its global sizes, `coordinate`
+// is one index per mesh dimension. All functions are pure: not collective, and thread safe. Those
+// that take all sizes throw Error if `sizes` or `coordinate` have the wrong length.
+
+/// Sizes of the local tensor at `coordinate`.
 std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
                                       std::span<const std::int64_t> coordinate);
 
-/// The same for one dimension, whose global size is `size`. Unchecked: for inner loops.
+/// The same for one dimension, of global size `size`. Does not check its arguments.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate);
 
-/// Elements of the local tensor at `coordinate`.
+/// Number of elements of the local tensor at `coordinate`.
 std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
                          std::span<const std::int64_t> coordinate);
 
-/// A contiguous block of the global tensor that a coordinate owns, and where it lies locally.
+/// A block of the global tensor that a coordinate holds: a range in every dimension, and where the
+/// block begins in the local tensor.
 struct Box {
   std::vector<std::int64_t> global_offset;
   std::vector<std::int64_t> local_offset;
@@ -28,17 +33,19 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The blocks of the global tensor at `coordinate`, row-major, empty ones left out. One block,
-/// unless a local digit stands in front of a split one.
+/// The blocks of the global tensor at `coordinate`, in row-major order, without empty ones. It is
+/// one block, unless a dimension has a local digit in front of a sharded one.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 
-/// Global index of each local position along `tensor_dim` (length: the local size).
+/// The global index of each local position along `tensor_dim`, of global size `size`.
 std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, std::int64_t size,
                                          std::span<const std::int64_t> coordinate);
 
-/// Size of chunk `index` when torch.chunk cuts `size` into `chunks`; and its offset.
+/// Size and offset of chunk `index` of `size` positions that torch.chunk cuts into `chunks`: all
+/// chunks have ceil(size / chunks) positions but the last ones, which are shorter or empty.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
+/// Offset of chunk `index` when torch.chunk cuts `size` into `chunks`.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
 }  // namespace tessera

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera {
 
-/// The sizes and names of a mesh's dimensions, outermost first: rank order is row-major.
+/// The sizes and names of a mesh's dimensions, outermost first. Positions are numbered in row-major
+/// order. A value type; thread safe as std::vector is.
 class MeshShape {
  public:
   MeshShape() = default;
@@ -15,18 +17,19 @@ class MeshShape {
   explicit MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names = {});
 
   int ndim() const { return static_cast<int>(sizes_.size()); }
-  /// Of a dimension, from 0 or backwards from -1. Throws Error if there is none.
+  /// The size of dimension `dim`, counted from 0 or backwards from -1. Throws Error if there is
+  /// none.
   std::int64_t size(int dim) const { return sizes_[static_cast<std::size_t>(this->dim(dim))]; }
   const std::vector<std::int64_t>& sizes() const { return sizes_; }
   const std::vector<std::string>& names() const { return names_; }
-  /// The product of the sizes.
+  /// The number of positions: the product of the sizes.
   std::int64_t numel() const;
   /// The index of the dimension called `name`. Throws Error, listing the names, if there is none.
   int dim(std::string_view name) const;
   /// `dim` as an index from 0; negative ones count backwards from -1. Throws Error if there is
   /// none.
   int dim(int dim) const;
-  /// Row-major coordinate of the `index`-th position, and back.
+  /// The coordinate of position `index`, and the position at `coordinate`. Throw Error outside.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
 
@@ -39,5 +42,7 @@ class MeshShape {
 
 /// "(dp=2, tp=2)", or "(2, 2)" without names.
 std::string to_string(const MeshShape& shape);
+/// Writes to_string(shape).
+std::ostream& operator<<(std::ostream& stream, const MeshShape& shape);
 
 }  // namespace tessera

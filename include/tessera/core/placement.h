@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -8,52 +9,58 @@
 
 namespace tessera {
 
-/// How the values of a Partial tensor combine into the true one.
+/// How the local values of a Partial tensor combine into its value.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
-/// Whether a tensor that is partial with `a` on one mesh dimension and with `b` on another may be
-/// reduced in either order: equal reductions, and sums with averages.
+/// Whether reductions `a` over one mesh dimension and `b` over another may be done in either order:
+/// equal ones may, and sums and averages.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// Every coordinate of the mesh dimension holds the whole tensor.
+/// Every coordinate of the mesh dimension holds the same values.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-/// Tensor dimension `dim` is split as torch.chunk splits it; trailing coordinates may hold nothing.
+/// Tensor dimension `dim` is cut as torch.chunk cuts it: the last coordinates may hold fewer
+/// positions or none.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-/// Every coordinate holds a term; the tensor is their reduction.
+/// Every coordinate holds a term of the global shape; the tensor is their reduction with `op`.
 struct Partial {
   ReduceOp op = ReduceOp::kSum;
   friend bool operator==(const Partial&, const Partial&) = default;
 };
 
-/// PyTorch's _StridedShard, accepted and printed at the edge only (Layout has an order instead):
-/// the dimension is cut in `split_factor` pieces, and each of them is sharded.
+/// PyTorch's _StridedShard: the dimension is cut into `split_factor` chunks, and each of them is
+/// sharded. Accepted and printed only; a Layout has an order of mesh dimensions instead.
 struct StridedShard {
   std::int64_t dim = 0;
   std::int64_t split_factor = 1;
   friend bool operator==(const StridedShard&, const StridedShard&) = default;
 };
 
-/// What one mesh dimension does to a tensor. A list of them, one per mesh dimension, describes it.
+/// How a tensor is distributed over one mesh dimension. A list, one per mesh dimension, describes a
+/// tensor. Value types without shared state. PyTorch's Placement.
 using Placement = std::variant<Replicate, Shard, Partial, StridedShard>;
+/// One placement for each mesh dimension, outermost first.
 using Placements = std::vector<Placement>;
 
+/// Whether a placement is Replicate.
 inline bool is_replicate(const Placement& p) {
   return std::holds_alternative<Replicate>(p);
 }
+/// Whether a placement is a Partial, of any reduction.
 inline bool is_partial(const Placement& p) {
   return std::holds_alternative<Partial>(p);
 }
-/// A Shard of any dimension.
+/// A Shard of any dimension; a StridedShard is none.
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }
+/// Whether a placement is Shard{dim}; negative dimensions are compared as written.
 inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }
@@ -64,6 +71,12 @@ std::string to_string(ReduceOp op);
 std::string to_string(const Placement& placement);
 /// The placements in brackets, comma-separated.
 std::string to_string(const Placements& placements);
+/// Writes to_string(op).
+std::ostream& operator<<(std::ostream& stream, ReduceOp op);
+/// Writes to_string(placement).
+std::ostream& operator<<(std::ostream& stream, const Placement& placement);
+/// Writes to_string(placements).
+std::ostream& operator<<(std::ostream& stream, const Placements& placements);
 /// The inverse of to_string; also accepts Shard(dim=0), S(0), R, P. Throws Error on anything else.
 Placement parse_placement(std::string_view text);
 

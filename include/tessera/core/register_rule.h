@@ -7,29 +7,59 @@
 
 namespace tessera {
 
-/// Gives operator `op` ("mylib::scale", with its overload if it has one: "mylib::scale.out") a
-/// sharding rule, or one in place of the library's. For this process and all ranks in it; every
-/// process of a job must register the same ones. In-place and out= variants are registered under
-/// their own names, with the body of the functional operator. `reads_numbers`: the rule depends on
-/// the values of float and Scalar arguments. Throws Error after the operator's first use on a
-/// distributed tensor, and for a second rule. Thread safe.
+/// Gives operator `op` a sharding rule, or replaces the library's. `op` is its name with the
+/// overload if it has one: "mylib::scale", "mylib::scale.out". In-place and out= variants are
+/// registered under their own names, with the body of the functional operator. `reads_numbers`: the
+/// rule depends on the values of float and Scalar arguments. Applies to all ranks in this process;
+/// every process of a job must register the same rules. Not collective. Thread safe. Throws Error
+/// after the operator's first use on a distributed tensor, and for a second rule of one operator. A
+/// rule of an operator that does not exist, or that is made of others (CompositeImplicitAutograd)
+/// and would never be asked for its rule, is an Error at the first call of any operator.
+///
+///   // An elementwise operator: each dimension of the input is one factor, which the output
+///   shares. register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
+///     ShardingRule rule;
+///     ShardingRule::TensorFactors dims;
+///     for (const std::int64_t size : call.tensor(0).sizes) {
+///       dims.push_back({static_cast<int>(rule.factors.size())});
+///       rule.factors.push_back({.size = size});
+///     }
+///     rule.inputs = {dims};
+///     rule.outputs = {dims};
+///     rule.linear = {{.partial_inputs = {0}, .op = ReduceOp::kSum}};
+///     return rule;
+///   });
+///
+/// tests/dtensor/dispatch/extension_examples_test.cpp runs this example and the one below.
 void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
-/// One way to run an operator on a mesh dimension: how each tensor argument lies (in schema order,
-/// lists flattened), and how each result then lies. Either some inputs are Shard and every result
-/// is Shard or Partial; or some inputs are Partial, and so is every result. Negative dimensions
-/// count from the end.
+/// One way to run an operator on a mesh dimension: the placement of each tensor argument, in the
+/// order of the schema with lists flattened, and the placements that the results then have. Either
+/// some inputs are Shard and every result is Shard or Partial; or some inputs are Partial, and so
+/// is every result. Negative dimensions count from the end.
 struct AcceptedPlacements {
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;
 };
 
-/// Sizes of each result of a call.
+/// The global sizes of each result of a call.
 using ResultSizes = std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)>;
-/// The same, declared: on each mesh dimension the operator runs on the local tensors where they lie
-/// as one of `accepted` says, or are all replicated. `results`: by default one result, with the
-/// sizes of the first tensor. A dimension that two entries split in unlike company, or several
-/// reductions, need a rule of factors: an Error at the call. PyTorch's register_sharding.
+/// The same as a list of placements: on each mesh dimension the operator runs on the local tensors
+/// if they have the placements of one entry of `accepted`, or are all replicated. `results`: the
+/// sizes of the results; by default there is one, with the sizes of the first tensor. Entries that
+/// shard one dimension inconsistently, or with several reductions, need a rule of factors: calling
+/// the operator then throws Error. PyTorch's register_sharding.
+///
+///   // A matrix product: rows of a, columns of b, or the dimension that is summed over.
+///   register_rule("mylib::product",
+///                 std::vector<AcceptedPlacements>{
+///                     {.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
+///                     {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
+///                     {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}}},
+///                 [](const OpCall& call) {
+///                   return std::vector<std::vector<std::int64_t>>{
+///                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
+///                 });
 void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    ResultSizes results = nullptr);
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tessera/core/layout.h"
@@ -13,81 +14,94 @@
 
 namespace tessera {
 
-/// How one operator may be sharded, in the einsum style of GSPMD and Shardy: every dimension of
-/// every tensor is an ordered list of factors (major first) whose sizes multiply to its size.
-/// Sharding a factor shards, on the same mesh dimensions, each tensor that has it; an output that
-/// lacks it becomes partial if the factor is a reduction, and the factor must stay whole if it is
-/// not. Inputs that lack it are replicated.
+/// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. Every
+/// dimension of every tensor is an ordered list of factors, major first, whose sizes multiply to
+/// its size. Sharding a factor shards, over the same mesh dimensions, each tensor that has it.
+/// Inputs that lack it are replicated. Outputs that lack it become Partial if the factor has a
+/// reduction; if it has none, it must stay unsharded. For mm (m, k) x (k, n) -> (m, n) the factors
+/// are m, n and k, and k has the reduction sum.
 ///
-/// It is a rule for one mesh dimension at a time; propagate() expands it over a mesh.
+/// A rule is for one mesh dimension; propagate() expands it over a mesh. A value type.
 struct ShardingRule {
-  /// Size of a factor of an output that the rule cannot tell; it must stay whole.
+  /// The size of a factor of an output that the rule cannot know; the factor must stay unsharded.
   static constexpr std::int64_t kUnknown = -1;
+  /// A part of one or several dimensions, of inputs and outputs, that are sharded together.
   struct Factor {
-    std::int64_t size = 1;
-    /// What becomes of outputs that lack the factor. nullopt: it must stay whole.
+    std::int64_t size = 1;  ///< positions
+    /// How outputs that lack the factor become Partial. nullopt: such a factor stays unsharded.
     std::optional<ReduceOp> reduction = std::nullopt;
-    /// May be split unevenly. False where a shard's result depends on its size (a mean).
-    bool uneven = true;
-    /// May be split so that a coordinate gets none of it. False where that is an error (a maximum
-    /// of nothing), which one rank alone would throw.
-    bool empty = true;
-    /// Must stay whole although outputs have it (the dimension of a softmax or a sort).
-    bool whole = false;
-    /// A part must be one contiguous range (see offset_arguments).
+    /// Whether its shards may differ in size. False where the result depends on that (a mean).
+    bool allow_uneven = true;
+    /// Whether a shard may be empty. False where the operator throws for that (a maximum of
+    /// nothing), which would happen on one rank only.
+    bool allow_empty = true;
+    /// Must not be sharded although outputs have it (the dimension of a softmax or a sort).
+    bool unsharded = false;
+    /// A shard must be one contiguous range of the factor (see offset_arguments).
     bool contiguous = false;
   };
-  /// Of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or, in an input,
-  /// must stay whole and has nothing that corresponds to it.
-  using Factors = std::vector<int>;
+  /// Of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or it is an input's
+  /// that must stay unsharded and that no other dimension corresponds to.
+  using Factors = std::vector<int>;            ///< indices in `factors`
   using TensorFactors = std::vector<Factors>;  ///< of one tensor
 
   std::vector<Factor> factors;
   std::vector<TensorFactors> inputs;  ///< one per OpCall::tensors
-  /// One per returned tensor, list outputs flattened; then one per mutated input that is not
-  /// returned (the operators of the _foreach_..._ kind return nothing).
+  /// One per returned tensor, lists flattened; then one per input that is written and not returned
+  /// (the _foreach_..._ operators return nothing).
   std::vector<TensorFactors> outputs;
 
-  /// Linear in partial inputs: a set of inputs that may all be partial with `op` on a mesh
-  /// dimension (the others replicated there), every output then being partial too.
+  /// The operator commutes with a reduction: if all of `partial_inputs` are Partial(op) over a mesh
+  /// dimension, and the other inputs replicated there, every output is Partial(op).
   struct Linear {
     std::vector<int> partial_inputs;
     ReduceOp op = ReduceOp::kSum;
   };
   std::vector<Linear> linear;
 
-  /// Inputs that are added to a reduction (the bias of addmm): made partial, with the factor's
-  /// reduction, where a reduction factor that they lack is sharded.
+  /// Inputs that are added to a reduction (the bias of addmm). Where a factor with a reduction is
+  /// sharded that they lack, they are made Partial with it, so that they count once.
   std::vector<int> additive;
 
   /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
-  /// copy_): never reduced, and gathered only where the result needs other local sizes.
+  /// copy_). They are never reduced, and gathered only where the result has other local sizes.
   std::vector<int> unread;
 
-  /// Arguments that hold the sizes of an output, or the size of one of its dimensions, to be
-  /// rewritten to its local sizes.
+  /// Arguments that hold the sizes of an output, or of one of its dimensions. On each rank they are
+  /// replaced by the local sizes.
   struct SizeArgument {
     int arg = 0;
     int output = 0;
     int dim = -1;  ///< the argument is this dimension's size, an integer; -1: a list of all sizes
+    std::int64_t times = 1;  ///< the argument is so many times the dimension's size
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// What to run on the local tensors instead of the operator itself, where its meaning depends on
-  /// sizes that differ locally: squeeze() becomes squeeze.dims; a mean over a split dimension
-  /// becomes a sum with `scale`. SizeArgument::arg counts in `args`. Propagation says whether to
-  /// use it.
+  /// The call to run on the local tensors instead of the operator's own, where that depends on
+  /// sizes that differ locally: squeeze() becomes squeeze.dims; a mean over a sharded dimension
+  /// becomes a sum with `scale`. Propagation says whether to use it. SizeArgument::arg counts in
+  /// its `args`.
   struct LocalCall {
-    std::string_view op;
+    /// Work on a part that no operator does; who runs the rule has one that does it.
+    enum class PartOperator : std::uint8_t {
+      /// (weight, indices, first, rows): embedding, where `weight` holds the rows from `first` on
+      /// of
+      /// all `rows`. Zeros for indices of other rows; an index that no part has is an error.
+      kEmbeddingRows,
+      /// (self, dim, index, first, size): gather, where `self` holds the positions from `first` on
+      /// of all `size` along `dim`. Zeros and errors likewise.
+      kGatherPart,
+    };
+    std::variant<std::string_view, PartOperator> op;  ///< an operator's name, with overload
     std::vector<Argument> args;
-    double scale = 1.0;  ///< the local results are to be multiplied by this
-    /// Only where one of these factors is split; empty: always.
+    double scale = 1.0;  ///< factor for the local results
+    /// Used only where one of these factors is sharded; empty: always.
     std::vector<int> when_split = {};
   };
   std::optional<LocalCall> local_call;
 
-  /// Arguments of `local_call` that take the global index at which this rank's part of dimension
-  /// `dim` of input `input` begins. Its factor must be contiguous.
+  /// Arguments of `local_call` that take a global index: where this rank's shard of dimension `dim`
+  /// of input `input` begins. The dimension's factor must be contiguous.
   struct OffsetArgument {
     int arg = 0;
     int input = 0;
@@ -95,34 +109,35 @@ struct ShardingRule {
   };
   std::vector<OffsetArgument> offset_arguments;
 
-  /// Output `output` is written into input `input` (in-place and out= variants). If the layout that
-  /// propagate() finds for the output is not the input's own, the caller brings the result to the
-  /// input's layout and copies it into the input's local tensor: from replicated, so never
-  /// collective.
+  /// Output `output` is written into input `input` (in-place and out= variants). Where propagate()
+  /// finds another layout for the output than the input's, the result is brought to the input's
+  /// layout and copied into its local tensor. The result is replicated then: not collective.
   struct Inplace {
     int input = 0;
     int output = 0;
   };
   std::vector<Inplace> inplace;
 
-  /// Tensors that are decided together. Empty: all are. The list operators (_foreach_add_) have one
-  /// group per position of their lists. An input in no group is replicated; an output in no group
-  /// is too, and the rule does not know its sizes (the seeds that attention returns).
+  /// Tensors whose layouts are chosen together. Empty: all of them. A list operator (_foreach_add_)
+  /// has one group per position of its lists. Inputs and outputs in no group are replicated, and
+  /// the sizes of such outputs are not known to the rule (the seeds that attention returns).
   struct Group {
     std::vector<int> inputs;
     std::vector<int> outputs;
   };
   std::vector<Group> groups;
 
-  /// Draws random numbers: the local operator alone would give every shard the same ones.
+  /// Draws random numbers. Run as it is, every shard would get the same ones.
   bool random = false;
 };
 
-/// The rule of one operator: a pure function, nullopt where the call is a case that it does not
-/// cover. Null where the operator has none. Refers to a table that lives as long as the program.
+/// The rule of one operator, as a pure function of a call: nullopt for a call that it does not
+/// cover. A null RuleFunction: the operator has no rule. Refers to a table that lives as long as
+/// the program.
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
+  /// A rule, and what a plan made by it may be cached by.
   struct Entry {
     Body body;
     bool reads_numbers = false;
@@ -134,15 +149,15 @@ class RuleFunction {
   explicit operator bool() const { return entry_ != nullptr; }
   std::optional<ShardingRule> operator()(const OpCall& call) const;
   /// Whether the rule depends on values of Scalar and float arguments (the order of a norm, the
-  /// probability of a dropout): then they are part of what its result may be cached by.
+  /// probability of a dropout). If so they are part of the key of the dispatch cache.
   bool reads_numbers() const { return entry_ != nullptr && entry_->reads_numbers; }
 
  private:
   const Entry* entry_ = nullptr;
 };
 
-/// The rule of operator `op` ("aten::add.Tensor"): a user's (register_rule.h), or one of those in
-/// src/core/rules/, a table per family.
+/// The rule of operator `op` ("aten::add.Tensor"): a user's (register_rule.h), or the library's
+/// own, from the tables in src/core/rules/. Thread safe.
 RuleFunction find_rule(std::string_view op);
 
 /// The operators of one family, sorted.
@@ -152,27 +167,29 @@ struct RuleFamily {
 };
 /// All families, in a fixed order.
 std::vector<RuleFamily> rule_families();
-/// Names of all operators that have a rule, sorted.
+/// Names of all operators that have a rule of the library's, sorted.
 std::vector<std::string_view> ruled_operators();
+/// Names of all operators that a user has registered a rule for (register_rule.h), sorted.
+std::vector<std::string> user_ruled_operators();
 
 /// What propagate() decides.
 struct Propagation {
-  /// The layout that each input must be brought to (its own for an unread one); nullptr: a plain
+  /// The layout that each input must be brought to (of an unread one: its own); nullptr: a plain
   /// tensor that may stay plain.
   std::vector<LayoutPtr> inputs;
-  /// nullptr: replicated, and its sizes are those of the local result (an output in no group).
+  /// nullptr: replicated, with the sizes of the local result (an output in no group).
   std::vector<LayoutPtr> outputs;
-  /// Global. Negative: unknown to the rule, and that of the local result (it is not split).
+  /// Global sizes. Negative: not known to the rule; the local result has it, as it is not sharded.
   std::vector<std::vector<std::int64_t>> output_sizes;
   bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator
 };
 
-/// The cheapest way to run `rule` on inputs that lie as `inputs` says (nullptr: a plain tensor that
-/// is replicated; at least one is not). The mesh dimensions are decided one by one, outermost
-/// first: a choice that moves nothing if there is one, else the one that moves the fewest bytes
-/// (counting what a partial result will cost), on a tie what the largest input prefers. So the
-/// search is linear in the mesh dimensions. Throws Error where the layouts are of different meshes
-/// or don't fit.
+/// The cheapest way to run `rule` on inputs with layouts `inputs` (nullptr: a plain tensor, which
+/// counts as replicated; at least one is none). Greedy: the mesh dimensions are decided one by one,
+/// outermost first, so it takes time linear in their number. Of each, the choice is one that moves
+/// nothing, if there is one; else the one that moves the fewest bytes, counting what reducing a
+/// Partial result will cost; on a tie what the largest input prefers. Pure and thread safe. Throws
+/// Error where the layouts are for different meshes or do not fit the tensors.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 

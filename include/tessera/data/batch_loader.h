@@ -1,40 +1,85 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
 
+#include "tessera/data/samples.h"
 #include "tessera/data/token_source.h"
 
 namespace tessera::data {
 
-/// Batches of `batch` sequences of `sequence` tokens. Sample n = step * batch + i, modulo
-/// floor((N - 1) / S), is tokens [n * S, n * S + S + 1): inputs are its first S, targets its last
-/// S. Throws Error if there are fewer samples than `batch`, or for a token id outside [0,
-/// vocabulary) among the first 2^26 tokens; later ones are checked when they are read. Every rank
-/// makes the same loader and loads its own rows: nothing is communicated, and a run continues from
-/// any step.
+class Mixture;
+
+/// A part of the data, and how often its samples are taken: `weight` against those of the others.
+struct WeightedSamples {
+  SampleSourcePtr samples;
+  double weight = 1;
+};
+
+/// How samples become batches.
+struct BatchOptions {
+  std::int64_t batch = 1;  ///< sequences
+  /// The seed of an order for each pass over a source.
+  std::optional<std::uint64_t> shuffle = std::nullopt;
+  /// The token that ends a document. The positions of a row begin anew behind it, and its own
+  /// target, which is another document's, is kIgnoredTarget.
+  std::optional<std::int64_t> document_end = std::nullopt;
+};
+
+/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. With one source
+/// that is the source's sample n, modulo their number. Of several sources each gets what its weight
+/// says of every first so many samples, but for log2 of their number; it gives its samples in their
+/// order, and begins anew behind the last. With a shuffle the samples of each pass over a source
+/// come in an order of their own, drawn by the seed: each once, the same on every mesh. Every rank
+/// makes the same loader and loads its own rows: not collective, and a run may continue from any
+/// step. Immutable, so threads may share it.
 class BatchLoader {
  public:
+  /// Throws Error if a source has fewer samples than a batch may take of it, for sources of several
+  /// sequence lengths, and for weights that are not positive.
+  BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
+  /// Of token_windows().
   BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
-              std::int64_t vocabulary);
+              std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt);
 
+  /// The sequences of one rank in one step.
   struct Batch {
-    at::Tensor inputs;   ///< (rows, S) int64, on the CPU
-    at::Tensor targets;  ///< (rows, S) int64, on the CPU
+    at::Tensor inputs;     ///< (rows, S) int64, on the CPU
+    at::Tensor targets;    ///< (rows, S) int64, on the CPU
+    at::Tensor positions;  ///< (rows, S) int64, of tokens in their document; undefined without any
+
+    /// The same on `device`. To a GPU the copies run behind what the current stream has to do, and
+    /// the caller does not wait if the batch is pinned.
+    Batch to(c10::Device device) const;
+    /// Rows [first, first + count), in the same memory.
+    Batch rows(std::int64_t first, std::int64_t count) const;
   };
-  /// Rows [first, last) of the batch of `step` (0-based). Throws Error for a token id outside
-  /// [0, vocabulary), with its position.
-  Batch load(std::int64_t step, std::int64_t first, std::int64_t last) const;
-  /// Distinct samples: after this many the data repeats.
-  std::int64_t samples() const { return samples_; }
+  /// Rows [first, last) of the batch of `step` (0-based). `pinned`: in page-locked memory, for a
+  /// program that uses CUDA. Throws Error for a token that the model does not have, with its
+  /// position.
+  Batch load(std::int64_t step, std::int64_t first, std::int64_t last, bool pinned = false) const;
+  /// The number of distinct samples of all sources.
+  std::int64_t samples() const;
+  /// Whether targets may be kIgnoredTarget, so that ranks count differently many.
+  bool ignores_targets() const;
 
  private:
-  void check_start() const;
-  void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const;
+  struct Place {
+    const SampleSource* source;
+    std::int64_t sample;
+  };
+  Place place(std::int64_t n) const;
+  void check_sizes() const;
 
-  TokenSourcePtr tokens_;
-  std::int64_t batch_, sequence_, vocabulary_, samples_;
+  std::vector<WeightedSamples> sources_;
+  BatchOptions options_;
+  std::int64_t sequence_ = 0;
+  std::shared_ptr<const Mixture> mixture_;
 };
 
 }  // namespace tessera::data

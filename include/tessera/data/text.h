@@ -5,11 +5,11 @@
 
 namespace tessera::data {
 
-/// Whole file as a string. Throws Error if it can't be read.
+/// The contents of a file. Throws Error if it can't be read.
 std::string read_text(const std::string& path);
 
-/// Entropy of a byte given the byte before it, by the text's own counts, in nats per byte. It is
-/// what a perfect bigram model of this text would reach; 0 for fewer than two bytes.
+/// The entropy of a byte given the byte before it, by the counts of this text, in nats per byte:
+/// the loss that a perfect bigram model of it would reach. 0 for fewer than two bytes.
 double bigram_entropy(std::string_view text);
 
 }  // namespace tessera::data

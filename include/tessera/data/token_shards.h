@@ -2,23 +2,57 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/data/token_source.h"
 
+namespace tessera::detail {
+class AtomicFile;
+}
+
 namespace tessera::data {
 
-/// The memory-mapped llm.c shards that match a glob, in byte order of their names, as one sequence.
+/// The files that match a glob, in byte order, so that every machine sees the same order. Throws
+/// Error for no match.
+std::vector<std::string> token_shard_files(const std::string& glob);
+
+/// The llm.c shards that match a glob, in that order, as one sequence.
 /// A shard is a header of 256 int32 (magic, version, token count) and the tokens, little endian:
 /// magic 20240520 and uint16, or 20240801 and uint32. Throws Error, naming the file, for no match,
 /// a bad magic or version, a length other than the count says, or anything but a regular file.
 TokenSourcePtr open_token_shards(const std::string& glob);
+/// The same of files, in the order given.
+TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
+/// The type of a shard's tokens, by its size.
 enum class TokenWidth { kUint16, kUint32 };
 
-/// Writes one such shard; it appears complete or not at all. Throws Error for a token that `width`
-/// can't hold, more than 2^31 - 1 tokens, or a failing write.
+/// Writes one such shard as its tokens come. It appears completely, by finish(), or not at all. One
+/// thread at a time. All calls throw Error if the file can't be written.
+class TokenShardWriter {
+ public:
+  TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
+  ~TokenShardWriter();
+  /// Throws Error for a token that does not fit the width, and for more than 2^31 - 1 in all.
+  void append(std::span<const std::int64_t> tokens);
+  /// The tokens so far.
+  std::int64_t size() const { return size_; }
+  /// Makes the file durable and gives it its name. No more tokens after that.
+  void finish();
+
+ private:
+  template <class Token>
+  void write(std::span<const std::int64_t> tokens);
+
+  std::unique_ptr<tessera::detail::AtomicFile> file_;
+  TokenWidth width_;
+  std::int64_t size_ = 0;
+};
+
+/// Writes one such shard at once. Throws Error as the writer does.
 void write_token_shard(const std::filesystem::path& path, std::span<const std::int64_t> tokens,
                        TokenWidth width = TokenWidth::kUint16);
 

@@ -11,17 +11,20 @@ namespace tessera::data {
 class TokenSource {
  public:
   virtual ~TokenSource() = default;
+  /// The number of tokens.
   virtual std::int64_t size() const = 0;
-  /// Tokens [begin, begin + out.size()) as int64. Throws Error for a range outside [0, size()).
+  /// Writes tokens [begin, begin + out.size()) to `out`. Throws Error for a range outside [0,
+  /// size()).
   virtual void read(std::int64_t begin, std::span<std::int64_t> out) const = 0;
 
  protected:
-  /// Throws Error unless [begin, begin + count) lies inside.
+  /// Throws Error unless [begin, begin + count) is inside [0, size()).
   void check_range(std::int64_t begin, std::int64_t count) const;
 };
+/// Shared by the loaders that read it.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// Tokens in memory.
-TokenSourcePtr make_token_source(std::vector<std::int64_t> tokens);
+/// A copy of tokens in memory, in 1, 2, 4 or 8 bytes each, as the largest needs.
+TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
 }  // namespace tessera::data

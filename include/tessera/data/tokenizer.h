@@ -15,15 +15,17 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Ids are [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
-  /// Adds no begin or end token.
+  /// Adds no begin or end token. Special tokens that are written out in the text are found, except
+  /// by SentencePiece. Bytes that are not UTF-8 are read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
-  /// The text; with a byte-level tokenizer perhaps not valid UTF-8. Throws Error for an id outside
-  /// the vocabulary.
+  /// The text; special tokens have none. Perhaps not valid UTF-8, where tokens are bytes. Throws
+  /// Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
   /// The tokens that begin and end a text, where the tokenizer has them.
   virtual std::optional<std::int64_t> begin_token() const { return std::nullopt; }
   virtual std::optional<std::int64_t> end_token() const { return std::nullopt; }
 };
+/// Shared by whoever encodes or decodes with it.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 /// One token per byte, 256 of them.
@@ -31,5 +33,27 @@ TokenizerPtr byte_tokenizer();
 /// A SentencePiece model file. Throws Error if it can't be read, or if Tessera was built without
 /// the SentencePiece library.
 TokenizerPtr sentencepiece_tokenizer(const std::string& path);
+/// Hugging Face's tokenizer.json with a model of byte-pair encoding; the ids are those of the
+/// `tokenizers` package. Throws Error if it can't be read, and for what is not implemented, which
+/// docs/data.md lists.
+TokenizerPtr hugging_face_tokenizer(const std::string& path);
+/// Models whose tokenizer.model has the form of the `tiktoken` package.
+enum class TiktokenModel {
+  kLlama3,  ///< 3 to 3.3
+  kLlama4,
+};
+/// Meta's tokenizer.model of Llama 3 and 4. It has neither the pattern that splits a text nor the
+/// special tokens: these are `model`'s, or, if it is not given, those of the model with that many
+/// tokens. Throws Error if the file can't be read, or if its tokens are no such model's.
+TokenizerPtr tiktoken_tokenizer(const std::string& path,
+                                std::optional<TiktokenModel> model = std::nullopt);
+
+/// A tokenizer of one of these three forms, told by the file's content; of a folder its
+/// tokenizer.json or else its tokenizer.model. Throws Error as they do.
+TokenizerPtr open_tokenizer(const std::string& path);
+/// The file that open_tokenizer() takes of a folder.
+std::optional<std::string> find_tokenizer(const std::string& folder);
+/// Whether open_tokenizer() reads a file as a tokenizer.json. Throws Error if it can't be read.
+bool is_tokenizer_json(const std::string& path);
 
 }  // namespace tessera::data

@@ -8,9 +8,10 @@
 
 namespace tessera {
 
-/// Counts this rank's collectives, calls and bytes by mesh dimension, and lists them one by one,
-/// from its construction on. PyTorch's CommDebugMode, with bytes. The list grows with every call:
-/// look at one step, not at a training.
+/// Records this rank's collectives from its construction on: counts calls and bytes by mesh
+/// dimension and lists the calls one by one. The list grows with every call: use it for one step,
+/// not for a training. Bytes are those that this rank puts in. Not collective. Records calls of all
+/// threads of this rank; its own functions are for one thread. PyTorch's CommDebugMode, with bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();
@@ -18,17 +19,18 @@ namespace tessera {
 class CommunicationScope {
  public:
   explicit CommunicationScope(const DeviceMesh& mesh);
+  /// Calls and bytes by mesh dimension and collective.
   comm::TrafficTable table() const;
   /// All collectives together, or those of one mesh dimension.
   comm::Traffic total() const;
   comm::Traffic total(const std::string& mesh_dim) const;
   /// A line for each mesh dimension and collective: calls and bytes.
   std::string report() const;
-  /// Every call, in the order of their starts: also of groups over several mesh dimensions
-  /// ("dp_tp"), and of other meshes of this rank.
+  /// Every call, in the order in which they started. Includes groups over several mesh dimensions
+  /// ("dp_tp") and other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const { return recorder_.calls(); }
-  /// A line for each call: its number, mesh dimension, collective, bytes, and what it is for (an
-  /// operator, a unit of FSDP; in a backward pass with the node of autograd).
+  /// A line for each call: its number, mesh dimension, collective, bytes, and its purpose (an
+  /// operator or an FSDP unit; in backward also the autograd node).
   std::string listing() const;
 
  private:

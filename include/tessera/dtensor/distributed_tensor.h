@@ -13,48 +13,58 @@
 
 namespace tessera {
 
-/// How a tensor lies: on which mesh, and how.
+/// How a tensor is distributed: on which mesh, and with which layout.
 struct ShardingSpec {
   DeviceMesh mesh;
   LayoutPtr layout = nullptr;
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
 };
 
-/// How a redistribution communicates.
+/// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
+std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
+
+/// Options of a redistribution.
 struct RedistributeOptions {
-  std::optional<c10::ScalarType> forward_dtype{};  ///< cast before; the result keeps it
-  /// The gradient is cast before its way back, and then to the type of the tensor.
+  /// The tensor is cast to this type first; the result has it.
+  std::optional<c10::ScalarType> forward_dtype{};
+  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
   std::optional<c10::ScalarType> backward_dtype{};
-  /// Return while the last collective is under way; the first use of the values waits for it, as
-  /// does, on CPU, every later collective of a redistribution that is not asynchronous itself. A
-  /// failure of a peer is thrown there. The gradient travels back in the same way.
+  /// Return while the last collective is under way. The first use of the values waits for it, and
+  /// throws there if it failed; on CPU every later synchronous collective of a redistribution waits
+  /// for it too. The gradient is redistributed in the same way.
   bool async = false;
 };
 
+/// Whose values a tensor is distributed from.
 struct DistributeOptions {
-  /// Position in mesh.ranks() of the one rank whose values count; the others give a tensor of the
-  /// same sizes and type. Collective, and no gradient. Without: all ranks hold the same values.
+  /// The position in mesh.ranks() of the one rank whose values are taken; the others pass a tensor
+  /// of the same sizes and type. Collective, and without gradient. Not set: all ranks pass the same
+  /// values.
   std::optional<int> source{};
 };
 
-/// A tensor spread over a mesh. It *is* an at::Tensor (implicitly convertible, every at:: function,
-/// autograd and torch::optim take it): global sizes outside, a local tensor inside. This handle
-/// adds what is particular to it. PyTorch's DTensor.
+/// A tensor that is distributed over a mesh. It *is* an at::Tensor, with the global sizes outside
+/// and a local tensor inside: it converts implicitly, and every at:: function, autograd and
+/// torch::optim take it. This handle adds what only distributed tensors have. PyTorch's DTensor.
 ///
-/// Whatever makes or redistributes one throws Error, on every rank, for a Partial that elements of
-/// its type do not have: bool has max, min and product, integers all but avg, complex numbers sum
-/// and avg.
+/// Collective functions must be called by all ranks of the mesh, in the same order. Thread safe as
+/// at::Tensor is: several threads may read one tensor, and a write needs a lock. A rank's
+/// collectives are called by one thread at a time.
+///
+/// Every function that makes or redistributes one throws Error, on every rank, for a Partial that
+/// its type does not have: bool has max, min and product, integers have all but avg, complex
+/// numbers have sum and avg.
 class DistributedTensor {
  public:
   DistributedTensor() = default;
-  /// The typed handle of a tensor that is distributed; throws Error for a plain one.
+  /// The handle of a tensor that is distributed. Throws Error for a plain one.
   explicit DistributedTensor(at::Tensor tensor);
 
-  /// Wraps this rank's part. Without `sizes` the global sizes are computed from the local ones
-  /// (even shards assumed; with uneven shards pass them). No communication, but for the check of
-  /// debug builds (check_agreement).
-  /// Gradient: Shard -> Shard, Replicate -> Replicate, Partial -> Replicate; or as
-  /// `grad_placements` say (Partial for a replicated tensor: each rank gets its own term).
+  /// A distributed tensor with `local` as this rank's local tensor, with which it shares memory.
+  /// `sizes` are the global sizes; without them they are computed, assuming even shards. Throws
+  /// Error if `local` has other sizes than this rank's shard. Not collective, except in debug
+  /// builds (see check_agreement). Gradient: local, with the same placements, but Replicate for
+  /// Partial; or `grad_placements` (Partial for a replicated tensor: each rank gets its own term).
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -62,25 +72,31 @@ class DistributedTensor {
   static DistributedTensor from_local(const at::Tensor& local, const ShardingSpec& spec,
                                       std::vector<std::int64_t> sizes);
 
-  /// This rank's part. Gradient: the local gradient is taken to lie as `grad_placements` say
-  /// (default: as this tensor, Partial as Replicate); a leaf's `.grad` ends as the leaf lies.
+  /// This rank's local tensor, which shares memory with this one. Not collective.
+  /// Gradient: local gradients are taken to have `grad_placements` (default: those of this tensor,
+  /// Replicate for Partial). The `.grad` of a leaf is redistributed to the leaf's placements.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
-  /// To other placements on the same mesh. Collective if data must move. Gradient: a
-  /// redistribution back (to Replicate where this tensor is Partial).
+  /// The same tensor with other placements, or another layout, on the same mesh. Collective if data
+  /// must move. The result does not share memory with this tensor. Throws Error for placements that
+  /// do not fit. Gradient: redistributed back (to Replicate where this tensor is Partial).
   DistributedTensor redistribute(const Placements& placements) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options) const;
-  /// To another mesh of the same world: of the same ranks, however arranged (one all-to-all, or
-  /// none where each rank has what it will hold); or a slice of this mesh through this rank, or a
-  /// mesh that this one is a slice of: the tensor is then taken to be replicated on the dimensions
-  /// that the slice lacks, and so is the gradient. Throws Error for any other mesh.
+  /// The same tensor on another mesh of the same world, one of these, else throws Error:
+  ///   - a mesh of the same ranks in any arrangement: one all-to-all, or none where every rank
+  ///   holds
+  ///     what it needs;
+  ///   - a slice of this mesh through this rank, or a mesh that this one is a slice of: the tensor,
+  ///     and its gradient, are taken to be replicated on the dimensions that the slice lacks.
+  /// Collective over the larger mesh. Gradient: redistributed back.
   DistributedTensor redistribute(const DeviceMesh& mesh, const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
-  /// The whole tensor, plain, on every rank. Collective. Gradient: taken to lie as
-  /// `grad_placements` say (default: the same on every rank).
+  /// The global tensor, as a plain one, on every rank. Collective. Gradient: local gradients are
+  /// taken to have `grad_placements` (default: Replicate).
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
 
+  /// Throws Error for a layout that no list of placements describes (see to_placements).
   Placements placements() const;
   LayoutPtr layout() const;
   const ShardingSpec& spec() const;
@@ -92,43 +108,58 @@ class DistributedTensor {
   at::Tensor tensor_;
 };
 
-/// Whether a tensor is distributed. Write tessera::is_distributed: at:: has an unrelated function
-/// of that name.
-bool is_distributed(const at::Tensor& tensor);
+namespace detail {
+
+/// The type of is_distributed.
+struct IsDistributed {
+  bool operator()(const at::Tensor& tensor) const;
+};
+
+}  // namespace detail
+
+/// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
+/// an unrelated function, is not found beside it; that and x.is_distributed() are false of every
+/// tensor.
+inline constexpr detail::IsDistributed is_distributed{};
 /// The spec of a distributed tensor. Throws Error for a plain one.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor without autograd, or the tensor itself if it is plain.
+/// The local tensor of a distributed tensor, without autograd; a plain tensor itself. Not
+/// collective.
 const at::Tensor& local_tensor(const at::Tensor& tensor);
-/// A distributed tensor around `local` below autograd (a leaf without gradient history).
+/// A distributed tensor of global `sizes` with local tensor `local`, without autograd history.
+/// Throws Error if `local` has other sizes than this rank's shard. Not collective.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes);
 
-/// Leaves the gradient of a distributed leaf as backward makes it, possibly Partial, instead of
-/// bringing it to the leaf's layout: for a caller that reduces many of them together. Returns false
-/// if somebody has seen to this leaf already: another caller, or an operator that has met it.
+/// From now on the gradient of `leaf` stays as backward makes it, possibly Partial, and is not
+/// redistributed to the leaf's layout: for a caller that reduces many gradients together. Returns
+/// false, and does nothing, if that is decided already: by another caller, or by the first operator
+/// that used the leaf. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
-/// Spreads `tensor`, the same on every rank, over the mesh: each rank keeps its slice, no
-/// communication. On a meta tensor: a meta local of the right shape.
-/// Gradient: a redistribution to Replicate.
+/// Distributes `tensor`, which is the same on every rank: each rank keeps its shard. Not
+/// collective, unless `options.source` is set. A meta tensor gives a meta local tensor of the right
+/// sizes. Gradient: redistributed to Replicate.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements);
+/// The same with options: the values of one rank may count.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, const DistributeOptions& options);
 
-/// Sizes, type, mesh and placements, then this rank's part and where it lies in the whole. What is
-/// partial is reduced first, which is collective: call it on every rank then, or local_to_string.
-/// (Streaming the plain at::Tensor handle throws: libtorch's printer reads memory that a
-/// distributed tensor lacks.)
+/// Sizes, type, mesh and placements, then this rank's values and their ranges in the global tensor.
+/// A Partial tensor is reduced first, which is collective: call it on every rank, or use
+/// local_to_string. (Streaming the at::Tensor itself throws: libtorch's printer reads memory, which
+/// a distributed tensor lacks.)
 std::string to_string(const DistributedTensor& tensor);
+/// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
-/// The same, but what is partial is shown as the term that this rank holds. Never collective.
+/// The same, but of a Partial tensor the term that this rank holds. Not collective.
 std::string local_to_string(const DistributedTensor& tensor);
 
 /// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
 /// placements. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the environment,
-/// from_local and distribute_tensor do it themselves, and are then collective too, also where a
-/// rank throws for an error of its own; TESSERA_DEBUG=0 turns that off.
+/// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
+/// it off.
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera

@@ -12,26 +12,32 @@
 
 namespace tessera {
 
-/// Distributed tensors of global `sizes`, each rank making its own part: no communication. The
-/// device is the mesh's, unless `options` name one (meta). Where placements say Partial, the parts
-/// reduce to the values asked for. Throws Error for a placement that does not fit the sizes.
-/// Gradient: leaves; set requires_grad in the options.
+// Distributed tensors of global `sizes`. Each rank makes its own shard: not collective. The device
+// is the mesh's, unless `options` name one (meta). The terms of a Partial tensor reduce to the
+// values asked for. Throw Error for a placement that does not fit the sizes. Gradient: the results
+// are leaves; set requires_grad in the options.
+
+/// Without values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
+/// As empty(), filled with 0.
 DistributedTensor zeros(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
+/// As empty(), filled with 1.
 DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
+/// As empty(), filled with `value`.
 DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
                        const DeviceMesh& mesh, const Placements& placements,
                        at::TensorOptions options = {});
-/// start, start + step, ... below end. int64 unless `options` name a type.
+/// start, start + step, ... up to end, which is excluded. int64 unless `options` name a type.
 DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
                          const DeviceMesh& mesh, const Placements& placements,
                          at::TensorOptions options = {});
-/// Uniform in [0, 1) and standard normal, the same global tensor on every mesh (see random.h).
+/// Uniform in [0, 1). The global tensor is bit-equal on every mesh (random.h).
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
+/// Standard normal; otherwise as rand().
 DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
 

@@ -10,22 +10,40 @@
 
 namespace tessera {
 
+/// How local_map takes its arguments and their gradients.
 struct LocalMapOptions {
-  /// What each tensor argument must lie as (nullopt: as it comes). Empty: all as they come.
+  /// The placements that each tensor argument must have; nullopt: any. Empty: any for all.
   std::vector<std::optional<Placements>> in_placements{};
-  /// What the function's gradient for each tensor argument lies as (see to_local); nullopt or
-  /// empty: as the argument does, replicated where that is partial. Partial where each rank's call
-  /// makes its own term of a replicated argument's gradient.
+  /// The placements of the gradient that the function makes for each tensor argument (see
+  /// to_local). nullopt or empty: those of the argument, Replicate for Partial; but on a mesh
+  /// dimension where the argument is replicated and the results are sharded or sums, Partial: each
+  /// rank makes its own term. Must be said of a replicated argument where results differ in that.
+  /// A function that communicates may reduce gradients itself: then say Replicate.
   std::vector<std::optional<Placements>> in_grad_placements{};
-  /// Bring arguments that lie otherwise to in_placements; else they are an Error.
+  /// Redistribute arguments that have other placements than in_placements; otherwise they are an
+  /// Error.
   bool redistribute_inputs = false;
-  /// Global sizes of each result; empty: from the local ones, shards being even.
+  /// The global sizes of each result. Empty: computed from the local ones, assuming even shards.
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 
-/// Runs `function` on the local tensors of `arguments` (plain ones are passed as they are) and
-/// takes its results for parts of distributed tensors that lie as `out_placements` say. The way to
-/// write an operator by hand, collectives included. Differentiable. PyTorch's local_map.
+/// Calls `function` with the local tensors of `arguments` (plain ones are passed as they are) and
+/// wraps its results as the local tensors of distributed ones with `out_placements`, one list per
+/// result. The way to write an operation on shards by hand. Collective if `function` is or if
+/// inputs are redistributed. Differentiable: autograd records the operators that `function` runs;
+/// collectives that it calls itself need a gradient of their own. Throws Error for arguments with
+/// wrong placements, for a wrong number of results, and for a plain argument that brings a gradient
+/// to a parameter while the results are split: each rank would find a part of it, and
+/// in_grad_placements must say that the function adds those up. PyTorch's local_map.
+///
+///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
+///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {
+///     return std::vector{locals[0].square().sum()};
+///   };
+///   at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
+///   loss.backward();
+///
+/// tests/dtensor/dispatch/extension_examples_test.cpp runs this example.
 std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& arguments, const DeviceMesh& mesh,

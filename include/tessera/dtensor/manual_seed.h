@@ -4,22 +4,25 @@
 
 namespace tessera {
 
-/// Where this thread's rank is in its stream of random operators.
+/// How far a rank is in its sequence of random operators.
 struct RandomState {
   std::uint64_t seed = 0;
-  std::uint64_t calls = 0;  ///< random operators on distributed tensors since the seed was set
+  std::uint64_t calls = 0;  ///< random operators since the seed was set
 };
 
 /// Seeds the random operators of at:: (uniform_, normal_, dropout, rand_like, multinomial, ...) on
-/// distributed tensors, for the rank that this thread is. Ranks that give the same seed and make
-/// the same calls get parts of the same global tensors, on every mesh. The common ones draw by the
-/// global element, bit-equal on CPU and CUDA and without communication; the others gather and are
-/// bit-equal on devices of one kind. A generator that the caller passes is used as it is: every
-/// rank must pass an equal one. libtorch's own generators are left alone.
+/// distributed tensors, and on plain ones in the forward of a module that fully_shard or
+/// parallelize_module was applied to (docs/random.md), for this rank: this thread, and the threads
+/// of autograd that run its backward. Not collective, but every rank must give the same seed and
+/// make the same calls: then they get shards of the same global tensors, on every mesh. The common
+/// operators draw by global element, without communication and bit-equal on CPU and CUDA; the
+/// others gather, and are bit-equal on devices of one kind. A generator that the caller passes is
+/// used as it is; every rank must pass an equal one. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
-/// For checkpoints and for drawing the same numbers again.
+/// The state of this rank, to save it and to draw the same numbers again.
 RandomState random_state();
+/// Sets what random_state() returned; later operators draw what they drew then.
 void set_random_state(RandomState state);
 
 }  // namespace tessera

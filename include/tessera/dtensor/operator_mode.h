@@ -7,13 +7,17 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/detail/carried_scope.h"
+
 namespace tessera {
 
-/// What a thread may put between autograd and the operators. PyTorch's TorchDispatchMode, for
-/// operators that make new tensors of tensors: those that write to an argument, return views, take
-/// no tensor or are composed of others run as ever.
+/// Intercepts operators between autograd and their kernels, on one thread and in the backwards that
+/// it calls, which with CUDA run on another thread. It sees operators that
+/// make new tensors from tensors; those that write to an argument, return views, take no tensor or
+/// are composed of others run as without it. PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
+  /// The operator that a call is of.
   struct Operator {
     const std::string& name;  ///< "aten::mm", "aten::sum.dim_IntList"
     bool draws_random = false;
@@ -21,36 +25,34 @@ class OperatorMode {
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
-  /// Called for each such operator, on plain and distributed tensors, and for
-  /// "tessera::redistribute" (not asynchronous ones). `run` runs it; other results of the same
-  /// kinds may be returned instead. What the operator itself runs on local tensors is not seen.
+  /// Called for each such operator on plain and distributed tensors, and for
+  /// "tessera::redistribute", unless it is asynchronous. `run` runs the operator; other results of
+  /// the same kinds may be returned instead. Operators that it runs on local tensors are not seen.
+  /// `run` is collective where the operator is: all ranks must call it, or none. An error that it
+  /// or this function throws is the operator's.
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
-/// While it lives, on this thread: operators go to `mode`. Scopes replace one another.
+/// While it exists, operators of this thread and of its backwards go to `mode`, which must outlive
+/// it. An inner scope replaces an outer one; scopes end in reverse order, on the thread that began
+/// them.
 class OperatorModeScope {
  public:
   explicit OperatorModeScope(OperatorMode& mode);
-  ~OperatorModeScope();
-  OperatorModeScope(const OperatorModeScope&) = delete;
-  OperatorModeScope& operator=(const OperatorModeScope&) = delete;
 
  private:
-  OperatorMode* outer_;
+  detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
   c10::impl::IncludeDispatchKeyGuard guard_;
 };
 
-/// While it lives, on this thread: operators go to no mode. For work that a library does beside the
+/// While it exists, operators of this thread go to no mode. For what a library does beside the
 /// user's computation.
 class OperatorModePause {
  public:
   OperatorModePause();
-  ~OperatorModePause();
-  OperatorModePause(const OperatorModePause&) = delete;
-  OperatorModePause& operator=(const OperatorModePause&) = delete;
 
  private:
-  OperatorMode* outer_;
+  detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
 };
 
 /// The mode of this thread, or nullptr.

@@ -3,13 +3,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace tessera {
 
-/// Counter-based random numbers (Philox4x32-10) indexed by global element: the value of an element
-/// depends on `seed`, `stream` and its row-major index in the global tensor only, so the result is
-/// bit-equal on every mesh, and on CPU and CUDA. `stream` tells tensors apart: give every parameter
-/// and every call its own.
+/// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
+/// as easy as 1, 2, 3", 2011) with the global element as the counter. The value of an element
+/// depends on `seed`, `stream` and its row-major index in the global tensor only: it is bit-equal
+/// on every mesh, and on CPU and CUDA. Give every parameter and every call a `stream` of its own.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -17,30 +18,33 @@ struct RandomKey {
 
 /// A stable stream number for a name (FNV-1a), for example a parameter's FQN.
 std::uint64_t stream_of(const char* name);
-/// The `index`-th of many streams below `stream`, for example one a call.
+/// The `index`-th of many streams derived from `stream`, for example one per call.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 
-// Each fills a floating-point tensor, plain or distributed (not partial), with values computed in
-// fp64 and rounded once to the tensor's type. Not collective. Gradient: none; autograd does not see
-// the write.
+// Each of these fills a floating-point tensor, plain or distributed (not Partial), with values that
+// are computed in fp64 and rounded once to the tensor's type. Not collective. Thread safe for
+// different tensors. No gradient: autograd does not see the write. Throw Error for other types.
 
 /// Uniform in [from, to].
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
 /// Normal, by inverse CDF (Wichura's AS241).
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
-/// Normal cut to [low, high], by inverse CDF.
+/// Normal truncated to [low, high], by inverse CDF.
 void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low, double high,
                    RandomKey key);
 /// 1 with probability `p`, else 0.
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
-/// `x` with each element zeroed with probability `p` and the others multiplied by 1/(1-p); same
-/// layout. `first_element` is added to every element's index. No gradient: see nn::dropout.
-at::Tensor apply_dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element);
 
-/// While it lives, on this thread: tensors are part `index` of `count` equal parts, along dimension
-/// 0, of something larger that no mesh shows, as activations that live on a tp mesh are of the
-/// batch that data parallelism splits. Random numbers of activations are then drawn by the place in
-/// the whole. Scopes replace one another.
+namespace detail {
+class RandomRegionScope;
+}
+
+/// While it exists, dropout and the random operators of at:: draw, for tensors of this thread, the
+/// numbers of part `index` of `count` equal parts along dimension 0; BatchPart(0, 1): those of
+/// whole tensors. So data-parallel ranks draw what one rank draws for the full batch. Plain tensors
+/// too have the numbers of manual_seed then. The forward of a module that fully_shard was applied
+/// to does the same by itself for the rows that it is given; a scope within it is for what the
+/// library can't know. An inner scope replaces an outer one.
 class BatchPart {
  public:
   BatchPart(std::int64_t index, std::int64_t count);
@@ -48,11 +52,8 @@ class BatchPart {
   BatchPart(const BatchPart&) = delete;
   BatchPart& operator=(const BatchPart&) = delete;
 
-  /// Index in the whole of the first element of a tensor of `numel` elements; 0 outside a scope.
-  static std::int64_t first_element(std::int64_t numel);
-
  private:
-  std::int64_t outer_;
+  std::unique_ptr<detail::RandomRegionScope> scope_;
 };
 
 }  // namespace tessera

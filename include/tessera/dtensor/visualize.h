@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// Which ranks hold which part of a tensor of one or two dimensions, as a table of text: a row for
+/// Which ranks hold which block of a tensor of one or two dimensions, as a table of text: a row for
 /// each range of dimension 0, a column for each of dimension 1. Not collective. Throws Error for
-/// more dimensions.
+/// other numbers of dimensions. PyTorch's visualize_sharding.
 ///
 ///   [7, 4] on (dp=2, tp=2): Shard(0), Shard(1)
 ///            0:2    2:4

@@ -12,12 +12,13 @@
 
 namespace tessera::fsdp {
 
-/// Gathers a unit's packed parameters: output [ranks * n] = all ranks' inputs [n]. May return
-/// nullptr if it is done.
+/// Gathers a unit's packed parameters: output (ranks, n) = all ranks' inputs (n), in the type of
+/// computation, or bytes where a parameter has an all-gather extension. Collective over `group`.
+/// May return nullptr if it is done; otherwise the unit waits for what it returns.
 using AllGather = std::function<comm::WorkPtr(comm::Communicator& group, const at::Tensor& output,
                                               const at::Tensor& input)>;
-/// Sums a unit's packed gradients: output [n] = part `rank` of the sum of all ranks' inputs
-/// [ranks * n]. May return nullptr if it is done.
+/// Sums a unit's packed gradients: output (n) = row `rank` of the sum of all ranks' inputs
+/// (ranks, n), in reduce_dtype. Collective over `group`. May return nullptr if it is done.
 using ReduceScatter = std::function<comm::WorkPtr(
     comm::Communicator& group, const at::Tensor& output, const at::Tensor& input)>;
 /// A flat tensor of `numel` elements, not initialised, of the type and on the device that `options`
@@ -32,22 +33,37 @@ using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 
 // They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
 // them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed; ranks
-// that disagree are told so of what goes through `group`. Throw Error if there is no unit.
+// that disagree are told so of what goes through `group`. Not collective themselves, and not to be
+// called while a forward or backward runs; every rank must set the same. Throw Error, before
+// anything is changed, if there is no unit.
+//   fsdp::set_custom_all_gather(*model, [](comm::Communicator& group, const at::Tensor& output,
+//                                          const at::Tensor& input) {
+//     return group.all_gather(output, input);
+//   });
+//   fsdp::set_custom_reduce_scatter(*model, [](comm::Communicator& group, const at::Tensor& output,
+//                                              const at::Tensor& input) {
+//     return group.reduce_scatter(output, input, ReduceOp::kSum);
+//   });
 
-void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, bool recurse = true);
+/// Replaces the all-gather of the parameters, the memory of its tensors, or both. `allocate` makes
+/// the tensors that the collective is given, both input and output: memory that it can reach from
+/// other ranks, say. With an empty `all_gather` the communicator's is given them. It is called in
+/// the lane of the collective. Buffers are reused across units, possibly with another dtype. They
+/// are dropped once the collective and its readers are done. FSDP2's `Comm.allocate`.
+///   fsdp::set_custom_all_gather(*model, {}, [](comm::Communicator&, std::int64_t numel,
+///                                              const c10::TensorOptions& options) {
+///     return at::empty({numel}, options);
+///   });
+void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather,
+                           AllocateBuffer allocate = {}, bool recurse = true);
+/// The same for the reduce-scatter of the gradients; under replicate `allocate` makes the tensors
+/// that are all-reduced. For gradients that are packed it is called where they are computed. The
+/// output is dropped once the gradients in it are.
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
-                               bool recurse = true);
-/// The same with an allocator of the tensors that the collective is given, both input and output:
-/// memory that it can reach from other ranks, say. With an empty collective, of those that the
-/// communicator's is given; so under replicate, whose gradients are all-reduced. It is called in
-/// the lane of the collective (for the gradients that are packed: where they are computed), once
-/// for several units if one's tensors fit the next, which may read them as another type. They are
-/// dropped once the collective and its readers are done, the output of a reduce-scatter once the
-/// gradients in it are. FSDP2's `Comm.allocate`.
-void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, AllocateBuffer allocate,
-                           bool recurse = true);
-void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
-                               AllocateBuffer allocate, bool recurse = true);
+                               AllocateBuffer allocate = {}, bool recurse = true);
+/// FSDP2's set_all_reduce_hook.
+///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
+///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 /// The hook is called, and its gradients divided and added up, in a lane of their own (PyTorch's
 /// `stream`), which is current within the hook: after the reduction, beside the next unit's, and
@@ -58,7 +74,7 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, comm::Lane lane,
                          bool recurse = true);
 
-/// True: what a unit's all-gathers and reduce-scatters send and receive lies in memory that their
+/// True: what a unit's all-gathers and reduce-scatters send and receive is in memory that their
 /// groups allocate (Communicator::allocate): with NCCL, memory that it has registered, which lets
 /// the network or the switches do more of the work. Tensors are packed into it. Reduced gradients
 /// stay there until they are dropped. Takes effect with the next forward. Throws Error where a unit
@@ -69,14 +85,16 @@ void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, boo
 
 /// The gathers of the next forward wait for `event`, the end of the optimizer's update, instead of
 /// for all that has been issued when it begins. For that forward only. `root`: the root.
-///   const comm::StreamsPtr streams = comm::make_streams("cuda");
+///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
 /// Throws Error for a module that is no unit, or whose unit ran as part of another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Lets several roots (the stages of a pipeline) use the same streams and buffers, and reduce one
-/// unit at a time between them. Throws Error for a module that is no unit.
+/// unit at a time between them. What is under way in another context is finished first, which is
+/// collective. Throws Error for a module that is no unit.
+///   fsdp::share_context({first_stage.get(), second_stage.get()});
 void share_context(const std::vector<nn::ModuleBase*>& roots);
 
 }  // namespace tessera::fsdp

@@ -10,24 +10,35 @@
 
 namespace tessera::fsdp {
 
-/// What FSDP does around the forward of `module`'s unit, if it has one: gathers, casts, and lets
-/// backward find its way. Collective.
+/// What FSDP does around the forward of `module`'s unit, if it has one: gathers, casts `arguments`
+/// and `results` in place, and lets backward find its way through them. Collective.
+/// register_forward_method calls both.
 void before_forward(nn::ModuleBase& module, nn::TensorList arguments);
+/// The other half of before_forward(), with the tensors in the method's result. Collective.
 void after_forward(nn::ModuleBase& module, nn::TensorList results);
+/// In place of after_forward(), where the call has thrown. Not collective.
+void abandon_forward(nn::ModuleBase& module);
 
-/// A method other than forward that uses a unit's parameters, called as forward is: the unit's
-/// parameters are whole in it, and reduced after its backward. See register_forward_method.
+/// A method other than forward that uses a unit's parameters, called as forward is: the parameters
+/// are unsharded in it, and their gradients reduced in its backward. See register_forward_method.
 template <class M, class Method>
 class ForwardMethod {
  public:
   ForwardMethod(M& module, Method method) : module_(&module), method_(method) {}
 
-  /// Arguments are copied. Collective. Returns what the method returns.
+  /// Arguments are copied. Collective, with gradients as forward. Returns what the method returns.
   template <class... Args>
   auto operator()(Args&&... args) const {
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     before_forward(*module_, nn::collect_tensors(arguments));
-    const auto call = [this](auto&... values) { return (module_->*method_)(values...); };
+    const auto call = [this](auto&... values) {
+      try {
+        return (module_->*method_)(values...);
+      } catch (...) {
+        abandon_forward(*module_);
+        throw;
+      }
+    };
     if constexpr (std::is_void_v<decltype(std::apply(call, arguments))>) {
       std::apply(call, arguments);
       after_forward(*module_, {});

@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <functional>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,13 +31,23 @@ struct MixedPrecisionPolicy {
   bool restore_input_dtype = false;
 };
 
-/// How a parameter (by its name within the unit) lies on the dimension that shards: Shard(d) for
-/// any dimension, or Replicate(); nullopt: Shard(0).
+// Functions of options are asked once a parameter, when fully_shard is called, with the parameter
+// as it is then, maybe on the meta device. They must answer alike on every rank.
+
+/// The placement of a parameter (by its name within the unit) on the dimension that shards:
+/// Shard(d) for any dimension, or Replicate(); nullopt: Shard(0).
+///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
+///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
+///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
+///   };
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
 /// Which mesh a parameter (by its name within the unit) is split over instead of the unit's, for
 /// example the experts of a mixture; nullopt: the unit's. As fully_shard's `mesh`.
+///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
+///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
+///   };
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
@@ -47,24 +58,25 @@ struct OffloadPolicy {
   bool pin_memory = true;
 };
 
+/// How a unit is sharded, gathered and reduced.
 struct Options {
   MixedPrecisionPolicy mp_policy{};
   /// Default: shards live on the mesh's device, to which they are moved.
   std::optional<OffloadPolicy> offload_policy{};
   /// Free the gathered parameters after forward and gather them again in backward (ZeRO-3), or keep
-  /// them in between (ZeRO-2). Default: true for every unit but the root, and for a root with
-  /// neighbours.
+  /// them in between (ZeRO-2). Default: true for every unit but the root, and for a root with a
+  /// post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// Where the parameters are freed after forward: keep 1/n of them on each of n neighbouring
-  /// ranks, so that backward gathers among those only (ZeRO++'s hpZ). Must divide the ranks that
-  /// shard; 1, or all of them: nothing more than the shard is kept.
-  std::int64_t neighbours = 1;
+  /// Where the parameters are freed after forward: each n ranks side by side keep 1/n of them each,
+  /// so that backward gathers among those only (ZeRO++'s hpZ; FSDP2's reshard_after_forward=n). n
+  /// must divide the ranks that shard; 1, or all of them: nothing more than the shard is kept.
+  std::int64_t post_forward_mesh_size = 1;
   /// On a mesh of replicas (HSDP): split shards, gradients and the optimizer's state over all of
   /// its ranks, not each replica's alone. Parameters are gathered over all ranks once a step; from
   /// then on each rank keeps, in the type of computation, its piece of what its replica has
   /// gathered, so that backward and later micro-batches gather within the replica. Gradients are
   /// reduce-scattered over all ranks, in each micro-batch that reduces. See set_is_last_backward
-  /// for what a step is. Not with neighbours.
+  /// for what a step is. Not with post_forward_mesh_size.
   bool shard_over_replicas = false;
   /// Some ranks may leave this unit out of a forward (a branch, an expert). All ranks then gather
   /// it when the root's forward begins and reduce it when backward ends, with zeros for what a rank
@@ -80,13 +92,19 @@ struct Options {
   /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers.
   std::unordered_set<nn::SlotPtr> ignored{};
 };
+/// What is not as by default, as C++ would say it: "{.reshard_after_forward = true}". Functions are
+/// named only.
+std::string to_string(const Options& options);
+/// Writes to_string(options).
+std::ostream& operator<<(std::ostream& stream, const Options& options);
 
 /// Makes `module` one FSDP unit: its parameters, and those below it that belong to no unit yet, are
 /// split over `mesh`, on dimension 0 as torch.chunk does unless options say otherwise (a scalar is
 /// replicated). They are gathered together before forward and before backward and freed after;
 /// their gradients are reduce-scattered together, averaged over `mesh`. Apply bottom-up: blocks
-/// first, the root last; the call on the root must be the forward. Parameters may be on the meta
-/// device.
+/// first, the root last; the call on the root must be the forward, as root(x): root.forward(x)
+/// skips the hooks. Outside of forward and backward slots hold the shards, also where a unit stays
+/// gathered in between. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, that shards; or two, of which the first replicates and the second shards
 /// (HSDP: gradients are also all-reduced over the first; or see shard_over_replicas). Parameters
@@ -96,10 +114,12 @@ struct Options {
 /// Buffers are moved to that device as well, and so is what the root's forward is given, all but
 /// meta and distributed tensors.
 ///
-/// Not collective. Forward and backward of a unit are collective over `mesh`. Gradients of
-/// parameters that a rank did not use count as zeros; those that no rank used get none. FSDP2's
-/// fully_shard. Throws Error for another mesh, a module wrapped already, or a parameter that is
-/// shared with a module outside.
+/// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
+/// may run them for a root and the units below it. Gradients of parameters that a rank did not use
+/// count as zeros; those that no rank used get none. What happens when, and which calls may follow
+/// which, is in docs/fsdp_states.md. FSDP2's fully_shard. Throws Error, before anything is changed,
+/// for another mesh, options that contradict each other, a module wrapped already, or a parameter
+/// that cannot be split as asked or is shared with a module outside.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 /// Several modules as one unit: gathered before the first of them runs, freed after the last. They
 /// must all run in each forward, and none may be the root.
@@ -107,27 +127,43 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
                  const Options& options = {});
 
 /// Data parallelism on the same engine: makes `module` one unit whose parameters every rank of the
-/// 1-D `mesh` keeps whole, as distributed tensors that are replicated. Nothing is gathered;
+/// 1-D `mesh` keeps unsharded, as distributed tensors that are replicated. Nothing is gathered;
 /// gradients are all-reduced together, beside the rest of backward, and averaged. The ranks'
-/// parameters must be equal. Bottom-up as fully_shard, with which it combines in one model; what is
+/// parameters must be equal: the first forward compares them, and throws Error on all ranks if they
+/// differ. Bottom-up as fully_shard, with which it combines in one model; what is
 /// said of units holds for these too. DDP; FSDP2's replicate.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more dimensions, and for options
-/// that say how to split: shard_placement, parameter_mesh, neighbours, shard_over_replicas,
-/// all_gather_extension.
+/// that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size,
+/// shard_over_replicas, all_gather_extension.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
 /// All ranks of `world` as one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
 // On that mesh, as FSDP2 does where it is given none. A process has no world of its own that could
 // be left out here as well: its threads may be ranks of one or of several.
+/// On world_mesh(world).
 void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
+/// On world_mesh(world).
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
                  const Options& options = {});
+/// On world_mesh(world).
 void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
 
 /// Whether fully_shard or replicate was applied to exactly this module.
 bool is_fully_sharded(const nn::ModuleBase& module);
+
+/// What messages call the unit of exactly this module, "unit 'layers.3'", by its FQN from the first
+/// forward on; "" if it is in none. Modules that are one unit together have one name.
+std::string unit_name(const nn::ModuleBase& module);
+
+/// For a message about an error that ended a forward or backward of this model: "the forward of
+/// unit 'layers.3'", of units within each other the innermost; "" if neither has begun. Not
+/// collective.
+///   try { loss_of(batch).backward(); } catch (const c10::Error& error) {
+///     fail(fsdp::under_way(*model), ": ", error.what_without_backtrace());
+///   }
+std::string under_way(const nn::ModuleBase& module);
 
 class Unit;
 
@@ -135,7 +171,7 @@ class Unit;
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
-  /// Until the parameters are whole. Collective; a second time, or after the module is gone, it
+  /// Until the parameters are unsharded. Collective; a second time, or after the module is gone, it
   /// does nothing.
   void wait();
 
@@ -144,14 +180,17 @@ class UnshardHandle {
 };
 
 /// Gathers or frees a unit's parameters by hand (not those of units below it). unshard is
-/// collective. Each does nothing where it is done already.
+/// collective; it reads shards as the compute lane leaves them. Each does nothing where it is done
+/// already. Throw Error for a module that is no unit; unshard also for parameters that are still on
+/// the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
+/// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed.
 void reshard(nn::ModuleBase& module);
-/// Begins to gather; forward, unshard or the handle waits for it. Collective.
+/// Begins to gather; forward, unshard or the handle waits for it. Collective. Throws as unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// Whole parameters for as long as this lives; frees them after, unless they were whole before.
-/// Collective.
+/// Unsharded parameters for as long as this lives; frees them after, unless they were unsharded
+/// before. Collective. Throws as unshard.
 class UnshardScope {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -160,21 +199,23 @@ class UnshardScope {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr: was whole
+  std::shared_ptr<Unit> unit_;  ///< nullptr: the slots held them before
+  bool was_unsharded_;          ///< for the backward that is to come
 };
 
 // Settings that may change between iterations. Like the collectives that they govern, they must be
 // the same on every rank. They apply to the unit of `module` and, unless `recurse` is false, to
-// those below it; Error if there is none.
+// those below it. None is collective; each throws Error, before anything is changed, if there is no
+// unit.
 
 /// ZeRO-3 (true) or ZeRO-2 (false).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: parameters stay gathered after backward, until they are resharded by hand or after a
 /// later backward. For micro-batches between which nothing writes to the parameters.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// False: backward reduces nothing; each rank adds up its whole gradients (in reduce_dtype) until
-/// the first backward with true reduces the sum. Accumulation of micro-batches at the price of the
-/// memory of whole gradients.
+/// False: backward reduces nothing; each rank adds up its unsharded gradients (in reduce_dtype)
+/// until the first backward with true reduces the sum. Accumulation of micro-batches at the price
+/// of the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
 /// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
@@ -192,6 +233,7 @@ void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// (an embedding).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
 /// What the sum of the ranks' gradients is divided by; default: the number of ranks of the mesh.
+/// Throws Error for a factor that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// True: gradients are summed as they are and divided once, after. The default for all types but
 /// fp16, where half of the division comes before the sum, so that it does not overflow: for ranks
@@ -201,13 +243,16 @@ void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = 
 /// True: units gather in the compute lane, where the collective itself runs beside computation (on
 /// CUDA in NCCL's stream) until unshard waits for it there. What is gathered is then memory of that
 /// lane alone, which the next layer can use at once; but a gather begins only after the computation
-/// that was issued before it, so that forward needs set_forward_prefetch to overlap. Takes effect
-/// with each unit's next gather.
+/// that was issued before it, so that it overlaps only if it is begun ahead. Takes effect with each
+/// unit's next gather.
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
-/// Units to begin gathering when forward (backward) comes to `module`'s. Backward's default is the
-/// unit that ran before it in forward.
+/// Units to begin gathering when forward comes to `module`'s. Without it, forward begins to gather
+/// the unit that the root's last forward gathered next, one at a time. Throws Error for a module
+/// that is no unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
+/// The same for backward. Without it, backward begins to gather the unit that ran before in
+/// forward.
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp

@@ -10,8 +10,9 @@
 
 namespace tessera::fsdp {
 
-// Copies of parameters as they persist: each rank copies its own shards, nothing is communicated.
-// For an average of the weights (EMA), a reference model, a way back.
+// Copies of parameters as they persist: each rank copies its own shards, nothing is communicated
+// and no gradient is recorded. For an average of the weights (EMA), a reference model, a way back.
+// Not to be called between a forward and its backward.
 
 /// A copy of every parameter below `module`, by FQN, laid out as it is, in memory of its own,
 /// without a gradient.
@@ -19,11 +20,12 @@ std::vector<std::pair<std::string, at::Tensor>> clone_parameters(const nn::Modul
 
 /// Gives `to` the values of `from`: another module of the same class and sizes, wrapped in the same
 /// way. Frees what is gathered in `to`. Throws Error, before anything is written, where a parameter
-/// is missing or lies otherwise.
+/// is missing or has another layout.
 void copy_parameters(const nn::ModuleBase& from, nn::ModuleBase& to);
 
 /// average = decay * average + (1 - decay) * module, of all floating-point parameters; others are
-/// copied. Otherwise as copy_parameters. Call it after the optimizer's step.
+/// copied. Otherwise as copy_parameters; throws Error for a decay outside [0, 1] as well. Call it
+/// after the optimizer's step.
 void average_parameters(nn::ModuleBase& average, const nn::ModuleBase& module, double decay);
 
 }  // namespace tessera::fsdp

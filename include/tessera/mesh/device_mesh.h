@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <initializer_list>
 #include <iosfwd>
@@ -13,35 +15,37 @@
 
 namespace tessera {
 
-/// An n-dimensional arrangement of ranks, with a communication group per dimension. A cheap value:
-/// copies share one immutable object. Seen from one rank, which must be a member for anything that
-/// communicates: on a rank outside, coordinate() is empty, and groups, slices and tensors on the
-/// mesh throw Error. PyTorch's DeviceMesh.
+/// An n-dimensional arrangement of ranks, with a communication group per dimension. A value that is
+/// cheap to copy: copies share one immutable object. PyTorch's DeviceMesh.
 ///
-/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1; a name is that of a
-/// dimension or one given to flatten(). Error is thrown for others.
+/// A mesh is seen from one rank, which must be a member for anything that communicates. On another
+/// rank coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
+///
+/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A name is that of a
+/// dimension or one given to flatten(). Other numbers and names throw Error. Thread safe; a group
+/// is made under a lock.
 class DeviceMesh {
  public:
-  /// No mesh; only assignable and comparable.
+  /// No mesh: may be assigned and compared only.
   DeviceMesh() = default;
   /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
-  /// The same with groups of the caller's own, one for each dimension, used instead of groups that
-  /// the world would make: this rank's number in each must be its coordinate there. Throws Error
-  /// if one does not fit, or if such a mesh has a group for the dimension already.
+  /// The same with the caller's groups, one for each dimension, in place of those that the world
+  /// would make. This rank's rank in each must be its coordinate there. Not collective. Throws
+  /// Error if a group does not fit, or if an equal mesh has a group for the dimension already.
   static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                 const std::vector<comm::CommunicatorPtr>& groups);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// Identity of the shared object. Equal for meshes of one world with the same ranks, sizes and
+  /// The address of the shared object. The same for meshes of one world with equal ranks, sizes and
   /// names, and for the same submesh of equal meshes, however they were made.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
   int ndim() const;
-  /// Number of ranks, or of one dimension.
+  /// The number of ranks, in the mesh or along a dimension.
   std::int64_t size() const;
   std::int64_t size(int dim) const;
   std::int64_t size(std::string_view name) const;
@@ -49,6 +53,8 @@ class DeviceMesh {
   const comm::WorldPtr& world() const;
   /// "cpu" or "cuda".
   const std::string& device_type() const;
+  /// Where this rank's tensors are: with the index of its GPU, whatever thread asks.
+  c10::Device device() const;
 
   /// This rank's coordinate; empty if it is not a member.
   const std::vector<std::int64_t>& coordinate() const;
@@ -58,29 +64,33 @@ class DeviceMesh {
   std::int64_t local_rank(std::string_view name) const;
   std::int64_t local_rank() const;  ///< of a 1-D mesh
 
-  /// The submesh of the named dimensions through this rank, in the mesh's order; a name given to
-  /// flatten() counts as a dimension. The same names give the same object. Throws Error for an
-  /// unknown or repeated name, for another order, or if this rank is not a member.
+  /// The submesh of the named dimensions through this rank, in the mesh's order. A name given to
+  /// flatten() counts as a dimension. Not collective; the same names give the same object. Throws
+  /// Error for an unknown or repeated name, for another order, or if this rank is not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
-  /// The mesh that this one was made from by slicing and reshaping (itself, if from none).
+  /// The mesh that this one was made from by slicing and reshaping; itself if from none.
   DeviceMesh root() const;
-  /// All dimensions as one, called `name` (default: the names joined by "_").
+  /// All dimensions as one, called `name` (default: the names joined by "_"). Not collective.
   DeviceMesh flatten(const std::string& name = "") const;
-  /// Dimension `name` as several, outermost first. Throws Error unless the sizes multiply to its.
+  /// Dimension `name` divided into several, outermost first. Throws Error unless the sizes multiply
+  /// to its size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  /// The dimensions of several submeshes of one root as one mesh, in the order given: the submesh
-  /// through this rank that varies in all of them. Throws Error if two of them share a dimension.
+  /// The mesh of the dimensions of several submeshes of one root, in the order given: the submesh
+  /// of the root through this rank that has all of them. Not collective. Throws Error if two
+  /// submeshes share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
-  /// The group of a dimension. Made at first use: collective over that group's ranks.
+  /// The group of a dimension, made at its first use: that is collective over the group's ranks.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
   comm::Communicator& group() const;  ///< of a 1-D mesh
   /// The group of several dimensions at once, in row-major order of `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
+  /// The group of all dimensions at once: every rank of the mesh, in the order of ranks().
+  comm::Communicator& group_of_all_ranks() const;
   /// The groups of all dimensions, in order.
   std::vector<comm::Communicator*> all_groups() const;
 
@@ -104,6 +114,7 @@ DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> size
 
 /// "DeviceMesh((dp=2, tp=2), cpu)".
 std::string to_string(const DeviceMesh& mesh);
+/// Writes to_string(mesh).
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);
 
 }  // namespace tessera

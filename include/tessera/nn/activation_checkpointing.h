@@ -10,7 +10,7 @@
 
 namespace tessera::nn {
 
-/// A pure function: whether the calls of the module `fqn` are to be checkpointed.
+/// Whether to checkpoint the calls of a module. A pure function, the same on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
 /// Modules of class M (or derived from it).
@@ -26,16 +26,16 @@ ModulePredicate named(std::string pattern);
 /// Which modules are checkpointed, and how.
 struct ActivationCheckpointing {
   ModulePredicate select{};
-  /// Of the modules selected, in order of registration, every n-th: the 1st, the (n+1)-th, ...
+  /// Every n-th of the selected modules, in order of registration: the 1st, the (n+1)-th, ...
   std::size_t every = 1;
   CheckpointOptions options{};
 };
 
-/// Makes each call of the modules selected below `root` (`root` too) a checkpoint(), and returns
-/// their FQNs. Modules that are checkpointed already are left as they are. Apply it after tensor
-/// parallelism, whose hooks recomputation must repeat, and before fully_shard, whose gathers it
-/// need not. Not collective; the same on every rank. Throws Error, before anything is changed, if
-/// nothing is selected.
+/// Makes each call of the selected modules, among `root` and those below it, a checkpoint(), and
+/// returns their FQNs. Modules that are checkpointed already are left as they are. Call it after
+/// parallelize_module, whose hooks must run again in recomputation, and before fully_shard, whose
+/// gathers need not. Not collective; select the same modules on every rank. Throws Error, before
+/// anything is changed, if none is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ActivationCheckpointing& what);
 

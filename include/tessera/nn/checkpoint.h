@@ -20,7 +20,8 @@
 
 namespace tessera::nn {
 
-/// Whether an operator's results are kept from forward for the recomputation, or computed again.
+/// Whether an operator's results are kept in forward for the recomputation, or computed again. As
+/// PyTorch's CheckpointPolicy.
 enum class SavePolicy { kMustSave, kPreferRecompute };
 
 /// A call of an operator in the forward of a checkpointed region.
@@ -29,48 +30,50 @@ struct OperatorCall {
   std::size_t index = 0;  ///< earlier calls of the same operator in this region
 };
 
-/// Asked in forward, for each operator below autograd that makes new tensors of tensors (no views,
-/// nothing written in place), on plain and on distributed tensors; and for "tessera::redistribute",
-/// the collectives between two layouts. Must answer alike on every rank.
+/// Asked in forward for each operator below autograd that makes new tensors of tensors, plain or
+/// distributed: not for views and in-place operators. Asked for "tessera::redistribute" too, the
+/// collectives between two layouts. Must give the same answers on every rank.
 using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
 
-/// Keeps the results of the operators named, and recomputes the others.
+/// Keeps the results of the operators in `names` and recomputes the others.
 OperatorPolicy save_operators(std::vector<std::string> names);
-/// Keeps what matrix multiplications, convolutions and fused attention return: the recomputation
-/// repeats only what is cheap (norms, activations, rotary embedding).
+/// Keeps the results of matrix multiplications, convolutions and fused attention, so that only
+/// cheap operators are recomputed (norms, activations, rotary embedding).
 OperatorPolicy save_matmuls_and_attention();
 
-/// What checkpointed regions did; one object may count for many.
+/// Counters of what checkpointed regions did. Many regions may share one object. Thread safe.
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;         ///< forwards
-  std::atomic<std::int64_t> packed = 0;          ///< tensors that autograd did not keep
+  std::atomic<std::int64_t> packed = 0;          ///< tensors that forward did not keep
   std::atomic<std::int64_t> recomputations = 0;  ///< of regions, in backward
-  std::atomic<std::int64_t> repacked = 0;        ///< tensors that those made again
+  std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
   std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that did not run to the end
   // With an operator policy:
-  std::atomic<std::int64_t> kept_operators = 0;        ///< in forward
-  std::atomic<std::int64_t> replayed_operators = 0;    ///< not run again: forward's results
-  std::atomic<std::int64_t> recomputed_operators = 0;  ///< run again
+  std::atomic<std::int64_t> kept_operators = 0;        ///< calls in forward whose results were kept
+  std::atomic<std::int64_t> replayed_operators = 0;    ///< calls that got those results instead
+  std::atomic<std::int64_t> recomputed_operators = 0;  ///< calls that ran again
 };
 
+/// What a checkpointed region keeps, and what it checks when it is recomputed.
 struct CheckpointOptions {
-  /// Selective checkpointing; none: everything is recomputed.
+  /// Which operators' results are kept (selective checkpointing). None: no operator's.
   OperatorPolicy policy{};
-  /// Recomputation ends as soon as the last tensor that forward saved was made again.
+  /// End a recomputation once it has made the last tensor that backward needs.
   bool early_stop = true;
-  /// Recomputation draws the random numbers of forward, and leaves the generators as it found them:
-  /// those of tessera::manual_seed, and libtorch's for the CPU and the devices of the inputs.
+  /// Recompute with the random numbers of forward, and leave the generators as they were: those of
+  /// tessera::manual_seed, and libtorch's for the CPU and the devices of the inputs.
   bool preserve_rng_state = true;
-  /// Each recomputed tensor must have the sizes, type, device and layout that forward's had.
+  /// Throw Error in backward if a recomputed tensor differs from forward's in sizes, type, device
+  /// or layout.
   bool check_determinism = true;
   std::shared_ptr<CheckpointCounts> counts{};
 };
 
-/// Whether this thread is computing a part of a forward again, for backward.
+/// Whether this thread is recomputing a part of a forward for backward.
 bool is_recomputing();
 
-/// `counter++`; while a region is recomputed, instead what this call returned in the region's
-/// forward. For modules with a state that moves with every call, as nn::Dropout's.
+/// `counter++`, except in a recomputation: there it returns what the same call returned in forward,
+/// and leaves the counter alone. For modules whose state changes at every call, like nn::Dropout.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
 namespace detail {
@@ -78,8 +81,9 @@ namespace detail {
 using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
 class RegionForward;
 
-/// While it lives, on this thread: autograd keeps placeholders instead of tensors, from which
-/// `rerun` is called in backward. Does nothing where no gradient is recorded.
+/// While it lives, autograd keeps placeholders instead of tensors on this thread. In backward, the
+/// first placeholder that is asked for its tensor calls `rerun`. Does nothing where no gradient is
+/// recorded.
 class RecordedRegion {
  public:
   RecordedRegion(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
@@ -88,7 +92,7 @@ class RecordedRegion {
   RecordedRegion(const RecordedRegion&) = delete;
   RecordedRegion& operator=(const RecordedRegion&) = delete;
 
-  /// The forward has ended well.
+  /// To be called when the forward has ended without an exception.
   void finish();
 
  private:
@@ -97,23 +101,23 @@ class RecordedRegion {
 
 }  // namespace detail
 
-/// Activation checkpointing (Chen et al. 2016), not reentrant, as PyTorch's
-/// checkpoint(use_reentrant=False): runs fn(inputs...) and keeps, of what autograd would keep for
-/// backward, only the inputs; when backward first needs one of the others, fn runs again under the
-/// random, autocast, strict and batch-part state of its forward. Returns what fn returns. Regions
-/// may nest, and a graph may be used several times.
+/// Activation checkpointing (Chen et al. 2016) as in PyTorch's checkpoint(use_reentrant=False).
+/// Runs fn(inputs...) and returns its result. Of the tensors that autograd would keep for backward,
+/// only the inputs are kept. When backward first needs another one, fn runs again, with the random
+/// numbers, autocast, strict scope and batch part of its forward. Regions may nest, and backward
+/// may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
-/// fn: copied, called up to once more a backward; must not hold references to what ends before
-/// backward. inputs: copied; the tensors in them are those that visit_tensors finds, and must not
-/// be changed in place before backward.
-/// Recomputation repeats fn's collectives, in the same order on every rank. Backward throws Error
-/// if the recomputation saves other tensors than the forward did, and if an input or a kept result
-/// was modified since. Throws Error in a process whose autograd engine is another's (Python's).
+/// fn: copied, and called at most once more in each backward; must not hold references to objects
+/// that end before backward. inputs: copied; their tensors, as visit_tensors finds them, must not
+/// be modified in place before backward. Collective if fn is: recomputation repeats its
+/// collectives, in the same order on every rank. Backward throws Error if the recomputation saves
+/// other tensors than forward did, or if an input or a kept result was modified in between. Throws
+/// Error in a process with another autograd engine than libtorch's (Python's).
 template <class F, class... Inputs>
-requires std::invocable < F&, std::decay_t<Inputs>
-&... > auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
+  requires std::invocable<F&, std::decay_t<Inputs>&...>
+auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
   std::tuple<std::decay_t<Inputs>...> arguments(std::forward<Inputs>(inputs)...);
   auto others = arguments;
   visit_tensors(others, [](at::Tensor& tensor) { tensor.reset(); });
@@ -135,9 +139,10 @@ requires std::invocable < F&, std::decay_t<Inputs>
   }
 }
 
+/// With the default options: everything is recomputed.
 template <class F, class... Inputs>
-requires std::invocable < F&, std::decay_t<Inputs>
-&... > auto checkpoint(F fn, Inputs&&... inputs) {
+  requires std::invocable<F&, std::decay_t<Inputs>&...>
+auto checkpoint(F fn, Inputs&&... inputs) {
   return checkpoint(CheckpointOptions{}, std::move(fn), std::forward<Inputs>(inputs)...);
 }
 

@@ -13,7 +13,7 @@
 
 namespace tessera::nn {
 
-/// Modules by number, with FQNs "0", "1", ...; it has no forward.
+/// Modules by number, with FQNs "0", "1", ... It has no forward. torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   ModuleList() = default;
@@ -39,7 +39,7 @@ class ModuleList : public ModuleBase {
   std::vector<std::shared_ptr<ModuleBase>> modules_;
 };
 
-/// Runs modules one after another, each tensor to tensor. FQNs "0", "1", ...
+/// Runs modules one after another, each from a tensor to a tensor. FQNs "0", "1", ...
 class Sequential : public Module<Sequential> {
  public:
   Sequential() = default;
@@ -53,7 +53,10 @@ class Sequential : public Module<Sequential> {
     return register_module(std::to_string(steps_.size() - 1), std::move(module));
   }
   at::Tensor forward(at::Tensor x) {
-    for (const auto& step : steps_) x = step(x);
+    check_called();
+    for (const auto& step : steps_) {
+      x = step(x);
+    }
     return x;
   }
   std::size_t size() const { return steps_.size(); }

@@ -8,26 +8,26 @@
 
 namespace tessera::nn {
 
-/// Places the parameters of one module (not of those below it) on the mesh: puts distributed
-/// tensors in its slots, with distribute_parameter(). `name`: its FQN, "" for the root.
+/// Makes the parameters of one module, not of those below it, distributed: calls
+/// distribute_parameter() for its slots. `name`: its FQN, "" for the root.
 using PartitionFunction =
     std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>;
-/// Sees the tensors of the root module's arguments or result, and may replace them.
+/// Is given the tensors of the root module's arguments or result, and may replace them.
 using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh& mesh)>;
 
-/// Makes every parameter and buffer of `module` distributed: `partition` is called for each module,
-/// parents first; what it leaves plain is replicated. `input` and `output` run before and after
-/// every call of the root. Not collective: values are the same on every rank, and sliced. Without
-/// functions: the whole module replicated. Throws Error for a module that was distributed so
-/// before, and for one whose children have parameters but no slots. PyTorch's distribute_module.
+/// Makes every parameter and buffer of `module` and below distributed. `partition` is called once
+/// for each module, parents first; parameters that it leaves plain are replicated. `input` and
+/// `output` run before and after every call of the root. Not collective: the values are the same on
+/// every rank, and each keeps its shard. Throws Error for a module that was distributed before, and
+/// for a child that has parameters but no slots. PyTorch's distribute_module.
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                        const PartitionFunction& partition = nullptr,
                        const BoundaryFunction& input = nullptr,
                        const BoundaryFunction& output = nullptr);
 
-/// Spreads the parameter or buffer in `slot`, plain and the same on every rank, over the mesh.
-/// Whether it requires a gradient stays; this rank keeps its part alone. Throws Error if it is
-/// distributed or belongs to an FSDP unit. `by`: whom messages name.
+/// Makes the parameter or buffer in `slot`, plain and the same on every rank, distributed. Each
+/// rank keeps its shard; requires_grad stays. Not collective. Throws Error if it is distributed
+/// already or belongs to an FSDP unit. `by`: the caller, for messages.
 void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
                           const std::string& by = "distribute_parameter");
 

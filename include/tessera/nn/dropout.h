@@ -9,19 +9,27 @@
 
 namespace tessera::nn {
 
-/// In training, zeroes each element with probability p and scales the others by 1/(1-p).
+/// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
+/// has the sizes, type and layout of x, and so has the gradient, under the same mask. Outside of
+/// training, or for p = 0, it is x itself, and the call is not counted.
 ///
-/// The mask depends on the module's key (from init_weights, or set_key), the number of calls so far
-/// and the element's place in the global tensor: it is the same on every mesh.
+/// The mask is a function of the module's key (set by init_weights or set_key), the number of calls
+/// so far and the element's index in the global tensor, so it is the same on every mesh. In a
+/// forward that fully_shard has taken, the global tensor is that of all data-parallel ranks, which
+/// compare their rows when it begins; else nothing is communicated (docs/random.md). One thread at
+/// a time: calls are counted.
 class Dropout : public Module<Dropout> {
  public:
+  /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
+  /// Throws Error for an x that is a pending sum (Partial), and for a plain one of which nobody can
+  /// know which part of the global tensor it is.
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
   void set_key(RandomKey key) { key_ = key; }
-  /// The next call's mask; set it back to replay a call. Activation checkpointing replays by
-  /// itself.
+  /// The number of calls so far, which selects the next mask. Set it back to repeat a call;
+  /// activation checkpointing does so by itself.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 

@@ -8,11 +8,13 @@
 
 namespace tessera::nn {
 
-/// Rows of a table: indices (...) int64 -> (..., dim). weight: (num, dim), initially normal(0, 1).
+/// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim).
+/// weight: (num_embeddings, embedding_dim), initially normal(0, 1).
 ///
-/// With a distributed weight the result lies on its mesh: split over the vocabulary (Shard(0)) it
-/// is Partial, each rank adding the rows it has and zeros for the others'; Shard(1) gives
-/// Shard(-1). See nn::embedding.
+/// With a distributed weight the result is distributed on the same mesh. Weight Shard(0), sharded
+/// over the vocabulary, gives Partial: each rank contributes the rows that it has, and zeros for
+/// the others. Weight Shard(1) gives Shard(-1). forward communicates nothing, and throws Error for
+/// what nn::embedding refuses; that function's comment has the gradient.
 class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);

@@ -4,9 +4,22 @@
 
 namespace tessera::nn {
 
-/// Whether a fully qualified name matches a pattern, component by component between the dots, as
-/// fnmatch: '*' stands for any characters and '?' for one within a component.
-/// "layers.*.mlp.*.weight" matches "layers.3.mlp.up_proj.weight".
+/// Whether a fully qualified name matches a pattern. All patterns of names in the library are read
+/// so: parallel plans, fsdp::wrap_named, nn::named, initialiser tables, optim::split_for_muon.
+///
+/// Names and patterns are split at the dots, and segment is compared with segment. In a segment:
+///   *       any characters, also none    "layers.*.w" matches "layers.10.w", not "layers.0.mlp.w"
+///   ?       one character                "layers.?.w" matches "layers.3.w"
+///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
+///   [0-9]   one of this range            "layers.[0-3]" matches "layers.2"
+///   [!0-9]  one that is not of these     also written [^0-9]
+///   **      as a whole segment: any number of segments, also none.
+///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
+/// All else stands for itself, a '[' without a ']' as well; a ']' just after the '[' is one of the
+/// characters. No character escapes another: names of modules contain none of these.
+/// "" is the name of the root: "" and "**" match it, "*" does not.
+///
+/// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 }  // namespace tessera::nn

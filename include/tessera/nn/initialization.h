@@ -13,35 +13,43 @@
 
 namespace tessera::nn {
 
-/// Writes the initial values of a tensor, plain or distributed. Draws random ones with `key` only.
+/// Writes the initial values of a tensor, plain or distributed. Random numbers must depend on `key`
+/// and the element's index in the global tensor alone, as those of tessera/dtensor/random.h do.
 using Initializer = std::function<void(const at::Tensor& tensor, RandomKey key)>;
-/// Pattern of a FQN (see matches_fqn) -> initialiser; the first match counts.
+/// Pattern of a parameter's FQN (see matches_fqn) and its initialiser; the first match counts.
 using Initializers = std::vector<std::pair<std::string, Initializer>>;
 
 namespace init {
+/// Every element is `value`.
 Initializer constant(double value);
+/// Every element is 0.
 Initializer zeros();
+/// Every element is 1.
 Initializer ones();
+/// Uniform in [from, to).
 Initializer uniform(double from, double to);
+/// Normal, of the given mean and standard deviation.
 Initializer normal(double mean, double std);
-/// Normal cut to [low, high] (absolute values, as in torch.nn.init).
+/// Normal, truncated to [low, high], which are values and not multiples of std, as in
+/// torch.nn.init.
 Initializer trunc_normal(double mean, double std, double low = -2.0, double high = 2.0);
 }  // namespace init
 
-/// What a module needs to initialise itself: fills each parameter once, with a random stream that
-/// is the hash of the parameter's FQN, so that the values do not depend on mesh or order.
+/// What reset_parameters() fills parameters with. Each parameter is filled once. Its random stream
+/// is the hash of its FQN, so the values depend neither on the mesh nor on the order.
 class InitContext {
  public:
-  /// Fills a parameter or buffer of the module being initialised, or one below it, unless a module
-  /// further up has.
+  /// Fills a parameter of the module being initialised or of one below it, unless a module above
+  /// has filled it. Throws Error for any other parameter, and for one without storage.
   void fill(const Parameter& parameter, const Initializer& initializer) const;
   void fill(const SlotPtr& slot, const Initializer& initializer) const;
-  /// Fills what the table matches among the parameters of `module`, the module being initialised,
-  /// and of those below it. Throws Error for a pattern that matches none.
+  /// Fills those parameters of `module`, the module being initialised, and of the modules below it
+  /// that the table matches, adapters excepted (apply_lora). Throws Error for a pattern that
+  /// matches none.
   void fill(const ModuleBase& module, const Initializers& table) const;
-  /// Gives a buffer its values (moved to the buffer's device).
+  /// Sets a buffer to `values`, moved to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// For random numbers other than a parameter's first values (dropout): of this module alone.
+  /// A key of this module alone, for random numbers that are no parameter's values (dropout).
   RandomKey key() const;
   /// FQN of the module being initialised; "" for the outermost.
   const std::string& fqn() const { return fqn_; }
@@ -53,20 +61,25 @@ class InitContext {
   std::string fqn_;
 };
 
-/// Gives every meta parameter and buffer below `module` real, uninitialised storage on `device`,
-/// keeping layout and requires_grad. Not collective. Throws Error for a buffer on the meta device
-/// that was made by torch's register_buffer (use register_buffer_slot).
+/// Gives every parameter and buffer of `module` and below that is on the meta device uninitialised
+/// storage on `device`; layout and requires_grad stay. Not collective. Throws Error for a buffer on
+/// the meta device that was made by torch's register_buffer (use register_buffer_slot).
 void to_empty(ModuleBase& module, c10::Device device);
-/// Calls reset_parameters() of every module below, parents first, each parameter filled once, with
-/// random streams keyed by `seed` and the parameter's FQN: bit-equal on every mesh. Not collective.
-/// Throws Error if something is left that nobody filled.
+/// Calls reset_parameters() of `module` and every module below, parents first. The random numbers
+/// of a parameter depend on `seed` and its FQN: the values are bit-equal on every mesh. Not
+/// collective. Throws Error if a parameter or buffer is left that no module filled.
 void init_weights(ModuleBase& module, std::uint64_t seed);
-/// Re-makes buffers as init_weights does and leaves parameters alone: for a model whose parameters
-/// are loaded.
+/// The same, but leaves alone parameters and persistent buffers that have values: for what a load
+/// has not filled, such as adapters (apply_lora) beside the weights of a file.
+void init_unfilled(ModuleBase& module, std::uint64_t seed);
+/// Makes buffers as init_weights does, and leaves alone parameters and the persistent buffers that
+/// have been filled: for a model whose parameters are loaded. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
-/// Throws Error naming the first parameters or buffers whose storage nobody has filled.
-void check_initialized(const ModuleBase& module);
-/// After a load has filled a slot.
+/// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
+/// or if they have none (meta device). The outermost call of a module asks this too. `asked`: the
+/// caller, for messages.
+void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
+/// Says that a load has filled a slot.
 void mark_initialized(const SlotPtr& slot);
 
 }  // namespace tessera::nn

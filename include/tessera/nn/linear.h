@@ -3,28 +3,45 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 
+#include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
 
+/// Options of a Linear.
 struct LinearOptions {
   bool bias = true;
 };
 
+/// What takes the place of aten::linear: a function of x, (..., in), weight, (out, in), and bias,
+/// (out) or undefined, which are distributed as in a call without it.
+using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
+                                               const at::Tensor& bias)>;
+
 /// y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out).
 /// Initial values as torch.nn.Linear: uniform in ±1/sqrt(in).
-class Linear : public Module<Linear> {
+///
+/// forward is aten::linear. On distributed tensors it communicates what the table of that operator
+/// in docs/sharding_rules.md says, forward and backward, and is collective where that is anything.
+/// Throws what the operator throws for sizes and meshes that do not fit.
+class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
+  /// `product` of x and the parameters: for what is fused with it, and so has to run between this
+  /// module's hooks. Throws Error for a module with an adapter (apply_lora), and what `product`
+  /// throws.
+  at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
+  /// From now on forward(x) is `product` of x. For styles of parallelism; not collective, and every
+  /// rank must set the same.
+  void set_product(LinearProduct product) { product_ = std::move(product); }
   void reset_parameters(const InitContext& init) override;
 
-  /// Row-parallel: with a weight that is split over its inputs, forward's result is a pending sum,
-  /// to which the bias must be added once, after the reduction. A style that reduces in a forward
-  /// hook sets this; forward then leaves the bias out, and the hook adds it.
-  void set_defer_bias(bool defer) { defer_bias_ = defer; }
-  bool defers_bias() const { return defer_bias_ && bias.defined(); }
+  /// Whether set_defer_bias() asked for it and there is a bias.
+  bool defers_bias() const { return leaves_out_bias() && bias.defined(); }
 
   std::int64_t in_features() const { return in_features_; }
   std::int64_t out_features() const { return out_features_; }
@@ -33,9 +50,11 @@ class Linear : public Module<Linear> {
   Parameter bias;  ///< undefined without bias
 
  private:
+  at::Tensor own_bias() const;
+
   std::int64_t in_features_;
   std::int64_t out_features_;
-  bool defer_bias_ = false;
+  LinearProduct product_;  ///< empty: aten::linear
 };
 
 }  // namespace tessera::nn

@@ -1,11 +1,12 @@
 #pragma once
 
-#include "tessera/dtensor/meta_factory.h"
+#include "tessera/dtensor/detail/meta_factory.h"
 
 namespace tessera::nn {
 
-/// While it lives, on this thread, factory functions that name no device and new parameters make
-/// meta tensors: shapes and types without storage. Scopes nest.
+/// While it lives, new parameters of this thread, and tensors of factory functions that are given
+/// no device, are on the meta device: sizes and types without storage. Scopes nest.
+/// torch.device("meta").
 class MetaDevice {
  public:
   MetaDevice() = default;

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,15 +24,32 @@ namespace tessera::nn {
 
 class InitContext;
 
-/// The tensors inside a call's arguments or result, in order; a hook may replace them in place.
-/// Tensors that the caller left undefined are there too.
+namespace detail {
+
+// Whether M has a member called forward, of whatever kind: together with another base's it is
+// ambiguous.
+struct OtherForward {
+  int forward;
+};
+template <class M>
+struct TwoForwards : M, OtherForward {};
+template <class M>
+concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
+
+}  // namespace detail
+
+/// The tensors inside a call's arguments or result, in order, undefined ones too. A hook may
+/// replace them.
 using TensorList = std::span<at::Tensor* const>;
+/// Sees a module's call: the module, and the tensors of its arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
+/// Names (or FQNs) and slots, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// What a torch::nn::Module lacks: hooks around forward, and parameters that can be swapped.
+/// A torch::nn::Module with hooks around forward and with parameters that can be swapped. Derive
+/// from Module, below, rather than from this. Thread safety: one thread at a time.
 ///
-/// A module is not copyable: its slots know it. Build a second one and copy the values over.
+/// Not copyable, because the slots point to their module: build a second one and copy the values.
 class ModuleBase : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -43,11 +61,13 @@ class ModuleBase : public torch::nn::Module {
   void add_forward_pre_hook(Hook hook) { hooks_.before.push_back(std::move(hook)); }
   /// Runs after forward with the tensors of its result, in order of registration.
   void add_forward_hook(Hook hook) { hooks_.after.push_back(std::move(hook)); }
-  /// Runs last even if forward or a hook throws; must not throw itself.
+  /// Runs last, also if forward or a hook throws, in the reverse order of registration: what hooks
+  /// began ends from the inside out. Must not throw.
   void add_always_hook(std::function<void()> hook) { hooks_.always.push_back(std::move(hook)); }
 
-  /// From now on every call is a checkpoint() of forward and the hooks that are there by now; hooks
-  /// that come later (FSDP's) are around it and run once. Throws Error if it was said before.
+  /// Makes every call a checkpoint() of forward together with the hooks added so far (TP's), which
+  /// recomputation repeats. Hooks added later (FSDP's) stay outside and run once. Throws Error at
+  /// the second call.
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
@@ -55,35 +75,37 @@ class ModuleBase : public torch::nn::Module {
   const NamedSlots& slots() const { return slots_; }
   /// This module's own buffers.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// Parameters of this module and all below it, each once, with the first FQN that leads to it.
-  /// Throws Error for a module below that has parameters but no slots (hold it in nn::Hooked).
+  /// Parameters of this module and all below it, each once, with the first of its FQNs.
+  /// Throws Error for a parameter without a slot: of a stock module below (hold it in nn::Hooked),
+  /// or made by libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
   /// Buffers of this module and all below it.
   NamedSlots named_buffer_slots() const;
   /// The slot of an own parameter. Throws Error, listing the names, if there is none.
   const SlotPtr& slot(const std::string& name) const;
-  /// Replaces the parameter `name` by `slot`, which both then share (tied weights).
+  /// Replaces the parameter `name` by `slot`, which its modules then share (tied weights). Throws
+  /// Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
-  /// Fills own parameters and buffers (not children's) with their initial values. Called by
-  /// init_weights on every module, parents first, on the final (sharded) tensors. A module may also
-  /// fill what lies below it; a parameter is filled once, by the outermost module that asks to.
+  /// Fills this module's own parameters and buffers with their initial values. init_weights calls
+  /// it for every module, parents first, on the final (sharded) tensors. A module may also fill
+  /// parameters of modules below it: a parameter is filled once, by the outermost module that asks.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Keeps an object of a layer above with this module, one per type (FSDP keeps its unit so).
+  /// Keeps an object of a higher layer with this module, one per type; FSDP attaches its unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// What was attached as a T, or nullptr.
+  /// The object attached as a T, or nullptr.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
     return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
   }
 
-  /// As libtorch's; of buffers, only floating-point ones change their type. Throws Error, before
-  /// anything is changed, for a parameter that FSDP has gathered: its shards would stay behind.
+  /// Like libtorch's; only floating-point buffers change their type. Throws Error, before anything
+  /// is changed, for a parameter that FSDP has gathered: its shards would stay unconverted.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -93,27 +115,63 @@ class ModuleBase : public torch::nn::Module {
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  protected:
-  /// A parameter of these sizes: uninitialised, on the device of the active MetaDevice scope.
+  /// A parameter of these sizes, without values; on the meta device inside a MetaDevice scope, else
+  /// on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
-  /// A parameter that starts as `tensor`.
+  /// A parameter with the values of `tensor`, whose memory it shares.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// Makes a slot of a tensor member, which then follows every swap:
+  /// A parameter held in a tensor member, which is updated at every swap:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
   Parameter bind_slot(const std::string& name, at::Tensor& member);
-  /// A buffer: moves with the module and is re-made by reset_parameters, but is not saved.
-  Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes);
+  /// A buffer, which moves with the module. Checkpoints hold it as they hold parameters, unless it
+  /// is not persistent: one that reset_parameters makes again, as a table of a formula's values.
+  Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
+                                 bool persistent = true);
 
+  /// The functions that run around forward.
   struct Hooks {
     std::vector<Hook> before;
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// Those outside of what is checkpointed, and those within.
+  /// The hooks outside the checkpointed region, and those inside it.
   Hooks& hooks() { return hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
   void run_hooks(const std::vector<Hook>& hooks, TensorList tensors);
   static void run_always_hooks(const Hooks& hooks) noexcept;
+
+  /// For the first line of a forward. Throws Error if this module has hooks and they have not run,
+  /// because forward was called as m.forward(x) and not as m(x). The modules of tessera::nn ask
+  /// this; where TP or FSDP has distributed parameters, computing with them fails anyway.
+  void check_called() const;
+
+  /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
+  /// parameter without a slot, or a parameter or buffer that nobody has filled.
+  class CallScope {
+   public:
+    explicit CallScope(ModuleBase& module);
+    CallScope(const CallScope&) = delete;
+    CallScope& operator=(const CallScope&) = delete;
+    ~CallScope();
+  };
+  /// Around forward itself and its hooks.
+  class HookScope {
+   public:
+    HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
+      ++module_.running_calls_;
+    }
+    HookScope(const HookScope&) = delete;
+    HookScope& operator=(const HookScope&) = delete;
+    ~HookScope() {
+      run_always_hooks(hooks_);
+      --module_.running_calls_;
+    }
+
+   private:
+    ModuleBase& module_;
+    const Hooks& hooks_;
+  };
 
  private:
   friend class ParameterSlot;
@@ -133,6 +191,8 @@ class ModuleBase : public torch::nn::Module {
   Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;
+  void check_slots(const std::string& fqn) const;
+  NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
   std::vector<Binding> bindings_;  // beside slots_
@@ -140,23 +200,48 @@ class ModuleBase : public torch::nn::Module {
   Hooks hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
+  int running_calls_ = 0;            ///< one within another, where a module calls itself
+  std::uint64_t checked_epoch_ = 0;  ///< detail::fill_epoch() when this was found to be filled
 };
 
-/// Base of a user's module. Call it as module(args...): pre-hooks, Derived::forward(args...),
-/// hooks. Arguments (copied) and results may be anything that visit_tensors knows. forward may
-/// return void.
+/// Base of a user's module. Call it as module(args...), and not module.forward(args...), which
+/// would skip the hooks: pre-hooks, Derived::forward(args...), hooks. Arguments (copied) and
+/// results may be anything that visit_tensors knows. forward may return void.
 template <class Derived>
 class Module : public ModuleBase {
+  /// Whether forward takes what operator() passes on.
+  template <class... Args>
+  static constexpr bool takes() {
+    return requires(Derived& module, std::decay_t<Args>&... values) { module.forward(values...); };
+  }
+
  public:
   using ModuleBase::ModuleBase;
 
   template <class... Args>
+    requires(takes<Args...>())
   auto operator()(Args&&... args) {
+    const CallScope call(*this);
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     const auto body = [this](auto&... values) { return this->call_forward(values...); };
-    if (!checkpoints_calls()) return call_hooked(hooks(), body, arguments);
+    if (!checkpoints_calls()) {
+      return call_hooked(hooks(), body, arguments);
+    }
     return call_hooked(
         hooks(), [this](auto&... values) { return this->call_checkpointed(values...); }, arguments);
+  }
+
+  /// For the compiler's message: one line in place of what the call above would make of it.
+  template <class... Args>
+    requires(!takes<Args...>())
+  at::Tensor operator()(Args&&...) {
+    static_assert(detail::HasForward<Derived>,
+                  "a module that is called needs a public forward, for example: "
+                  "at::Tensor forward(const at::Tensor& x)");
+    static_assert(!detail::HasForward<Derived> || takes<Args...>(),
+                  "this module's forward does not take these arguments: compare their number and "
+                  "types (a call passes copies of them, as lvalues)");
+    return {};
   }
 
  private:
@@ -184,17 +269,18 @@ class Module : public ModuleBase {
 
   template <class F, class Tuple>
   auto call_hooked(Hooks& hooks, const F& body, Tuple& arguments) {
-    struct Finally {
-      Hooks& hooks;
-      ~Finally() { run_always_hooks(hooks); }
-    } finally{hooks};
-    if (!hooks.before.empty()) this->run_hooks(hooks.before, collect_tensors(arguments));
+    const HookScope running(*this, hooks);
+    if (!hooks.before.empty()) {
+      this->run_hooks(hooks.before, collect_tensors(arguments));
+    }
     if constexpr (std::is_void_v<decltype(std::apply(body, arguments))>) {
       std::apply(body, arguments);
       this->run_hooks(hooks.after, {});
     } else {
       auto result = std::apply(body, arguments);
-      if (!hooks.after.empty()) this->run_hooks(hooks.after, collect_tensors(result));
+      if (!hooks.after.empty()) {
+        this->run_hooks(hooks.after, collect_tensors(result));
+      }
       return result;
     }
   }

@@ -9,7 +9,10 @@
 namespace tessera::nn {
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension, statistics in fp32 (fp64 for fp64).
-/// weight: (size), initially ones. Zhang & Sennrich 2019.
+/// (..., size) -> (..., size). weight: (size), initially ones. Zhang & Sennrich 2019.
+///
+/// forward communicates nothing, and throws Error for other sizes and for layouts that
+/// nn::rms_norm refuses; that function's comment has the gradients.
 class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);
@@ -24,13 +27,18 @@ class RMSNorm : public Module<RMSNorm> {
   double eps_;
 };
 
+/// Options of a LayerNorm.
 struct LayerNormOptions {
   double eps = 1e-5;
   bool bias = true;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. weight, bias: (size),
-/// initially ones and zeros. Ba et al. 2016.
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension.
+/// (..., size) -> (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+///
+/// forward is aten::layer_norm. On distributed tensors it communicates what the table of that
+/// operator in docs/sharding_rules.md says, forward and backward, and is collective where that is
+/// anything. Throws what the operator throws for other sizes.
 class LayerNorm : public Module<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});

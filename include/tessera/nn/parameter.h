@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,42 +15,77 @@ namespace tessera::nn {
 
 class ModuleBase;
 
-/// The cell behind a parameter or a buffer. TP and FSDP swap the tensor in it (whole, sharded,
-/// unsharded) while names, named_parameters() and whoever holds the slot (an optimizer) stay valid.
-/// Modules that share a parameter share its slot.
+/// How files hold a fused parameter: as separate tensors, under the names of the modules that it
+/// takes the place of. Its rows are `groups` equal runs; in each are the rows of every part, one
+/// part after another.
+struct StoredParts {
+  /// The rows that belong to one module, which is a sibling of the parameter's: "q_proj".
+  struct Part {
+    std::string module;
+    std::int64_t rows = 0;  ///< in each group
+  };
+  std::vector<Part> parts;
+  std::int64_t groups = 1;
+};
+
+/// The cell that holds the tensor of a parameter or a buffer. TP and FSDP swap the tensor (plain,
+/// sharded, unsharded); names, named_parameters() and holders of the slot, such as optimizers, stay
+/// valid. Modules that share a parameter share its slot. Thread safety: one thread at a time.
 class ParameterSlot {
  public:
+  /// A module that has the slot as a parameter, and its name there.
   struct Owner {
     ModuleBase* module;
     std::string name;
   };
 
-  /// `initialized`: whether the tensor holds values (false: fresh storage that somebody must fill).
-  ParameterSlot(at::Tensor tensor, bool initialized)
-      : tensor_(std::move(tensor)), initialized_(initialized) {}
+  /// `initialized`: whether the tensor holds values. False: fresh storage, to be filled.
+  ParameterSlot(at::Tensor tensor, bool initialized);
   ParameterSlot(const ParameterSlot&) = delete;
   ParameterSlot& operator=(const ParameterSlot&) = delete;
 
-  /// What forward sees now: under FSDP the sharded or the unsharded tensor.
+  /// The tensor that forward uses now: under FSDP the unsharded one while the unit computes (or is
+  /// unsharded by hand), else the shard.
   const at::Tensor& get() const { return tensor_; }
-  /// Swaps the tensor here, in named_parameters() and in the bound member of every owner.
+  /// Puts a tensor with other values here, in named_parameters() and in the bound member of every
+  /// owner. The slot counts as initialized, unless the tensor is on the meta device.
   void set(at::Tensor tensor);
-  /// The tensor that persists: optimizers, clipping, checkpoints use it. Equal to get() unless FSDP
-  /// keeps it sharded and has gathered it.
+  /// The same for a tensor with the same values, or without values as before, that lies otherwise.
+  void swap(at::Tensor tensor);
+  /// The tensor that outlives a step, for optimizers, clipping and checkpoints. The same as get(),
+  /// except while FSDP shows the unsharded parameter: get() is then the unsharded tensor, and this
+  /// one the shard.
   const at::Tensor& persistent() const { return persistent_.defined() ? persistent_ : tensor_; }
   bool has_persistent() const { return persistent_.defined(); }
-  /// FSDP: keeps `tensor` as the persistent one; get() is swapped with set().
-  void set_persistent(at::Tensor tensor) { persistent_ = std::move(tensor); }
+  /// For FSDP: makes `tensor` the persistent one. swap() then changes get() alone.
+  void set_persistent(at::Tensor tensor);
+  /// Whether FSDP has gathered the parameter: its values are in memory a second time, unsharded.
+  bool gathered() const { return gathered_; }
+  void set_gathered(bool gathered) { gathered_ = gathered; }
 
-  /// FSDP: the mesh on which slices like the parameter's own hold other parameters instead of
-  /// copies (experts); none: all slices hold copies.
-  const DeviceMesh& distinct_over() const { return distinct_over_; }
-  void set_distinct_over(DeviceMesh mesh) { distinct_over_ = std::move(mesh); }
+  /// The longest FQN that named_slots() has given the parameter, for messages; empty at first.
+  const std::string& fqn() const { return fqn_; }
+  void set_fqn(const std::string& fqn);
 
-  /// Whether somebody has filled the storage: init_weights, a load, or the constructor's caller.
-  /// Stays when the tensor is swapped.
-  bool initialized() const { return initialized_; }
-  void set_initialized(bool initialized) { initialized_ = initialized; }
+  /// For experts under FSDP: the mesh along which this parameter is distinct. The parameter is on
+  /// a slice of that mesh, and the other slices hold other parameters instead of copies of it. No
+  /// mesh: they hold copies. optim::NormOptions::distinct_along says the same by names.
+  const DeviceMesh& distinct_along() const { return distinct_along_; }
+  void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
+
+  /// Where files hold the parameter by parts. Saving and loading read it, nothing else does.
+  const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
+  void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
+
+  /// Whether sharded checkpoints and state dicts hold it: all but buffers that are not persistent.
+  bool saved() const { return saved_; }
+  void set_saved(bool saved) { saved_ = saved; }
+
+  /// Whether the storage has been filled: by init_weights, a load, the constructor's caller, or an
+  /// in-place operator, as autograd's version counter tells. Swapping the tensor does not change
+  /// it.
+  bool initialized() const;
+  void set_initialized(bool initialized);
 
   const std::vector<Owner>& owners() const { return owners_; }
 
@@ -57,16 +94,28 @@ class ParameterSlot {
   void add_owner(ModuleBase* module, std::string name);
   void remove_owner(const ModuleBase* module, const std::string& name);
 
+  void show(at::Tensor tensor);
+
   at::Tensor tensor_;
   at::Tensor persistent_;
-  DeviceMesh distinct_over_;
+  DeviceMesh distinct_along_;
+  std::optional<StoredParts> stored_parts_;
+  std::string fqn_;
+  bool gathered_ = false;
   bool initialized_;
+  std::uint64_t unfilled_version_ = 0;  ///< of persistent(), when nobody had written to it
   std::vector<Owner> owners_;
+  bool saved_ = true;
 };
+/// Shared by the modules that own the slot and by optimizers.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// A module's parameter: a handle that reads as the tensor in the slot, and follows when the slot
-/// itself is replaced (tied weights). Copies are one handle.
+/// "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]" while no FQN is known. For
+/// messages.
+std::string describe(const ParameterSlot& slot);
+
+/// A module's parameter: a handle that converts to the tensor in the slot. When a slot is replaced
+/// (tied weights), the handle and its copies read the new one.
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:

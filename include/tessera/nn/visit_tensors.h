@@ -19,9 +19,7 @@ namespace detail::user {
 void visit_tensors() = delete;
 
 template <class T, class Visit>
-concept Visitable = requires(T& value, Visit& visit) {
-  visit_tensors(value, visit);
-};
+concept Visitable = requires(T& value, Visit& visit) { visit_tensors(value, visit); };
 
 template <class T, class Visit>
 void call(T& value, Visit& visit) {
@@ -63,34 +61,42 @@ struct VisitTensors {
   template <class Item, class Allocator, class T, class Visit>
   void contents(Tag<std::vector<Item, Allocator>>, T& value, Visit& visit) const {
     if constexpr (!std::is_same_v<Item, bool>) {
-      for (Item& item : value) (*this)(item, visit);
+      for (Item& item : value) {
+        (*this)(item, visit);
+      }
     }
   }
   template <class Item, std::size_t N, class T, class Visit>
   void contents(Tag<std::array<Item, N>>, T& value, Visit& visit) const {
-    for (Item& item : value) (*this)(item, visit);
+    for (Item& item : value) {
+      (*this)(item, visit);
+    }
   }
   template <class Item, class T, class Visit>
   void contents(Tag<std::optional<Item>>, T& value, Visit& visit) const {
-    if (value) (*this)(*value, visit);
+    if (value) {
+      (*this)(*value, visit);
+    }
   }
   template <class Key, class Item, class Less, class Allocator, class T, class Visit>
   void contents(Tag<std::map<Key, Item, Less, Allocator>>, T& value, Visit& visit) const {
-    for (auto& entry : value) (*this)(entry.second, visit);
+    for (auto& entry : value) {
+      (*this)(entry.second, visit);
+    }
   }
 };
 
 }  // namespace detail
 
-/// visit_tensors(value, visit): calls `visit(at::Tensor&)` with each tensor inside `value`, in
-/// order, undefined ones too: a tensor itself, or those in tuples, pairs, vectors, arrays,
-/// optionals and maps of such. Values of other types hold none. For a struct of your own, provide
-/// in its namespace:
+/// visit_tensors(value, visit) calls `visit(at::Tensor&)` for each tensor inside `value`, in order,
+/// undefined ones too. `value` is a tensor, or nested tuples, pairs, vectors, arrays, optionals and
+/// maps; values of other types count as without tensors. For a struct of your own, provide in its
+/// namespace:
 ///   template <class Visit> void visit_tensors(MyBatch& batch, Visit&& visit) { visit(batch.x); }
 /// An object, not a function: argument-dependent lookup must find the user's overload only.
 inline constexpr detail::VisitTensors visit_tensors{};
 
-/// Pointers to the tensors inside `value`, valid while `value` is not changed otherwise.
+/// Pointers to the tensors inside `value`, valid while its containers are not changed.
 template <class T>
 std::vector<at::Tensor*> collect_tensors(T& value) {
   std::vector<at::Tensor*> tensors;

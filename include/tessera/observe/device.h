@@ -1,24 +1,31 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera::observe {
 
-/// What a device of a type ("cpu", "cuda") calls itself; the current one where there are several.
-/// "" if it can't be found out.
+// What a program runs on. `device_type` is "cpu" or "cuda". Not collective; thread safe.
+
+/// The name of the device, of the current one where there are several; "" if it is not known.
 std::string device_name(const std::string& device_type);
 
+/// The memory of one rank, in bytes.
 struct MemoryUse {
-  std::int64_t peak_bytes = 0;      ///< cpu: resident, of this process; cuda: reserved by libtorch
+  std::int64_t peak_bytes = 0;  ///< cpu: resident, of this process; cuda: reserved by libtorch
+  /// cuda: the part of what was reserved that tensors had; cpu: what tensors had, if
+  /// count_tensor_memory() was called.
+  std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< of the machine, or of the device; 0: not known
 };
-/// Highest use so far.
-MemoryUse memory_use(const std::string& device_type);
+/// The highest use of memory since the last call, on a CPU since the process began. Does not wait
+/// for the device.
+MemoryUse take_memory_use(const std::string& device_type);
 
-/// Peak resident memory of this process, bytes.
+/// Peak resident memory of this process, in bytes.
 std::int64_t peak_resident_bytes();
-/// Physical memory of this machine, bytes.
+/// Physical memory of this machine, in bytes.
 std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::observe

@@ -5,53 +5,72 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/trace.h"
 #include "tessera/observe/flops.h"
 
 namespace tessera::observe {
 
-/// What one training step is known by.
+/// The metrics of one training step.
 struct StepMetrics {
   std::int64_t step = 0;  ///< 1-based
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
-  std::optional<double> loss_scale;  ///< of fp16; nullopt without scaling
-  bool skipped = false;              ///< no update, because a gradient overflowed
-  double step_time_s = 0;
+  std::optional<double> loss_scale;    ///< of fp16; nullopt without scaling
+  bool skipped = false;                ///< no update, because a gradient overflowed
+  double step_time_s = 0;              ///< seconds
+  double data_time_s = 0;              ///< of them, what the step waited for its batch
   double tokens_per_s = 0;             ///< of the whole job
   double tflops = 0;                   ///< per rank, by torchtitan's FLOP formula
-  std::optional<double> mfu;           ///< per cent; nullopt where the device's peak is not known
+  std::optional<double> mfu;           ///< per cent; nullopt if the device's peak is not known
   std::optional<double> mfu_causal;    ///< the same with causal attention counted half
-  std::int64_t peak_memory_bytes = 0;  ///< of this rank
-  std::int64_t memory_capacity_bytes = 0;  ///< of its device; 0: not known
-  comm::TrafficTable comm;                 ///< of this rank in this step
+  std::int64_t peak_memory_bytes = 0;  ///< of this rank; cuda: reserved, in this step
+  std::optional<std::int64_t> peak_active_bytes;  ///< what tensors had of it, if known
+  std::int64_t memory_capacity_bytes = 0;         ///< of its device; 0: not known
+  /// For how long a checkpoint kept training waiting between the step before and this one.
+  std::optional<double> checkpoint_stall_s;
+  std::optional<double> eval_loss;  ///< of held-out data after this step, if it was evaluated
+  comm::TrafficTable comm;          ///< of this rank in this step
 };
 
-/// Fills tokens_per_s, tflops, mfu and mfu_causal from step_time_s and the number of tokens that
-/// all ranks together worked on.
+/// Fills tokens_per_s, tflops, mfu and mfu_causal, from step_time_s and the number of tokens of all
+/// ranks together. `peak_flops`: FLOP/s of one device.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops);
-/// Fills peak_memory_bytes and memory_capacity_bytes.
+/// Fills peak_memory_bytes, peak_active_bytes and memory_capacity_bytes, of the time since the last
+/// call (take_memory_use).
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
-/// One JSON object, without a line end: step loss grad_norm lr step_time_s tokens_per_s tflops mfu
-/// mfu_causal peak_memory_bytes comm, and with a loss scale loss_scale skipped; comm as {mesh
-/// dimension: {collective: {calls, bytes}}}. What is unknown or not finite is null.
+/// One JSON object, without a line end: step loss grad_norm lr step_time_s data_time_s tokens_per_s
+/// tflops mfu mfu_causal peak_memory_bytes comm, with a loss scale loss_scale skipped, if
+/// known peak_active_bytes, after a checkpoint checkpoint_stall_s, and eval_loss where there is
+/// one; comm as {mesh dimension:
+/// {collective: {calls, bytes}}}. What is unknown or not finite is null.
 std::string to_json(const StepMetrics& metrics);
+/// The records of a JSONL file up to step `last`; memory_capacity_bytes, which they lack, is 0. A
+/// line that a killed run has not finished ends them; no file has none. Throws Error for other
+/// text.
+std::vector<StepMetrics> read_metrics(const std::filesystem::path& path, std::int64_t last);
 /// torchtitan's console line. tps is per rank, as there; mfu is N/A where it is not known.
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
-/// Writes metrics to a JSONL file, one line a step, flushed. An older file is replaced; a missing
-/// folder is made. Throws Error if the file can't be written.
+/// Writes metrics to a JSONL file, one line per step, flushed. Makes a missing folder. For one rank
+/// and one thread. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  explicit MetricsWriter(const std::filesystem::path& path);
+  /// Of an older file the records up to step `resumed` stay, as they are: a run that begins has
+  /// none.
+  explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   void write(const StepMetrics& metrics);
+  /// Writes the record of the last write() again, with more in it, in its place. Does nothing where
+  /// the file is a pipe, which has the record already.
+  void write_again(const StepMetrics& metrics);
 
  private:
   std::filesystem::path path_;
+  std::size_t last_bytes_ = 0;  ///< of the last record
   std::ofstream out_;
 };
 

@@ -7,8 +7,9 @@
 
 namespace tessera::observe {
 
-/// A line at the bottom of a terminal that says how far a run is and when it will end. Where the
-/// stream is no terminal, it stays silent; log lines go through line(), which keeps the two apart.
+/// A line at the bottom of a terminal that says how far a run is and when it will end. Silent if
+/// the stream is no terminal. Log lines go through line(), which keeps the two apart. For one
+/// thread.
 class Progress {
  public:
   /// Draws on `stream`; line() writes to `log`.
@@ -17,7 +18,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `step` steps are done. After the last one the line is gone.
+  /// Says that `step` steps are done. After the last one the line disappears.
   void update(std::int64_t step, double loss, double tokens_per_s);
   /// Prints a line of the log above the progress line.
   void line(const std::string& text);

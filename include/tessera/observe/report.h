@@ -10,6 +10,7 @@
 
 namespace tessera::observe {
 
+/// What write_report() shows.
 struct Report {
   std::string title{};
   std::vector<std::pair<std::string, std::string>> configuration{};  ///< name, value

@@ -10,38 +10,46 @@
 
 namespace tessera::optim {
 
+/// Which norm, over which ranks.
 struct NormOptions {
   /// p of (sum |x|^p)^(1/p); any p > 0, infinity for max |x|.
   double norm_type = 2.0;
-  /// Throw Error, on every rank, for a norm that is infinite or not a number. Costs a
-  /// synchronisation with the device.
+  /// Throw Error, on every rank, if the norm is infinite or not a number. The host then waits for
+  /// the device.
   bool error_if_nonfinite = false;
-  /// The mesh whose ranks hold the parameters together. Default: the largest of the meshes that
-  /// they lie on or are slices of, which must hold the others. Needed where no rank knows them all
-  /// (the stages of a pipeline, each on a mesh of its own).
+  /// The mesh whose ranks together hold all parameters. Default: the largest of the meshes of which
+  /// the parameters' meshes are slices; it must contain the others. Needed where no rank knows all
+  /// of them, as with pipeline stages that each have a mesh of their own.
   DeviceMesh over = {};
-  /// Dimensions along which slices of a mesh hold other parameters instead of copies: "pp" for
-  /// pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of (ep, edp). A
-  /// parameter on a slice without them counts at each coordinate of these, but only at coordinate 0
-  /// of all others that the slice lacks. Names of `over`'s dimensions or of the mesh sliced; an
-  /// unknown one is an Error, on every rank. FSDP's parameters with a mesh of their own
-  /// (Options::parameter_mesh) are known to differ within their unit's mesh.
+  /// Mesh dimensions along which slices of the mesh hold different parameters instead of copies:
+  /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of
+  /// (ep, edp). A parameter on such a slice is counted at every coordinate of these dimensions, and
+  /// only at coordinate 0 of the other dimensions that the slice lacks. Names of dimensions of
+  /// `over` or of the mesh that was sliced; an unknown name is an Error, on every rank. Not needed
+  /// for FSDP's parameters with a mesh of their own (Options::parameter_mesh), whose slots say it
+  /// themselves.
   std::vector<std::string> distinct_along = {};
 };
 
-/// The norm of all gradients together, each element of the global tensors counted once: by one of
-/// the ranks that hold it. A value that is infinite or not a number is seen on every rank,
-/// whichever rank has it, counted or not. Gradients may be plain (the same on every rank), or
-/// distributed on any meshes of one world; those that are pending sums are reduced first.
-/// Parameters without a gradient count as zeros.
+/// The norm of all gradients together. Each element of the global tensors is counted once, by one
+/// of the ranks that hold it. A value that is infinite or not a number shows on every rank, also if
+/// it is in a copy that is not counted. Gradients may be plain (the same on every rank) or
+/// distributed on any meshes of one world; pending sums are reduced first. Parameters without a
+/// gradient count as zeros.
 ///
-/// One all-reduce of one or two numbers over the ranks of all meshes together, no host
-/// synchronisation. Collective over those ranks, whichever gradients are there. Returns a plain 0-d
-/// fp32 tensor, the same on every rank. torch.nn.utils.get_total_norm.
+/// Collective over the ranks of all meshes together, whether they have gradients or not: one
+/// all-reduce of one or two numbers, for which the host does not wait. Returns a plain 0-d fp32
+/// tensor, the same on every rank. torch.nn.utils.get_total_norm.
+///
+/// Throws Error, before anything is communicated, for a norm_type that is not above 0, for an
+/// unknown name in distinct_along, and for meshes of which none holds the others if `over` is not
+/// said.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(): collective
-/// as that is. Returns the norm before clipping. torch.nn.utils.clip_grad_norm_.
+/// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and
+/// returns the norm before clipping. Collective like grad_norm(). Throws Error for a negative
+/// max_norm, and what grad_norm() throws; no gradient is scaled then.
+/// torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                            const NormOptions& options = {});
 

@@ -12,17 +12,18 @@
 
 namespace tessera::optim {
 
+/// The defaults are those of torch.amp.GradScaler.
 struct GradScalerOptions {
-  /// False: scale() returns the loss as it is, step() always steps, nothing is checked.
+  /// False: scale() returns the loss unchanged, step() always steps, and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
-  double growth_factor = 2.0;   ///< of the scale after growth_interval steps without overflow
-  double backoff_factor = 0.5;  ///< of the scale after an overflow
-  std::int64_t growth_interval = 2000;
+  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval good steps
+  double backoff_factor = 0.5;          ///< multiplies the scale after a step that overflowed
+  std::int64_t growth_interval = 2000;  ///< in consecutive steps without an overflow
   /// The scale must not fall below this: step() throws Error instead.
   double min_scale = 1e-4;
-  /// The scale falls only if at least this share of the steps since it last fell or grew have
-  /// overflown; 0: after each overflow.
+  /// After an overflow the scale falls only if at least this fraction of the steps since it last
+  /// changed have overflowed. 0: after each overflow.
   double tolerance = 0.0;
 
   /// fairseq's and ParlAI's choice for fp16 parameters: 2^17, tolerance 0.05.
@@ -31,15 +32,15 @@ struct GradScalerOptions {
   }
 };
 
-/// Dynamic loss scaling for fp16: the loss is multiplied by a scale, so that small gradients do not
-/// vanish, the gradients are divided by it again, and a step whose gradients overflowed is left
-/// out, on every rank together.
+/// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
+/// that small gradients do not vanish, and the gradients are divided by it again. A step whose
+/// gradients overflowed is skipped, on all ranks together. Thread safety: one thread at a time.
 ///
 ///   optim::GradScaler scaler;                      // {.enabled = dtype == kHalf}
 ///   for (...) {
 ///     scaler.scale(loss).backward();               // one micro-batch or several
 ///     at::Tensor norm = scaler.clip_grad_norm_(parameters, 1.0);  // the true norm; one all-reduce
-///     if (!scaler.step(optimizer)) { /* left out: the norm is not finite, the scale fell */ }
+///     if (!scaler.step(optimizer)) { /* skipped: the norm is not finite, the scale falls */ }
 ///     optimizer.zero_grad();
 ///   }
 ///
@@ -47,13 +48,13 @@ struct GradScalerOptions {
 /// * safe: fp32 parameters, cast for each forward: fsdp::MixedPrecisionPolicy{.param_dtype = kHalf,
 ///   .reduce_dtype = kFloat}. Gradients arrive in fp32.
 /// * memory-efficient: fp16 parameters and gradients, GradScalerOptions::memory_efficient(). The
-///   division, like the whole update, happens in fp32 in the optimizer, a few parameters at a
-///   time, so that no small gradient is lost (fairseq's MemoryEfficientFP16Optimizer).
+///   optimizer divides and updates in fp32, a few parameters at a time, so that no small gradient
+///   is lost (fairseq's MemoryEfficientFP16Optimizer).
 ///
-/// Gradients are divided in step(): until then .grad holds them scaled (unless unscale_ is called).
-/// Whether they overflowed is read from their norm, which is that of all ranks of all meshes
-/// together, so one all-reduce serves both; it is the only synchronisation with the device. Several
-/// optimizers: join them in an OptimizerList. The scale is part of a checkpoint: state().
+/// step() divides the gradients; until then .grad holds scaled ones, unless unscale_ was called. An
+/// overflow is recognised by the norm of the gradients on all ranks of all meshes, so that one
+/// all-reduce serves clipping and scaling. The host waits for the device only to read that norm.
+/// Join several optimizers in an OptimizerList. The scale belongs in a checkpoint: state().
 class GradScaler {
  public:
   /// Throws Error for options that make no sense.
@@ -64,24 +65,24 @@ class GradScaler {
   /// loss * scale().
   at::Tensor scale(const at::Tensor& loss) const;
 
-  /// Lets step() clip the divided gradients to a norm of `max_norm`. Returns their norm before
-  /// clipping, as optim::clip_grad_norm_ does, infinite or NaN if some overflowed. Collective as
-  /// that is. Once a step.
+  /// Makes step() clip the divided gradients to a norm of `max_norm`. Returns their norm before
+  /// clipping, like optim::clip_grad_norm_; infinite or NaN if some overflowed. Collective like
+  /// that. At most once a step.
   at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                              const NormOptions& options = {});
-  /// Instead: divides the gradients now, in place, for whoever wants to read or change them before
-  /// step(). Throws Error for gradients narrower than fp32, of which small ones would vanish.
-  /// Collective like grad_norm(). Once a step.
+  /// Instead: divides the gradients now, in place, for code that reads or changes them before
+  /// step(). Throws Error for gradients narrower than fp32, where small ones would vanish.
+  /// Collective like grad_norm(). At most once a step.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
-  /// optimizer.step(), unless a gradient overflowed, and the next scale. Returns whether it
-  /// stepped: the same on every rank. Collective like grad_norm() if neither clip_grad_norm_ nor
-  /// unscale_ was called before: `options` are for that, and `over` is needed, there or here, where
-  /// no rank knows all meshes (pipeline stages, whose ranks must leave out the same steps). Throws
-  /// Error, on every rank, when the scale would fall below min_scale; it then stays as it is.
+  /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether
+  /// it stepped, the same on every rank. If neither clip_grad_norm_ nor unscale_ was called before,
+  /// it calls grad_norm() with `options` and is collective like that. Pipeline stages, whose ranks
+  /// must skip the same steps, need NormOptions::over in whichever of these calls comes first.
+  /// Throws Error, on every rank, if the scale would fall below min_scale; the scale then stays.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
 
-  /// What a checkpoint keeps.
+  /// For checkpoints. Counts are of steps.
   struct State {
     double scale = 0.0;
     std::int64_t steps_since_overflow = 0;
@@ -94,10 +95,10 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// What is known of the gradients before step().
+  /// What clip_grad_norm_ or unscale_ found out for step().
   struct Checked {
     bool finite = true;
-    double factor = 1.0;  ///< to be multiplied in step()
+    double factor = 1.0;  ///< by which step() multiplies the gradients
   };
   void check_once() const;
   void adjust(bool finite);

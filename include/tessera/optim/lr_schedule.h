@@ -5,29 +5,43 @@
 
 namespace tessera::optim {
 
-enum class Schedule : std::uint8_t { kConstant, kLinear, kCosine };
+/// What the rate does after the warm-up.
+enum class Schedule : std::uint8_t { kConstant, kLinear, kCosine, kWsd };
 
-/// "constant", "linear" or "cosine"; throws Error for anything else.
+/// "constant", "linear", "cosine" or "wsd"; throws Error for anything else.
 Schedule parse_schedule(std::string_view name);
 
-/// What the learning rate is multiplied with at each step. torchtitan's conventions, without its
-/// stable phase: in step s (0-based) of N with W steps of warm-up,
+/// How the rate rises, stays and falls.
+struct LrScheduleOptions {
+  Schedule schedule = Schedule::kConstant;
+  std::int64_t warmup = 0;   ///< steps
+  std::int64_t steps = 0;    ///< of the whole run
+  double decay_ratio = 0.2;  ///< of kWsd: the share of the steps, at their end, in which it falls
+  double min_factor = 0;     ///< what the rate falls to, as a share of the full one
+};
+
+/// The factor of the learning rate at each step, for Optimizer::scale_lr. torchtitan's conventions.
+/// At step s (from 0) of N, with W steps of warm-up:
 ///   s < W:  (s + 1) / W                          rising, and never 0
 ///   else, with p = (s - W) / (N - W):
 ///   constant 1;  linear 1 - p;  cosine (1 + cos(pi p)) / 2
-/// so that steps W - 1 and W have the full rate and the last step a small one, not 0. Hugging
-/// Face's schedules agree from step W on; their warm-up is s / W: its first step changes nothing.
+///   wsd (warm-up, stable, decay; Hu et al. 2024): 1 until the last D = round(decay_ratio N) steps,
+///   then linear: (N - s) / D
+/// A factor f that falls is lifted to min_factor + (1 - min_factor) f. So steps W - 1 and W have
+/// the full rate, and the last step a small one, not 0. Hugging Face's schedules agree from step W
+/// on; their warm-up is s / W, so that their first step changes nothing.
 class LrSchedule {
  public:
-  /// Throws Error for negative steps. A warm-up of at least `steps` never ends.
-  LrSchedule(Schedule schedule, std::int64_t warmup, std::int64_t steps);
-  /// Pure. 0 for linear and cosine at and beyond step N.
+  /// Throws Error for negative steps and for shares outside [0, 1]. A warm-up of at least `steps`
+  /// never ends.
+  explicit LrSchedule(const LrScheduleOptions& options);
+  /// Pure. min_factor at and beyond step N, unless constant.
   double factor(std::int64_t step) const;
 
  private:
-  Schedule schedule_;
-  std::int64_t warmup_;
-  std::int64_t steps_;
+  double falling(std::int64_t step) const;
+
+  LrScheduleOptions options_;
 };
 
 }  // namespace tessera::optim

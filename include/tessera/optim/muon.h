@@ -12,12 +12,13 @@
 
 namespace tessera::optim {
 
-/// What the rate of a matrix of A x B is multiplied with.
+/// The factor of the learning rate of an A x B matrix.
 enum class MuonRate : std::uint8_t {
   kOriginal,       ///< sqrt(max(1, A / B)): Keller Jordan's
-  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)): Moonshot's; AdamW's rates and decay fit
+  kMatchRmsAdamW,  ///< 0.2 sqrt(max(A, B)): Moonshot's; for rates and decay tuned for AdamW
 };
 
+/// The defaults are those of torch.optim.Muon.
 struct MuonOptions {
   double lr = 1e-3;
   double weight_decay = 0.1;
@@ -31,18 +32,19 @@ struct MuonOptions {
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 
-/// Muon (Jordan et al. 2024): momentum whose matrix is replaced by the nearest orthogonal one, as
-/// five Newton-Schulz steps approximate it. For the matrices of hidden layers; embeddings, the
-/// head, norms and biases belong to an AdamW beside it (see split_for_muon and OptimizerList).
-/// torch.optim.Muon, over any shards of any mesh: the result is that of one process.
+/// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
+/// momentum, which five Newton-Schulz steps approximate. For the matrices of hidden layers;
+/// embeddings, the head, norms and biases belong to an AdamW beside it (see split_for_muon and
+/// OptimizerList). torch.optim.Muon for any sharding on any mesh, with the result of one process.
 ///
-/// The matrices are dealt to the ranks of their mesh, replicas included, so that each is
-/// orthogonalised once and the work is even: one all-to-all brings each matrix whole to its rank,
-/// in compute_dtype, and a second one takes every rank its part. State "momentum_buffer".
+/// Each matrix is assigned to one rank of its mesh, replicas included, so that it is orthogonalised
+/// once and the work is balanced. One all-to-all brings each matrix, in compute_dtype, to its rank;
+/// a second one returns the shards. State "momentum_buffer".
 ///
-/// step(): collective over the meshes of distributed matrices that require a gradient. One that has
-/// none on this rank, but on another, counts as zeros; for that the ranks exchange a byte a matrix
-/// between their hosts. One that has none on any rank is skipped, as is a plain one without.
+/// step(): collective over the meshes of distributed matrices that require a gradient. A matrix
+/// that has a gradient on some rank only counts as zeros on the others; to know that, the hosts
+/// exchange one byte a matrix. A matrix that has a gradient on no rank is skipped. Thread safety:
+/// one thread at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
   /// Throws Error for options that make no sense and for parameters that are not 2-D.
@@ -67,8 +69,8 @@ class Muon : public GroupedOptimizer<MuonOptions> {
 struct MuonSplit {
   std::vector<nn::SlotPtr> matrices, rest;
 };
-/// Matrices are the 2-D parameters, but those of an nn::Embedding (or tied to one) and those whose
-/// FQN matches one of the patterns `rest` (see nn::matches_fqn), as "lm_head.weight".
+/// Matrices: the 2-D parameters, except those of an nn::Embedding (or tied to one) and those whose
+/// FQN matches one of the patterns `rest` (see nn::matches_fqn): {"lm_head.weight"}.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim

@@ -10,8 +10,8 @@
 
 namespace tessera::optim {
 
-/// A tensor of an optimizer's state: of the parameter in `slot`, called "exp_avg" or the like. It
-/// shares its memory with the optimizer and lies as the parameter does, except for counters, which
+/// A tensor of an optimizer's state for the parameter in `slot`, such as "exp_avg". It shares its
+/// memory with the optimizer. It has the parameter's sizes and layout, except for counters, which
 /// are plain and 0-d.
 struct StateTensor {
   nn::SlotPtr slot;
@@ -19,8 +19,9 @@ struct StateTensor {
   at::Tensor tensor;
 };
 
-/// What a training loop needs of an optimizer. It holds slots, so it may be made before or after TP
-/// and FSDP are applied.
+/// What a training loop needs of an optimizer. It holds slots and not tensors, so it may be made
+/// before or after TP and FSDP are applied. Thread safety: one thread at a time. To write one, see
+/// BatchedOptimizer in slot_optimizer.h.
 class Optimizer {
  public:
   Optimizer() = default;
@@ -28,26 +29,27 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
-  /// One update from the slots' gradients, each multiplied by `gradient_factor` (what a GradScaler
-  /// undoes its scale with) in the precision of the update: fp32 where parameters are narrower.
-  /// Gradients are used up: what they hold afterwards is not specified.
+  /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`,
+  /// with which a GradScaler divides by its scale, in the type of the update: fp32 where parameters
+  /// are narrower. The gradients' values are not specified afterwards: call zero_grad().
   void step(double gradient_factor = 1.0) { update(gradient_factor); }
-  /// Drops the gradients, with those that FSDP has accumulated and not reduced yet.
+  /// Drops the gradients, and those that FSDP has accumulated but not reduced. Not collective.
   void zero_grad();
-  /// Each once, as clip_grad_norm_ takes them.
+  /// Each once; for clip_grad_norm_.
   virtual const std::vector<nn::SlotPtr>& parameters() const = 0;
-  /// From now on each group's rate is its options' lr times `factor`: what LrSchedule gives.
+  /// Sets the rate of each group to its options' lr times `factor`, such as LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
-  /// The state, made (as zeros) where there is none yet, for a checkpoint to read or to fill before
-  /// the next step. Not collective. Throws Error for parameters that nobody has filled.
+  /// The state, for a checkpoint to read, or to fill before the next step. State that does not
+  /// exist yet is made, as zeros, but for frozen parameters, which have none. Not collective.
+  /// Throws Error for parameters that were never filled.
   virtual std::vector<StateTensor> state() = 0;
 
  private:
   virtual void update(double gradient_factor) = 0;
 };
 
-/// The state by FQN of the parameter and name: "model.norm.weight.exp_avg". Throws Error if the
-/// optimizer has a parameter that is not in or below `module`.
+/// The state, named by the parameter's FQN: "model.norm.weight.exp_avg". Not collective. Throws
+/// Error if the optimizer has a parameter that `module` and the modules below it lack.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 

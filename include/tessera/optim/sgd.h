@@ -6,6 +6,7 @@
 
 namespace tessera::optim {
 
+/// The defaults are those of torch.optim.SGD.
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0.0;
@@ -13,12 +14,12 @@ struct SgdOptions {
   double weight_decay = 0.0;  ///< L2: added to the gradient, times the parameter
 };
 
-/// Stochastic gradient descent over local shards, one fused kernel call as AdamW's, with the same
-/// treatment of narrow parameters. torch.optim.SGD without dampening. State "momentum_buffer",
-/// if a group has momentum.
+/// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of
+/// narrower parameters as in AdamW. torch.optim.SGD without dampening. State "momentum_buffer" if a
+/// group has momentum.
 ///
-/// step(): as AdamW's.
-class Sgd : public GroupedOptimizer<SgdOptions> {
+/// step(): collective when AdamW's is, and throws what that throws.
+class Sgd : public GroupedOptimizer<SgdOptions, BatchedOptimizer> {
  public:
   /// Throws Error for options that make no sense.
   explicit Sgd(std::vector<Group<SgdOptions>> groups);
@@ -27,7 +28,7 @@ class Sgd : public GroupedOptimizer<SgdOptions> {
   Sgd(const nn::ModuleBase& module, SgdOptions options);
 
  private:
-  void update_shards(const std::vector<ShardUpdate>& shards, double factor) override;
+  void update_batch(const Batch& batch, std::size_t group) override;
 };
 
 }  // namespace tessera::optim

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +11,14 @@
 #include "tessera/optim/optimizer.h"
 
 namespace tessera::optim {
+
+// How the library's optimizers are made. step() goes through three classes:
+//   SlotOptimizer::update()            takes each slot's local shard and gradient, checks them, and
+//                                      makes the state of those that have none yet;
+//   BatchedOptimizer::update_shards()  joins shards that adjoin in memory and sorts them into
+//                                      batches, one for each type and device;
+//   AdamW::update_batch()              calls one fused kernel for a batch.
+// Muon, which has to see whole matrices, overrides update_shards() itself.
 
 /// Parameters that share options.
 template <class Options>
@@ -22,77 +29,114 @@ struct Group {
 
 /// The local shard of a parameter in a step.
 struct ShardUpdate {
-  std::size_t index;     ///< of the parameter
+  std::size_t index;     ///< of the parameter in Optimizer::parameters()
   std::size_t group;     ///< of its options
   at::Tensor parameter;  ///< local, without autograd
   at::Tensor gradient;   ///< local; undefined if there is none
 };
 
 /// Base of optimizers that keep state beside local shards. State is made at a parameter's first
-/// step, in fp32 where the parameter is narrower, and for shards that lie one after another in
-/// memory (as FSDP lays them out) the state does too, so that they are updated as one.
+/// step, in fp32 where the parameter is narrower. State of shards that adjoin in memory, as FSDP
+/// lays out those of a unit, adjoins too.
 class SlotOptimizer : public Optimizer {
  public:
   const std::vector<nn::SlotPtr>& parameters() const final { return parameters_; }
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `state_names`: tensors shaped like the shard. `counts_steps`: a counter "step" too. Throws
-  /// Error for a slot that is in two groups; within one, repeats (tied weights) count once.
+  /// `groups`: the parameters of each group. `state_names`: one tensor of the shard's sizes for
+  /// each. `counts_steps`: a counter "step" as well. Throws Error for a slot that is in two groups;
+  /// within one, repeats (tied weights) count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
-  /// Updates the shards, which have passed all checks. `factor`: see step().
-  virtual void update_shards(const std::vector<ShardUpdate>& shards, double factor) = 0;
-  /// Whether a parameter takes part though it has no gradient.
+  /// Updates the shards, which have passed all checks. Gradients are to be multiplied by
+  /// `gradient_factor` (see Optimizer::step). If it communicates, step() is collective.
+  virtual void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) = 0;
+  /// Whether a parameter takes part in a step though it has no gradient.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
 
-  /// State `which` of a parameter that a step has met.
-  const at::Tensor& state_of(std::size_t parameter, std::size_t which) const {
-    return states_[parameter].tensors[which];
-  }
-
-  /// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
-  struct Batch {
-    std::vector<at::Tensor> parameters, gradients, steps;
-    std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
+  /// Beside a local shard.
+  struct State {
+    std::vector<at::Tensor> tensors;  ///< one for each state name
+    at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if not counted
+    std::int64_t steps = 0;           ///< what `step` holds, known without asking the device
   };
-  using Kernel = std::function<void(const Batch& batch)>;
-  /// Updates a group's shards by `kernel`, which gets them in the type of computation: fp32 for
-  /// narrower parameters, whose new values are then rounded back, a few at a time. Gradients are
-  /// multiplied by `factor`, counters counted, neighbours in memory joined.
-  void for_each_batch(const std::vector<ShardUpdate>& shards, std::size_t group, double factor,
-                      const Kernel& kernel);
+  /// Of a parameter that a step has met.
+  State& state_of(std::size_t parameter) { return states_[parameter]; }
+  const State& state_of(std::size_t parameter) const { return states_[parameter]; }
+  bool counts_steps() const { return counts_steps_; }
 
  private:
-  struct State {
-    std::vector<at::Tensor> tensors;
-    at::Tensor step;
-    std::int64_t steps = 0;  ///< what `step` holds, known without asking the device
-  };
-  using Run = std::span<const ShardUpdate>;
-
   void update(double gradient_factor) final;
   void check_parameter(std::size_t index) const;
   void make_states(const std::vector<std::size_t>& indices);
   void read_counters();
-  void count(const std::vector<ShardUpdate>& shards, std::size_t group);
-  bool continues(const ShardUpdate& before, const ShardUpdate& shard) const;
-  std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
-  void add(Batch& batch, Run run) const;
-  void update_rounded(Run run, double factor, const Kernel& kernel) const;
 
   std::vector<nn::SlotPtr> parameters_;
   std::vector<std::size_t> group_of_;  // beside parameters_
   std::vector<State> states_;          // beside parameters_
   std::vector<std::string> state_names_;
   bool counts_steps_;
-  bool counters_shown_ = false;  ///< and maybe written to
+  bool counters_shown_ = false;  ///< state() has handed them out, so a load may have written them
 };
 
-/// The part of an optimizer that holds each group's options, which need a member `lr`.
-template <class Options>
-class GroupedOptimizer : public SlotOptimizer {
+/// Shards that one list kernel updates: tensor i of each list belongs to tensor i of the others.
+struct Batch {
+  std::vector<at::Tensor> parameters, gradients;
+  std::vector<std::vector<at::Tensor>> states;  ///< one list for each state name
+  std::vector<at::Tensor> steps;                ///< the step now made, from 1; empty if not counted
+};
+
+/// Base of optimizers that update each element by itself, with one list kernel for many shards. A
+/// few launches then update a whole model. An optimizer of your own derives from
+/// GroupedOptimizer<Options, BatchedOptimizer> (compiled and run by OptimizerExample in
+/// tests/optim/optimizer_example_test.cpp):
+///
+///   struct SignSgdOptions { double lr = 1e-3; };
+///
+///   class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions, optim::BatchedOptimizer>
+///   {
+///    public:
+///     SignSgd(const nn::ModuleBase& module, SignSgdOptions options)
+///         : GroupedOptimizer({{optim::slots_of(module), options}}, /*state_names=*/{},
+///                            /*counts_steps=*/false) {}
+///
+///    private:
+///     void update_batch(const optim::Batch& batch, std::size_t group) override {
+///       at::_foreach_sign_(batch.gradients);
+///       at::_foreach_add_(batch.parameters, batch.gradients, -lr(group));
+///     }
+///   };
+class BatchedOptimizer : public SlotOptimizer {
+ protected:
+  using SlotOptimizer::SlotOptimizer;
+
+  /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
+  /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
+  /// are then rounded back, a few at a time. Gradients are multiplied by the factor of step() and
+  /// may be overwritten. Ranks call it with other shards, and not equally often: it must not
+  /// communicate. What it throws leaves step(), on this rank alone, after batches before it were
+  /// updated.
+  virtual void update_batch(const Batch& batch, std::size_t group) = 0;
+
+ private:
+  /// Shards that are updated as one tensor.
+  using Run = std::span<const ShardUpdate>;
+
+  void update_shards(const std::vector<ShardUpdate>& shards, double gradient_factor) final;
+  void update_group(Run shards, std::size_t group, double gradient_factor);
+  void count_step(Run shards);
+  bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
+  std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
+  void add(Batch& batch, Run run) const;
+  void update_rounded(Run run, std::size_t group, double gradient_factor);
+};
+
+/// The part of an optimizer that holds each group's options, which need a member `lr`. `Base`:
+/// SlotOptimizer or BatchedOptimizer.
+template <class Options, class Base = SlotOptimizer>
+class GroupedOptimizer : public Base {
  public:
   std::size_t groups() const { return options_.size(); }
   /// May be changed between steps.
@@ -104,15 +148,19 @@ class GroupedOptimizer : public SlotOptimizer {
  protected:
   GroupedOptimizer(std::vector<Group<Options>> groups, std::vector<std::string> state_names,
                    bool counts_steps)
-      : SlotOptimizer(slots_of_groups(groups), std::move(state_names), counts_steps) {
-    for (Group<Options>& group : groups) options_.push_back(std::move(group.options));
+      : Base(slots_of_groups(groups), std::move(state_names), counts_steps) {
+    for (Group<Options>& group : groups) {
+      options_.push_back(std::move(group.options));
+    }
   }
 
  private:
   static std::vector<std::vector<nn::SlotPtr>> slots_of_groups(
       const std::vector<Group<Options>>& groups) {
     std::vector<std::vector<nn::SlotPtr>> slots;
-    for (const Group<Options>& group : groups) slots.push_back(group.parameters);
+    for (const Group<Options>& group : groups) {
+      slots.push_back(group.parameters);
+    }
     return slots;
   }
 

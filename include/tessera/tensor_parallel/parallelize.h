@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,74 +13,196 @@
 
 namespace tessera::tensor_parallel {
 
-/// What to do to one module: how its parameters lie, and what its inputs and outputs become.
+/// What tensor parallelism does to one module: how its parameters are placed on the mesh, and how
+/// its inputs and outputs are redistributed. An object is immutable and may serve many modules,
+/// meshes and threads.
+///
+/// A style of your own derives from this class. This one shards the features of a norm (compiled
+/// and run by ParallelStyleExample in tests/tensor_parallel/style_example_test.cpp):
+///
+///   class ShardedScale final : public tensor_parallel::ParallelStyle {
+///    public:
+///     std::string name() const override { return "sharded_scale"; }
+///     std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+///         const nn::ModuleBase& module) const override {
+///       return {{module.slot("weight"), Shard{0}}};
+///     }
+///     void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+///       module.add_forward_pre_hook([mesh](nn::ModuleBase&, nn::TensorList inputs) {
+///         *inputs[0] = distribute_tensor(*inputs[0], mesh, {Shard{-1}}).tensor();
+///       });
+///     }
+///   };
+///   tensor_parallel::parallelize_module(model, mesh["tp"],
+///                                       {{"scale", std::make_shared<ShardedScale>()}});
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
+  /// For messages: "colwise_parallel".
   virtual std::string name() const = 0;
-  /// How parameters of `module` (or below it) are to lie on the mesh; empty for a style that leaves
-  /// them alone. Throws Error for a module that the style does not fit. Changes nothing.
+  /// The placements of parameters of `module` or of modules below it; empty for a style that leaves
+  /// them alone. Changes nothing. Throws Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Adds the hooks to `module`, whose parameters lie as parameters() asked for.
+  /// Parameters of `module` or of modules below it that the plan leaves plain on purpose, since
+  /// every rank computes the same with them. Changes nothing.
+  virtual std::vector<nn::SlotPtr> plain_parameters(const nn::ModuleBase& module) const {
+    (void)module;
+    return {};
+  }
+  /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; asked after
+  /// parameters().
+  virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
+    (void)module;
+    (void)mesh;
+  }
+  /// Adds the hooks to `module`, whose parameters are now placed as parameters() said.
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
 };
+/// Shared by the entries of a plan that name it.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
 
-/// Pattern of a module's FQN -> style. Per component, as fnmatch: "layers.*.mlp.up_proj";
-/// "" is the module itself.
-using Plan = std::vector<std::pair<std::string, StylePtr>>;
+/// Pattern of a module's FQN (see nn::matches_fqn) and its style: {"layers.*.mlp.up_proj",
+/// colwise_parallel()}. "" is the module itself that the plan is applied to.
+using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
-/// Linear and Embedding. Linear: weight (and bias) Shard(0). Embedding: weight Shard(1).
+// The styles of PyTorch, with the names and defaults of their options there. In all of them:
+// * input_layouts: the placement of the first tensor of forward's arguments. A plain tensor is
+//   taken to be the local part of one with this placement; a distributed one has its own. Throws
+//   Error where autograd's graph tells otherwise (docs/tensor_parallel.md).
+// * output_layouts: the placement of the first tensor of the result.
+// * regather: where a split input is gathered, nn::Linear and nn::FusedLinear with a column-wise
+//   style keep its shard for backward, and gather it again there, once for all that share it:
+//   Korthikanti et al. 2022. Such a backward cannot be differentiated itself. The styles of the
+//   gather and of the products must both have it; without it the gathered input is kept.
+// * use_local_output: whether the result is the local tensor, or a distributed one.
+// Redistributing is collective over the mesh and differentiable.
+
+/// For Linear and Embedding. Shards the output features: of a Linear weight (and bias) Shard(0), of
+/// an Embedding weight Shard(1). The input is replicated first.
 struct ColwiseOptions {
-  Placement input = Replicate{};
-  Placement output = Shard{-1};
+  Placement input_layouts = Replicate{};
+  Placement output_layouts = Shard{-1};
   bool use_local_output = true;
+  /// How many heads the output features are, each rank's whole: Error at plan time if the ranks
+  /// don't divide them. 0: features that may be cut anywhere.
+  std::int64_t heads = 0;
+  bool regather = true;
 };
+/// PyTorch's ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
-/// Linear: weight Shard(1), bias replicated and added after the reduction; input default Shard(-1).
-/// Embedding: weight Shard(0) (rows of the vocabulary); pass input = Replicate{}.
-struct RowwiseOptions {
-  Placement input = Shard{-1};
-  Placement output = Replicate{};  ///< Replicate: all-reduce; Shard: reduce-scatter
+/// For an nn::Linear whose output features are `heads` heads, of which there are fewer than ranks:
+/// the keys or values of grouped-query attention, where colwise_parallel() would cut them. The
+/// ranks must be a multiple of the heads. The parameters are replicated, and each head is computed
+/// on ranks / heads ranks that follow one another: those that have the queries that it serves, if
+/// these are split by colwise_parallel(). The result is as if there were a copy of its head for
+/// each rank, Shard(-1) of ranks * (features / heads) features; the parameters' gradients are sums
+/// over the ranks. Megatron-LM's tensor parallelism beyond the number of query groups.
+struct ReplicatedHeadsOptions {
+  std::int64_t heads = 0;
+  Placement input_layouts = Replicate{};
   bool use_local_output = true;
+  bool regather = true;  ///< of its own gather: its product always follows the gather of its input
 };
+/// See ReplicatedHeadsOptions.
+StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
+
+/// For an nn::FusedLinear, or an nn::Linear whose output features are equal parts (query, key and
+/// value; gate and up): shards each part, so that a rank's result is its share of the first part,
+/// then of the second, and may be split or chunked into as many. colwise_parallel() would give a
+/// rank consecutive features of one part or two. A distributed result has _StridedShard(-1, parts).
+struct FusedColwiseOptions {
+  std::int64_t parts = 0;  ///< of an nn::Linear; an nn::FusedLinear knows its own
+  Placement input_layouts = Replicate{};
+  bool use_local_output = true;
+  bool regather = true;
+};
+/// See FusedColwiseOptions. MLX's shard_linear(..., segments).
+StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
+
+/// For Linear and Embedding. Shards the input features of a Linear: weight Shard(1); the bias is
+/// replicated and added after the reduction. Shards the vocabulary of an Embedding: weight
+/// Shard(0); pass input_layouts = Replicate{}, since every rank looks up all indices.
+struct RowwiseOptions {
+  Placement input_layouts = Shard{-1};
+  Placement output_layouts = Replicate{};  ///< Replicate: all-reduce; Shard: reduce-scatter
+  bool use_local_output = true;
+  std::int64_t heads = 0;  ///< of a Linear's input features, as ColwiseOptions::heads
+};
+/// PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
-/// Norms and dropout on activations sharded along the sequence; parameters replicated.
+/// For norms and dropout on activations that are sharded along the sequence: each rank computes its
+/// tokens, with replicated parameters. Korthikanti et al. 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
+/// PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
-/// The same without a split sequence: parameters, input and output replicated, so that a norm takes
-/// and gives distributed tensors. torchtitan's NoParallel.
+/// The same without sequence parallelism: parameters, input and output are replicated, so that a
+/// norm takes and returns distributed tensors. torchtitan's NoParallel. Not for parts: a norm of
+/// local heads takes sequence_parallel with the dimension that is split.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
+/// See ReplicateOptions.
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Per tensor argument in order (nullopt: leave alone): what it is, and what forward wants.
-struct PrepareInputOptions {
-  std::vector<std::optional<Placement>> input{};
-  std::vector<std::optional<Placement>> desired_input{};
-  bool use_local_output = false;
-};
-StylePtr prepare_module_input(PrepareInputOptions options);
+/// Leaves the parameters of a module, and of those below it, plain: the module is given the same on
+/// every rank and computes the same. Adds nothing to its calls. A plan asks for it where a
+/// neighbour's parameters are split, so that none is forgotten.
+StylePtr leave_plain();
 
-struct PrepareOutputOptions {
-  std::vector<std::optional<Placement>> output{};
-  std::vector<std::optional<Placement>> desired_output{};
+/// For any module. One entry for each tensor of forward's arguments, in order (nullopt: leave it
+/// alone): its placement, and the one to redistribute it to.
+struct PrepareModuleInputOptions {
+  std::vector<std::optional<Placement>> input_layouts{};
+  std::vector<std::optional<Placement>> desired_input_layouts{};
+  bool use_local_output = false;
+  bool regather = true;
+};
+/// PyTorch's PrepareModuleInput.
+StylePtr prepare_module_input(PrepareModuleInputOptions options);
+
+/// The same for the tensors of the result.
+struct PrepareModuleOutputOptions {
+  std::vector<std::optional<Placement>> output_layouts{};
+  std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = true;
 };
-StylePtr prepare_module_output(PrepareOutputOptions options);
+/// PyTorch's PrepareModuleOutput.
+StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
-/// Applies a plan on a 1-D mesh. Parameters of matched Linear, Embedding and norm modules become
-/// distributed; those that no entry touches are left. Not collective (values are sliced, not sent).
-/// Throws Error, before anything is changed, for a pattern that matches nothing or a style that
-/// does not fit the module; the message lists what there is.
-void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh, const Plan& plan);
+/// Both: the tensors of forward's arguments, and those of the result.
+struct PrepareModuleInputOutputOptions {
+  std::vector<std::optional<Placement>> input_layouts{};
+  std::vector<std::optional<Placement>> desired_input_layouts{};
+  bool use_local_input = false;
+  std::vector<std::optional<Placement>> output_layouts{};
+  std::vector<std::optional<Placement>> desired_output_layouts{};
+  bool use_local_output = true;
+};
+/// PyTorch's PrepareModuleInputOutput.
+StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
+
+/// Applies a plan on a 1-D mesh. The parameters that the styles name become distributed, the others
+/// are left alone; several styles may add hooks to a module, but only one may place its parameters.
+/// Call it before fully_shard. Not collective: every rank has the values and keeps its shard. In
+/// the first forward the ranks compare the values of parameters that are not split, named by the
+/// plan or not; a parameter that is not named must not meet a part of a tensor
+/// (docs/tensor_parallel.md).
+/// Throws Error, before anything is changed, for a pattern that matches no module, or only below
+/// some of the modules of one class that its wildcard stands for; a style that does not fit its
+/// module, heads that the ranks don't divide; a parameter that is distributed already, and a
+/// trainable one that no entry covers while a module beside its own (with the same parent) is
+/// split. PyTorch's parallelize_module.
+///
+///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
+///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});
+void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
+                        const ParallelizePlan& plan);
 
 }  // namespace tessera::tensor_parallel

@@ -1,19 +1,21 @@
+// The costs by which the planner's search ranks steps and layouts.
 #pragma once
 
 #include <cstdint>
 
-#include "place.h"
+#include "plan/search_state.h"
 #include "tessera/core/redistribute_plan.h"
 
 namespace tessera::plan {
 
-/// What one rank sends at most in `step` (Step::bytes), from the largest local tensor.
+/// The most bytes that one rank sends in `step` (Step::bytes): computed for the coordinate with the
+/// largest local tensor.
 std::int64_t step_bytes(const Problem& problem, const Step& step);
-/// Whether ranks talk in it.
+/// Whether steps of this kind communicate.
 bool is_collective(StepKind kind);
-/// Microseconds of `step`, whose bytes are set.
+/// Microseconds that `step` takes. Step::bytes must be set.
 double step_cost(const CostModel& model, const Step& step);
-/// No more than the cost of getting from `place` to the target.
-double least_cost(const CostModel& model, const Place& place);
+/// A lower bound of the cost from `state` to the target: the heuristic of the search, admissible.
+double least_cost(const CostModel& model, const SearchState& state);
 
 }  // namespace tessera::plan

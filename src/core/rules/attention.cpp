@@ -1,35 +1,41 @@
+// Scaled dot product attention, by the kernels that libtorch chooses from. Batch and heads may be
+// sharded (tensor parallelism shards heads), and queries where no causal mask counts them. Keys
+// stay whole: to shard them needs a running softmax across ranks (ring attention).
 #include <cstddef>
-#include <numeric>
 #include <optional>
-#include <vector>
 
-#include "rule_builder.h"
-#include "rule_table.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
-/// The factors of scaled dot product attention. Query (batch, heads, queries, width), key and value
-/// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped queries), head i reads
-/// kv head i / group: the heads are (kv heads, group), so that sharding kv heads shards both.
+/// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
+/// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
+/// et al. 2023) head i reads kv head i / group. The heads then are the two factors (kv heads,
+/// group), so that sharding kv heads shards query, key and value alike.
 struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
 
+  // No rule for what the kernels would refuse or broadcast in ways of their own.
   static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
                                              const TensorMeta& k, const TensorMeta& v,
                                              bool split_queries) {
-    if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) return std::nullopt;
+    if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
+      return std::nullopt;
+    }
+    // Heads must group evenly: head i reads kv head i / group on every rank only then.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // What lacks one of these in a backward (a gradient of key, value or bias) is a sum over it.
-    // The kernels divide by each of them: no shard may be empty.
+    // In a backward, a gradient that lacks one of these (of key, value or bias) is a sum over it.
+    // The kernels divide by each of these sizes: no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
-      in.factors.back().empty = false;
+      in.factors.back().allow_empty = false;
       return factor;
     };
     AttentionFactors f;
@@ -40,9 +46,10 @@ struct AttentionFactors {
       f.heads.push_back(add_reduced(rule, q.size(1) / kv_heads, ReduceOp::kSum));
     }
     f.queries = {split_queries ? add_reduced(rule, q.size(2), ReduceOp::kSum)
-                               : add_whole(rule, q.size(2))};
-    f.keys = {add_whole(rule, k.size(2))};
-    const Factors width{add_whole(rule, q.size(3))}, value_width{add_whole(rule, v.size(3))};
+                               : add_unsharded(rule, q.size(2))};
+    f.keys = {add_unsharded(rule, k.size(2))};
+    const Factors width{add_unsharded(rule, q.size(3))},
+        value_width{add_unsharded(rule, v.size(3))};
     f.query = {f.batch, f.heads, f.queries, width};
     f.key = {f.batch, kv, f.keys, width};
     f.value = {f.batch, kv, f.keys, value_width};
@@ -50,38 +57,45 @@ struct AttentionFactors {
     return f;
   }
 
-  /// A mask or bias that broadcasts to (batch, heads, queries, keys).
+  /// The factors of a mask or bias that broadcasts to (batch, heads, queries, keys).
+  /// Aligned at the last dimension, as broadcasting is. A dimension of size 1 has no factor and is
+  /// replicated.
   TensorFactors bias(const ShardingRule& rule, const TensorMeta& tensor) const {
     const TensorFactors scores{batch, heads, queries, keys};
     TensorFactors result(tensor.sizes.size());
     for (std::size_t i = 0; i < result.size() && i < scores.size(); ++i) {
       const std::size_t dim = result.size() - 1 - i;
       const Factors& factors = scores[scores.size() - 1 - i];
-      if (tensor.sizes[dim] == size_of(rule, factors)) result[dim] = factors;
+      if (tensor.sizes[dim] == size_of(rule, factors)) {
+        result[dim] = factors;
+      }
     }
     return result;
   }
 };
 
-/// Where a kernel's arguments are, and the form of its log-sum-exp.
+/// Where a kernel has its arguments, and the shape of its log-sum-exp.
 struct Kernel {
   enum Statistics { kRows, kRowsAndOne, kPaddedRows };
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< asks for a mask that no rule describes
+  int debug = -1;  ///< flag that asks for the dropout mask, which this rule does not describe
   Statistics statistics = kRows;
-  int asks_statistics = -1;       ///< flag without which there are none: (batch, heads, 0)
-  std::size_t other_outputs = 0;  ///< replicated: seeds, offsets, empty ones
+  int asks_statistics = -1;       ///< flag; without it the log-sum-exp is (batch, heads, 0)
+  std::size_t other_outputs = 0;  ///< replicated ones: seeds, offsets, empty tensors
 };
 
-/// (batch, heads, queries), then a 1, or padded to a multiple of 32.
+/// Of the log-sum-exp: (batch, heads, queries), with a last 1, or with queries padded to 32s.
+/// The backward kernel reads them as the forward left them, padding included.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};
-  if (kernel.statistics == Kernel::kRowsAndOne) result.emplace_back();
+  if (kernel.statistics == Kernel::kRowsAndOne) {
+    result.emplace_back();
+  }
   if (kernel.statistics == Kernel::kPaddedRows) {
-    result.back() = {add_whole(rule, (queries + 31) / 32 * 32)};
+    result.back() = {add_unsharded(rule, (queries + 31) / 32 * 32)};
   }
   return result;
 }
@@ -90,10 +104,12 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
+/// A causal mask starts at query 0 of the local tensor, so queries can be sharded only without one.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
 
+/// A dropout of 0 draws nothing, so that the call is not random.
 bool drops(const OpCall& call, const Kernel& kernel) {
   const auto arg = static_cast<std::size_t>(kernel.dropout);
   return !call.is_none(arg) && call.number(arg) != 0;
@@ -105,7 +121,9 @@ RuleFunction::Body attention(Kernel kernel) {
     ShardingRule rule = start(call);
     const auto f = AttentionFactors::add(rule, call.tensor(0), call.tensor(1), call.tensor(2),
                                          splits_queries(call, kernel));
-    if (!f || is_set(call, kernel.debug)) return std::nullopt;
+    if (!f || is_set(call, kernel.debug)) {
+      return std::nullopt;
+    }
     input_of(rule, call.tensor_index(0)) = f->query;
     input_of(rule, call.tensor_index(1)) = f->key;
     input_of(rule, call.tensor_index(2)) = f->value;
@@ -115,19 +133,17 @@ RuleFunction::Body attention(Kernel kernel) {
     }
     rule.outputs = {f->result, statistics_factors(rule, *f, kernel, call.tensor(0).size(2))};
     if (kernel.asks_statistics >= 0 && !is_set(call, kernel.asks_statistics)) {
-      rule.outputs[1].back() = {add_whole(rule, 0)};
+      rule.outputs[1].back() = {add_unsharded(rule, 0)};
     }
     rule.outputs.resize(rule.outputs.size() + kernel.other_outputs);
     rule.random = drops(call, kernel);
-    // The others are no sums: they are decided apart, as replicated.
-    ShardingRule::Group group{.inputs = std::vector<int>(call.tensors.size()), .outputs = {0, 1}};
-    std::iota(group.inputs.begin(), group.inputs.end(), 0);
-    rule.groups = {group};
+    // Seeds and offsets, the other outputs, are in no group: they are replicated.
+    rule.groups = {group_of_inputs(call, {0, 1})};
     return rule;
   };
 }
 
-/// Where a backward's tensors are, beside (grad, query, key, value) in front.
+/// Where a backward has its tensors; the first four are (grad, query, key, value).
 struct Backward {
   Kernel kernel;
   int result = 4;
@@ -135,14 +151,17 @@ struct Backward {
   bool bias_gradient = false;
 };
 
-/// Linear in the gradient: of query, key, value (and bias).
+/// kernel_backward(grad, query, key, value, ...) -> gradients of query, key, value (and bias).
+/// Linear in the gradient.
 RuleFunction::Body attention_backward(Backward backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
     const Kernel& kernel = backward.kernel;
     const auto f = AttentionFactors::add(rule, call.tensor(1), call.tensor(2), call.tensor(3),
                                          splits_queries(call, kernel));
-    if (!f) return std::nullopt;
+    if (!f) {
+      return std::nullopt;
+    }
     const auto set = [&](int arg, const TensorFactors& factors) {
       input_of(rule, call.tensor_index(static_cast<std::size_t>(arg))) = factors;
     };
@@ -153,11 +172,15 @@ RuleFunction::Body attention_backward(Backward backward) {
     set(backward.result, f->result);
     set(backward.statistics, statistics_factors(rule, *f, kernel, call.tensor(1).size(2)));
     rule.outputs = {f->query, f->key, f->value};
-    if (backward.bias_gradient) rule.outputs.emplace_back();
+    if (backward.bias_gradient) {
+      rule.outputs.emplace_back();
+    }
     if (kernel.bias >= 0 && call.has_tensor(static_cast<std::size_t>(kernel.bias))) {
       const int bias = call.tensor_index(static_cast<std::size_t>(kernel.bias));
       input_of(rule, bias) = f->bias(rule, meta_of(call, bias));
-      if (backward.bias_gradient) rule.outputs.back() = input_of(rule, bias);
+      if (backward.bias_gradient) {
+        rule.outputs.back() = input_of(rule, bias);
+      }
     }
     add_linear(rule, {call.tensor_index(0)});
     rule.random = drops(call, kernel);
@@ -167,6 +190,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
+/// Positions of arguments are those of native_functions.yaml. All rows read numbers: the dropout's
+/// probability decides whether a call is random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

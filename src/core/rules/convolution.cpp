@@ -1,17 +1,19 @@
+// Convolutions: data parallel over the batch, tensor parallel over channels.
 #include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "rule_builder.h"
-#include "rule_table.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
 /// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
-/// channels, window...), the two swapped where it is transposed, result (batch, out channels,
-/// space...). Space and window stay whole; so do channels in several groups.
+/// channels, window...), result (batch, out channels, space...). A transposed one has the channels
+/// of its weight swapped. Space and window stay unsharded, and so do channels of several groups.
+/// (An input sharded in space takes a form: src/dtensor/forms/spatial_convolution.cpp.)
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -25,19 +27,24 @@ struct ConvolutionFactors {
         input{batch, in},
         weight{out, in},
         result{batch, out} {
-    for (auto& factor : rule.factors) factor.empty = false;
+    forbid_empty_shards(rule);
+    // A group ties blocks of in channels to blocks of out channels; a shard of one would need the
+    // fitting shard of the other.
     if (groups != 1) {
-      keep_whole(rule, in);
-      keep_whole(rule, out);
+      keep_unsharded(rule, in);
+      keep_unsharded(rule, out);
       weight.assign(2, {});
     }
-    if (transposed) std::swap(weight[0], weight[1]);
+    // Its weight is (in, out / groups, window...).
+    if (transposed) {
+      std::swap(weight[0], weight[1]);
+    }
     input.resize(input_meta.sizes.size());
     weight.resize(weight_meta.sizes.size());
   }
 };
 
-/// What libtorch makes of no in channels has sizes of its own.
+/// With no in channels libtorch computes other sizes for the result: no rule.
 bool has_no_channels(const TensorMeta& input) {
   return input.size(1) == 0;
 }
@@ -52,7 +59,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
                              call.integer(8));
-  // The batch is in every result: it is no sum here.
+  // The batch is in the result of the forward: no reduction.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -64,8 +71,9 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_input.push_back(bias);
     with_weight.push_back(bias);
   }
+  // Sizes in space depend on stride, padding and dilation: the local result has them.
   while (factors.result.size() < factors.input.size()) {
-    factors.result.push_back({add_whole(rule, ShardingRule::kUnknown)});
+    factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
   rule.outputs.push_back(factors.result);
   add_linear(rule, with_input);
@@ -74,8 +82,9 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 }
 
 /// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
-/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's is no sum over the
-/// in channels, which every shard of them has whole: where it is asked for, they stay whole.
+/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient lacks the
+/// in channels and is no sum over them: each of their shards would compute all of it. Where it is
+/// asked for, they stay unsharded.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() != call.tensor(2).ndim() || call.tensor(1).ndim() < 3 ||
       has_no_channels(call.tensor(1))) {
@@ -85,7 +94,10 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
                                    call.integer(9));
   const Sizes mask = call.integers(10);
-  if (mask.size() != 3 || mask[2] != 0) keep_whole(rule, factors.in);
+  // See above: the gradient of the bias is the same for all in channels.
+  if (mask.size() != 3 || mask[2] != 0) {
+    keep_unsharded(rule, factors.in);
+  }
   TensorFactors grad = factors.result;
   grad.resize(call.tensor(0).sizes.size());
   input_of(rule, call.tensor_index(0)) = grad;
@@ -94,11 +106,17 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      if (output[dim].empty()) output[dim] = {add_whole(rule, call.tensor(i).sizes[dim])};
+      // What has no factor in the forward is whole, and needs its size as an output.
+      if (output[dim].empty()) {
+        output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
+      }
     }
   }
   rule.outputs.push_back({factors.out});
-  if (!call.is_none(3) && !call.integers(3).empty()) rule.size_arguments.push_back({3, 2});
+  // The sizes of the bias, which are local where out channels are sharded.
+  if (!call.is_none(3) && !call.integers(3).empty()) {
+    rule.size_arguments.push_back({3, 2});
+  }
   add_linear(rule, {call.tensor_index(0)});
   return rule;
 }

@@ -1,23 +1,28 @@
+// List operators, which run one kernel for many tensors: optimizers and gradient clipping call
+// them. Each position of the lists is decided by itself, as parameters of one list may be laid out
+// in any way.
 #include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "laws.h"
-#include "rule_builder.h"
-#include "rule_table.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
-/// The list arguments of a call; all are as long as the first, except for empty ones.
+/// The list arguments of a call; each is as long as the first one, or empty.
 using Lists = std::vector<std::vector<TensorRef>>;
 
+/// An empty list stands for an optional one that the call leaves out.
 std::optional<Lists> list_arguments(const OpCall& call) {
   Lists lists;
   for (const Argument& arg : call.args) {
-    if (const auto* list = std::get_if<std::vector<TensorRef>>(&arg)) lists.push_back(*list);
+    if (const auto* list = std::get_if<std::vector<TensorRef>>(&arg)) {
+      lists.push_back(*list);
+    }
   }
   const bool fit = !lists.empty() && std::all_of(lists.begin(), lists.end(), [&](const auto& list) {
     return list.empty() || list.size() == lists[0].size();
@@ -26,39 +31,54 @@ std::optional<Lists> list_arguments(const OpCall& call) {
 }
 
 /// The tensors at one position of the lists.
+/// In the order of the lists, to which the digits of linear terms refer.
 std::vector<int> position(const Lists& lists, std::size_t at) {
   std::vector<int> result;
   for (const auto& list : lists) {
-    if (at < list.size()) result.push_back(list[at].index);
+    if (at < list.size()) {
+      result.push_back(list[at].index);
+    }
   }
   return result;
 }
 
-/// A pointwise operator on each position of its lists, decided apart. A single tensor among the
-/// arguments is for all positions, and replicated. In place, the first list is written.
-std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view laws, bool reads) {
+/// A pointwise operator on each position of its lists; each position is a group of its own. A
+/// single tensor among the arguments belongs to all positions, so it is replicated. An in-place
+/// operator writes the first list. `linear`: see add_linear_terms.
+std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view linear, bool reads) {
   const std::optional<Lists> lists = list_arguments(call);
-  if (!lists) return std::nullopt;
+  if (!lists) {
+    return std::nullopt;
+  }
   ShardingRule rule = start(call);
   for (std::size_t at = 0; at < lists->front().size(); ++at) {
     const std::vector<int> tensors = position(*lists, at);
     const std::optional<TensorFactors> result = add_broadcast(rule, call, tensors);
-    if (!result) return std::nullopt;
-    const int output = static_cast<int>(at);
+    if (!result) {
+      return std::nullopt;
+    }
+    const auto output = static_cast<int>(at);
     rule.outputs.push_back(*result);
     rule.groups.push_back({tensors, {output}});
-    add_laws(rule, laws, tensors);
-    if (is_inplace(call.op)) rule.inplace.push_back({tensors[0], output});
-    if (!reads) rule.unread.push_back(tensors[0]);
+    add_linear_terms(rule, linear, tensors);
+    // The registry adds this for single results only.
+    if (is_inplace(call.op)) {
+      rule.inplace.push_back({tensors[0], output});
+    }
+    if (!reads) {
+      rule.unread.push_back(tensors[0]);
+    }
   }
   return rule;
 }
 
-RuleFunction::Body foreach (std::string_view laws = "", bool reads = true) {
-  return [=](const OpCall& call) { return foreach_rule(call, laws, reads); };
+RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
+  return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// One scalar per tensor. A norm is a reduction only where it needs no root.
+/// One scalar per tensor. nullopt from `reduction_of`: the tensors stay unsharded.
+/// The results are 0-d: partial where the tensor is sharded, so that nothing is sent until somebody
+/// reads them.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);
@@ -67,8 +87,9 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
       TensorFactors& input = input_of(rule, ref.index);
       for (std::size_t dim = 0; dim < input.size(); ++dim) {
         const std::int64_t size = meta_of(call, ref.index).sizes[dim];
-        input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_whole(rule, size)};
-        rule.factors.back().empty = reduction == ReduceOp::kSum;
+        input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_unsharded(rule, size)};
+        // The maximum of nothing throws; a sum of nothing is 0.
+        rule.factors.back().allow_empty = reduction == ReduceOp::kSum;
       }
       rule.groups.push_back({{ref.index}, {static_cast<int>(rule.outputs.size())}});
       rule.outputs.emplace_back();
@@ -77,10 +98,16 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
   };
 }
 
+/// A norm is a reduction only where it needs no root. Others stay unsharded here; optim's norms
+/// call this operator on local tensors.
 std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
-  if (order == 0 || order == 1) return ReduceOp::kSum;
-  if (order > 1e308) return ReduceOp::kMax;
+  if (order == 0 || order == 1) {
+    return ReduceOp::kSum;
+  }
+  if (order > 1e308) {  // infinity
+    return ReduceOp::kMax;
+  }
   return std::nullopt;
 }
 
@@ -91,23 +118,30 @@ std::optional<ReduceOp> max_reduction(const OpCall&) {
   return ReduceOp::kMax;
 }
 
-/// A fused optimizer(parameters, gradients, state..., steps, ...): `lists` lists of which each
-/// position is laid out alike; the steps after them are for all of a position, and replicated. All
-/// but the gradients are written; the gradients too where a scale is to be taken off.
+/// A fused optimizer(parameters, gradients, state..., steps, ...). The tensors at one position of
+/// the first `lists` lists have one layout; the steps behind them are replicated. All but the
+/// gradients are written; the gradients are too if they are to be unscaled (argument `grad_scale`).
 RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     Lists zipped;
-    for (std::size_t arg = 0; arg < lists; ++arg) zipped.push_back(call.tensor_list(arg));
+    for (std::size_t arg = 0; arg < lists; ++arg) {
+      zipped.push_back(call.tensor_list(arg));
+    }
     const bool unscales = call.has_tensor(grad_scale);
     ShardingRule rule = start(call);
     for (std::size_t at = 0; at < zipped[0].size(); ++at) {
       const std::vector<int> tensors = position(zipped, at);
       const std::optional<TensorFactors> factors = add_broadcast(rule, call, tensors);
-      if (!factors) return std::nullopt;
+      if (!factors) {
+        return std::nullopt;
+      }
       ShardingRule::Group group{tensors, {}};
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        if (i == 1 && !unscales) continue;
-        const int output = static_cast<int>(rule.outputs.size());
+        // The gradients, at list 1.
+        if (i == 1 && !unscales) {
+          continue;
+        }
+        const auto output = static_cast<int>(rule.outputs.size());
         rule.outputs.push_back(*factors);
         rule.inplace.push_back({tensors[i], output});
         group.outputs.push_back(output);
@@ -120,6 +154,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
 
 }  // namespace
 
+/// The terms are those of the operator in pointwise.cpp, for the lists instead of the tensors.
 Table foreach_table() {
   return {
       "foreach",

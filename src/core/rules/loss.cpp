@@ -1,15 +1,18 @@
+// Losses. Samples may be sharded, classes not (tensor_parallel has a loss for sharded logits). What
+// makes them rules of their own is the mean: a mean of shards' means is wrong where shards differ
+// in size.
 #include <optional>
 
-#include "rule_builder.h"
-#include "rule_table.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
-/// at::Reduction
+/// The values of at::Reduction.
 enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
 
-/// nll_loss's factors: input (N, C, ...) or (C), target (N, ...) or 0-d.
+/// The factors of nll_loss: input (N, C, ...) or (C), target (N, ...) or 0-d.
 struct NllFactors {
   TensorFactors input, target;
 
@@ -17,27 +20,36 @@ struct NllFactors {
     const std::size_t classes = sizes.size() > 1 ? 1 : 0;
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
       input.push_back(
-          {dim == classes ? add_whole(rule, sizes[dim]) : add_factor(rule, sizes[dim])});
-      if (dim != classes) target.push_back(input[dim]);
+          {dim == classes ? add_unsharded(rule, sizes[dim]) : add_factor(rule, sizes[dim])});
+      if (dim != classes) {
+        target.push_back(input[dim]);
+      }
     }
   }
 };
 
+/// One weight for each class, so whole like these.
 void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
                       const NllFactors& factors, std::size_t classes) {
-  if (call.has_tensor(arg)) input_of(rule, call.tensor_index(arg)) = {factors.input[classes]};
+  if (call.has_tensor(arg)) {
+    input_of(rule, call.tensor_index(arg)) = {factors.input[classes]};
+  }
 }
 
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. A sum is
-/// a sum of the shards'. A mean divides by the total weight, which no shard knows: samples stay
-/// whole.
+/// the sum of the shards' sums. A mean divides by the total weight, which no shard knows: samples
+/// stay unsharded. (Where they are sharded, a form is cheaper: src/dtensor/forms/losses.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
-  if (sizes.empty()) return std::nullopt;
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
   const std::int64_t reduction = call.integer(3);
   ShardingRule rule = start(call);
   const NllFactors factors(rule, sizes);
-  if (call.tensor(1).sizes.size() != factors.target.size()) return std::nullopt;
+  if (call.tensor(1).sizes.size() != factors.target.size()) {
+    return std::nullopt;
+  }
   input_of(rule, call.tensor_index(0)) = factors.input;
   input_of(rule, call.tensor_index(1)) = factors.target;
   set_class_weight(rule, call, 2, factors, sizes.size() > 1 ? 1 : 0);
@@ -45,7 +57,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
     for (int factor : dim) {
       auto& properties = rule.factors[static_cast<std::size_t>(factor)];
       if (reduction == kMean) {
-        properties.whole = true;
+        properties.unsharded = true;
       } else {
         properties.reduction = ReduceOp::kSum;  // of the total weight, and of the loss if it is one
       }
@@ -56,31 +68,42 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
   return rule;
 }
 
-/// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight): the total
-/// weight is the global one, so that samples are independent.
+/// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight). The total
+/// weight is passed in and global, so samples are independent.
 std::optional<ShardingRule> nll_backward(const OpCall& call) {
   const Sizes& sizes = call.tensor(1).sizes;
-  if (sizes.empty()) return std::nullopt;
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
   ShardingRule rule = start(call);
   const NllFactors factors(rule, sizes);
-  if (call.tensor(2).sizes.size() != factors.target.size()) return std::nullopt;
-  if (call.tensor(0).ndim() > 0) input_of(rule, call.tensor_index(0)) = factors.target;
+  if (call.tensor(2).sizes.size() != factors.target.size()) {
+    return std::nullopt;
+  }
+  // Without a reduction the gradient is one number a sample, with one it is a scalar.
+  if (call.tensor(0).ndim() > 0) {
+    input_of(rule, call.tensor_index(0)) = factors.target;
+  }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
   set_class_weight(rule, call, 3, factors, sizes.size() > 1 ? 1 : 0);
-  if (call.integer(4) != kMean) rule.unread.push_back(call.tensor_index(6));
+  // Only a mean divides by it.
+  if (call.integer(4) != kMean) {
+    rule.unread.push_back(call.tensor_index(6));
+  }
   rule.outputs.push_back(factors.input);
   add_linear(rule, {call.tensor_index(0)});
   return rule;
 }
 
-/// A loss of pairs of elements, with a reduction. A mean is run as a sum and scaled by the global
-/// count, so that shards may be of any size; in half precision, where the sum could overflow, it is
-/// the average of the means of equal shards.
+/// A loss of pairs of elements, then a reduction. As in mean_rule (reduction.cpp), a mean runs as a
+/// sum that is scaled by the global count; in half precision it is the average of the means of
+/// equal shards. `reduces`: false for a backward, which has no reduction.
 ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
                               const TensorFactors& elements, ShardingRule rule, bool reduces) {
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = reduces && reduction == kMean && call.tensor(0).itemsize <= 2;
+  // The scale is the global count, which is known here; the local call sums what the rank has.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};
@@ -97,7 +120,7 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
       for (int factor : dim) {
         auto& properties = rule.factors[static_cast<std::size_t>(factor)];
         properties.reduction = averages ? ReduceOp::kAvg : ReduceOp::kSum;
-        properties.uneven = !averages;
+        properties.allow_uneven = !averages;
       }
     }
     rule.outputs.emplace_back();
@@ -112,18 +135,22 @@ RuleFunction::Body loss_forward(std::size_t reduction_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
     const auto elements = add_broadcast(rule, call, tensor_arguments(call));
-    if (!elements) return std::nullopt;
+    if (!elements) {
+      return std::nullopt;
+    }
     return elementwise_loss(call, reduction_arg, *elements, std::move(rule), true);
   };
 }
 
-/// loss_backward(grad, self, target, ..., reduction, ...): linear in the gradient, which is a
-/// scalar or has the elements' shape.
+/// loss_backward(grad, self, target, ..., reduction, ...). Linear in the gradient, which is a
+/// scalar or has the shape of the elements.
 RuleFunction::Body loss_backward(std::size_t reduction_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
     const auto elements = add_broadcast(rule, call, tensor_arguments(call));
-    if (!elements) return std::nullopt;
+    if (!elements) {
+      return std::nullopt;
+    }
     add_linear(rule, {call.tensor_index(0)});
     return elementwise_loss(call, reduction_arg, *elements, std::move(rule), false);
   };

@@ -1,3 +1,5 @@
+// Matrix products, by the equation that each of them is. Letters are factors: one that the result
+// lacks is summed over, so that sharding it makes the result Partial(sum).
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -5,13 +7,15 @@
 #include <string_view>
 #include <vector>
 
-#include "rule_builder.h"
-#include "rule_table.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
-/// "mk,kn->mn" taken apart; an operand with a '+' is added to the product ("+mn,mk,kn->mn").
+/// A parsed einsum equation, "mk,kn->mn". An operand "+" is added to the product and broadcasts to
+/// it
+/// ("+,mk,kn->mn" is addmm).
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;
@@ -30,33 +34,42 @@ struct Einsum {
 
 using Letters = std::map<char, int>;  // to factors
 
+/// Not a factor of the product: it broadcasts to the result instead.
 bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// The factors of the letters of an operand of the product; false if its sizes don't fit.
+/// Gives an operand of the product the factors of its letters; false if its sizes don't fit.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
-  if (sizes.size() != letters.size()) return false;
+  if (sizes.size() != letters.size()) {
+    return false;
+  }
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const char letter = letters[i];
     if (!bound.count(letter)) {
+      // A letter that is not in the result is contracted.
       const bool kept = einsum.result.find(letter) != std::string::npos;
       bound[letter] =
           kept ? add_factor(rule, sizes[i]) : add_reduced(rule, sizes[i], ReduceOp::kSum);
     }
     input_of(rule, tensor)[i] = {bound[letter]};
-    if (size_of(rule, {bound[letter]}) != sizes[i]) return false;
+    if (size_of(rule, {bound[letter]}) != sizes[i]) {
+      return false;
+    }
   }
   return true;
 }
 
-/// An operand that is added: broadcasts to the result.
+/// Gives an operand that is added the factors of the result, to which it broadcasts.
+/// Additive as well: where the contracted factor is sharded, only one rank's term may contain it.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const TensorFactors& result = rule.outputs[0];
   const Sizes& sizes = meta_of(call, tensor).sizes;
-  if (sizes.size() > result.size()) return false;
+  if (sizes.size() > result.size()) {
+    return false;
+  }
   const std::size_t absent = result.size() - sizes.size();
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const Factors& factors = result[absent + i];
@@ -70,8 +83,8 @@ bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   return true;
 }
 
-/// Linear in each operand of the product, together with what is added to it.
-void add_product_laws(ShardingRule& rule, const std::vector<int>& product) {
+/// A product is linear in each of its operands, together with what is added to it.
+void add_product_linearity(ShardingRule& rule, const std::vector<int>& product) {
   for (int operand : product) {
     std::vector<int> inputs{operand};
     inputs.insert(inputs.end(), rule.additive.begin(), rule.additive.end());
@@ -81,22 +94,33 @@ void add_product_laws(ShardingRule& rule, const std::vector<int>& product) {
 
 std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum) {
   const std::vector<int> tensors = tensor_arguments(call);
-  if (tensors.size() != einsum.operands.size()) return std::nullopt;
+  if (tensors.size() != einsum.operands.size()) {
+    return std::nullopt;
+  }
   ShardingRule rule = start(call);
   Letters bound;
   std::vector<int> product;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& operand = einsum.operands[i];
-    if (is_added(operand)) continue;
-    if (!bind_operand(rule, call, einsum, operand, tensors[i], bound)) return std::nullopt;
+    if (is_added(operand)) {
+      continue;
+    }
+    if (!bind_operand(rule, call, einsum, operand, tensors[i], bound)) {
+      return std::nullopt;
+    }
     product.push_back(tensors[i]);
   }
   TensorFactors& result = rule.outputs.emplace_back();
-  for (char letter : einsum.result) result.push_back({bound.at(letter)});
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) return std::nullopt;
+  for (char letter : einsum.result) {
+    result.push_back({bound.at(letter)});
   }
-  add_product_laws(rule, product);
+  // After the result, whose factors they take.
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) {
+      return std::nullopt;
+    }
+  }
+  add_product_linearity(rule, product);
   return rule;
 }
 
@@ -104,33 +128,44 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
-/// addmv(self, mat, vec). Of a matrix without elements libtorch's kernel returns `self` as it is,
-/// not expanded to the result.
+/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self` as it is,
+/// not expanded to the result: then shards must not be empty where `self` broadcasts.
 std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));
-  if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) return rule;
-  if (call.tensor(1).numel() == 0) return std::nullopt;
-  for (auto& factor : rule->factors) factor.empty = false;
+  if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) {
+    return rule;
+  }
+  if (call.tensor(1).numel() == 0) {
+    return std::nullopt;
+  }
+  for (auto& factor : rule->factors) {
+    factor.allow_empty = false;
+  }
   return rule;
 }
 
 /// linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
+  // A letter for each leading dimension; eight are enough.
   const std::string leading =
       std::string("abcdefgh")
           .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
-  if (call.tensor(0).ndim() < 1 || call.tensor(0).ndim() > 9) return std::nullopt;
+  if (call.tensor(0).ndim() < 1 || call.tensor(0).ndim() > 9) {
+    return std::nullopt;
+  }
   const bool matrix = call.tensor(1).ndim() == 2;
   const std::string bias = call.has_tensor(2) ? ",+" : "";
   return einsum_rule(call, Einsum(leading + (matrix ? "k,nk" : "k,k") + bias + "->" + leading +
                                   (matrix ? "n" : "")));
 }
 
-/// matmul: leading dimensions broadcast as those of pointwise operators.
+/// matmul: leading dimensions broadcast as those of pointwise operators do; a vector has no batch.
 std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   const int a = call.tensor_index(0), b = call.tensor_index(1);
   const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
-  if (a_ndim == 0 || b_ndim == 0) return std::nullopt;
+  if (a_ndim == 0 || b_ndim == 0) {
+    return std::nullopt;
+  }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
   OpCall batch = call;  // the two tensors without their matrix dimensions
@@ -140,11 +175,16 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
       static_cast<std::size_t>(b_ndim - b_matrix));
   ShardingRule rule = start(batch);
   std::optional<TensorFactors> result = add_broadcast(rule, batch, {a, b});
-  if (!result) return std::nullopt;
+  if (!result) {
+    return std::nullopt;
+  }
 
+  // Wrong sizes get no rule: libtorch's own message is better than ours would be.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
-  if (contracted != other) return std::nullopt;
+  if (contracted != other) {
+    return std::nullopt;
+  }
   const Factors k{add_reduced(rule, contracted, ReduceOp::kSum)};
   if (a_matrix == 2) {
     result->push_back({add_factor(rule, meta_of(call, a).size(a_ndim - 2))});
@@ -157,7 +197,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     input_of(rule, b).push_back(result->back());
   }
   rule.outputs.push_back(*std::move(result));
-  add_product_laws(rule, {a, b});
+  add_product_linearity(rule, {a, b});
   return rule;
 }
 

@@ -1,23 +1,63 @@
-#include "rule_builder.h"
+// See rule_builder.h. Nothing here knows an operator; indices are those of OpCall::tensors.
+#include "rules/rule_builder.h"
 
 #include <algorithm>
+#include <numeric>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/join.hpp>
+#include <range/v3/view/reverse.hpp>
+#include <range/v3/view/zip.hpp>
 #include <utility>
 
+#include "rules/rule_table.h"
 #include "tessera/core/error.h"
 
 namespace tessera::rules {
 namespace {
 
+/// Factors are only added, so an index stays valid while a rule is built.
 int push(ShardingRule& rule, ShardingRule::Factor factor) {
   rule.factors.push_back(factor);
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
+/// Adds one term of add_linear_terms: digits, then at most one sign.
+void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
+  std::vector<int> inputs;
+  char sign = '+';
+  for (const char c : term) {
+    if (c < '0' || c > '9') {
+      sign = c;
+    } else if (const auto position = static_cast<std::size_t>(c - '0'); position < tensors.size()) {
+      // An optional tensor that the call leaves out is left out of the term as well.
+      inputs.push_back(tensors[position]);
+    }
+  }
+  switch (sign) {
+    case '<':
+      return add_linear(rule, inputs, {ReduceOp::kMax, ReduceOp::kMin});
+    case '^':
+      return add_linear(rule, inputs, {ReduceOp::kMax});
+    case 'v':
+      return add_linear(rule, inputs, {ReduceOp::kMin});
+    case '~':
+      return add_linear(rule, inputs, {ReduceOp::kAvg});
+    case '*':
+      return add_any_linear(rule, inputs);
+    default:
+      return add_linear(rule, inputs);
+  }
+}
+
 }  // namespace
 
+/// One empty list of factors per dimension: sizes are not looked at, so that a dimension that a
+/// rule forgets is replicated, never wrong.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
-  for (const TensorMeta& tensor : call.tensors) rule.inputs.emplace_back(tensor.sizes.size());
+  for (const TensorMeta& tensor : call.tensors) {
+    rule.inputs.emplace_back(tensor.sizes.size());
+  }
   return rule;
 }
 
@@ -25,8 +65,8 @@ int add_factor(ShardingRule& rule, std::int64_t size) {
   return push(rule, {.size = size});
 }
 
-int add_whole(ShardingRule& rule, std::int64_t size) {
-  return push(rule, {.size = size, .whole = true});
+int add_unsharded(ShardingRule& rule, std::int64_t size) {
+  return push(rule, {.size = size, .unsharded = true});
 }
 
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op) {
@@ -35,26 +75,47 @@ int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op) {
 
 TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes) {
   TensorFactors result;
-  for (std::int64_t size : sizes) result.push_back({add_factor(rule, size)});
+  for (std::int64_t size : sizes) {
+    result.push_back({add_factor(rule, size)});
+  }
   return result;
 }
 
-TensorFactors add_wholes(ShardingRule& rule, const Sizes& sizes) {
+TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes) {
   TensorFactors result;
-  for (std::int64_t size : sizes) result.push_back({add_whole(rule, size)});
+  for (std::int64_t size : sizes) {
+    result.push_back({add_unsharded(rule, size)});
+  }
   return result;
 }
 
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors) {
   std::int64_t size = 1;
-  for (int factor : factors) size *= rule.factors[static_cast<std::size_t>(factor)].size;
+  for (int factor : factors) {
+    size *= rule.factors[static_cast<std::size_t>(factor)].size;
+  }
   return size;
 }
 
-void keep_whole(ShardingRule& rule, const Factors& factors) {
-  for (int factor : factors) rule.factors[static_cast<std::size_t>(factor)].whole = true;
+void keep_unsharded(ShardingRule& rule, const Factors& factors) {
+  for (int factor : factors) {
+    rule.factors[static_cast<std::size_t>(factor)].unsharded = true;
+  }
 }
 
+void forbid_empty_shards(ShardingRule& rule) {
+  for (auto& factor : rule.factors) {
+    factor.allow_empty = false;
+  }
+}
+
+ShardingRule::Group group_of_inputs(const OpCall& call, std::vector<int> outputs) {
+  ShardingRule::Group group{std::vector<int>(call.tensors.size()), std::move(outputs)};
+  std::iota(group.inputs.begin(), group.inputs.end(), 0);
+  return group;
+}
+
+/// An average is a sum with a factor, which a linear operator carries through.
 void add_linear(ShardingRule& rule, std::vector<int> inputs) {
   rule.linear.push_back({inputs, ReduceOp::kSum});
   rule.linear.push_back({std::move(inputs), ReduceOp::kAvg});
@@ -62,7 +123,9 @@ void add_linear(ShardingRule& rule, std::vector<int> inputs) {
 
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops) {
-  for (ReduceOp op : ops) rule.linear.push_back({inputs, op});
+  for (ReduceOp op : ops) {
+    rule.linear.push_back({inputs, op});
+  }
 }
 
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs) {
@@ -70,6 +133,15 @@ void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs) {
              {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct});
 }
 
+void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors) {
+  while (!terms.empty()) {
+    const std::size_t end = std::min(terms.find(' '), terms.size());
+    add_linear_term(rule, terms.substr(0, end), tensors);
+    terms.remove_prefix(std::min(end + 1, terms.size()));
+  }
+}
+
+/// As in libtorch, a 0-d tensor takes 0 and -1.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim) {
   const std::int64_t count = std::max(ndim, 1);
   TESSERA_CHECK(dim >= -count && dim < count, call.op, ": dimension ", dim,
@@ -82,31 +154,42 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim) {
   std::vector<bool> named(static_cast<std::size_t>(ndim), dims.empty());
   for (std::int64_t dim : dims) {
     const auto at = static_cast<std::size_t>(wrap_dim(call, dim, ndim));
-    if (at < named.size()) named[at] = true;
+    // False for a 0-d tensor only.
+    if (at < named.size()) {
+      named[at] = true;
+    }
   }
   return named;
 }
 
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors) {
-  Sizes sizes;  // innermost first
+  using ranges::views::reverse;
+  using ranges::views::zip;
+  Sizes sizes;  // of the result, innermost first: shapes are aligned at their last dimension
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
+    // What is new is 1, which broadcasts.
     sizes.resize(std::max(sizes.size(), own.size()), 1);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const std::int64_t size = own[own.size() - 1 - i];
-      if (size == 1) continue;
-      if (sizes[i] != 1 && sizes[i] != size) return std::nullopt;
-      sizes[i] = size;
+    for (auto&& [common, size] : zip(sizes, own | reverse)) {
+      // Leaves the common size as it is, also if that is 0.
+      if (size == 1) {
+        continue;
+      }
+      if (common != 1 && common != size) {
+        return std::nullopt;
+      }
+      common = size;
     }
   }
   TensorFactors result = add_factors(rule, {sizes.rbegin(), sizes.rend()});
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
-    const std::size_t absent = result.size() - own.size();
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const Factors& factors = result[absent + i];
-      if (own[i] == size_of(rule, factors)) input_of(rule, tensor)[i] = factors;
+    for (auto&& [dim, size, factors] :
+         zip(input_of(rule, tensor) | reverse, own | reverse, result | reverse)) {
+      if (size == size_of(rule, factors)) {  // else it is 1 and broadcasts: no factor
+        dim = factors;
+      }
     }
   }
   return result;
@@ -115,11 +198,18 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
 std::vector<int> tensor_arguments(const OpCall& call) {
   std::vector<int> result;
   for (std::size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (call.has_tensor(arg)) result.push_back(call.tensor_index(arg));
+    if (call.has_tensor(arg)) {
+      result.push_back(call.tensor_index(arg));
+    }
   }
   return result;
 }
 
+std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists) {
+  return lists | ranges::views::join | ranges::to<std::vector>();
+}
+
+/// `op` has a namespace, as all names of operators here: without one a character would be lost.
 std::string_view base_name(std::string_view op) {
   op.remove_prefix(std::min(op.find("::") + 2, op.size()));
   return op.substr(0, op.find('.'));
@@ -127,17 +217,25 @@ std::string_view base_name(std::string_view op) {
 
 bool is_inplace(std::string_view op) {
   const std::string_view base = base_name(op);
+  // __xor__ and its like are not in place, although they end in an underscore.
   return base.ends_with('_') && !base.ends_with("__");
 }
 
 std::size_t out_count(std::string_view op) {
   const std::size_t dot = op.find('.');
-  if (dot == std::string_view::npos) return 0;
+  if (dot == std::string_view::npos) {
+    return 0;
+  }
   const std::string_view overload = op.substr(dot + 1);
-  if (overload.ends_with("out")) return 1;
+  if (overload.ends_with("out")) {
+    return 1;
+  }
+  // Overloads with two results name the first of them and not "out".
   for (const std::string_view pair :
        {"values", "values_stable", "dim_values", "dim_max", "dim_min"}) {
-    if (overload == pair) return 2;
+    if (overload == pair) {
+      return 2;
+    }
   }
   return 0;
 }

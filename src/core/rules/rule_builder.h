@@ -1,3 +1,5 @@
+// The vocabulary of the tables in this folder. Rules are short because what they have in common
+// (factors, broadcasting, linearity, names) is here.
 #pragma once
 
 #include <cstdint>
@@ -14,38 +16,56 @@ using Sizes = std::vector<std::int64_t>;
 using Factors = ShardingRule::Factors;
 using TensorFactors = ShardingRule::TensorFactors;
 
+// What rules are made of. Indices are those of OpCall::tensors and of ShardingRule::factors.
+
 /// A rule for `call` in which no dimension has a factor yet: everything is replicated.
 ShardingRule start(const OpCall& call);
 
+/// A new factor: one that may be sharded, one that must not be, and one that makes the outputs that
+/// lack it Partial(op). Each returns its index.
 int add_factor(ShardingRule& rule, std::int64_t size);
-int add_whole(ShardingRule& rule, std::int64_t size);
+int add_unsharded(ShardingRule& rule, std::int64_t size);
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
-/// One new factor, or whole factor, per size.
+/// One new factor per size.
 TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
-TensorFactors add_wholes(ShardingRule& rule, const Sizes& sizes);
+TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
+/// The product of the factors' sizes.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
-/// Marks every factor of a dimension as one that must stay whole.
-void keep_whole(ShardingRule& rule, const Factors& factors);
+/// Forbids to shard any factor of a dimension.
+void keep_unsharded(ShardingRule& rule, const Factors& factors);
 
-/// The rule is linear in these inputs together: for sums and averages.
+/// Forbids empty shards of all factors that the rule has so far.
+void forbid_empty_shards(ShardingRule& rule);
+/// A group of all input tensors of the call with some of the outputs; the others are replicated.
+ShardingRule::Group group_of_inputs(const OpCall& call, std::vector<int> outputs);
+
+/// Says that the operator is linear in `inputs` together: Partial sums and averages stay partial.
 void add_linear(ShardingRule& rule, std::vector<int> inputs);
 /// Likewise for the given reductions.
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
-/// For every reduction: the operator moves elements, it does not change them.
+/// Likewise for every reduction: the operator moves elements and does not change them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
+/// The same in short, for tables of operators: terms separated by blanks. A term names the tensors
+/// that are partial together, by their position in `tensors`, and for which reductions:
+///   "01"   sum and avg: linear in tensors 0 and 1 together
+///   "0<"   max and min: monotone, not decreasing
+///   "01^"  max;  "01v"  min
+///   "0~"   avg: affine
+///   "12*"  every reduction: elements are selected, not changed
+void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
 
 /// A dimension as an index from 0. Throws Error if it is out of range (0-d tensors have one).
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
-/// Which of `ndim` dimensions the list argument `arg` names; all of them if it is None or empty.
+/// Which of `ndim` dimensions list argument `arg` names; all of them if it is None or empty.
 std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 
-/// Factors of the sizes to which the tensors broadcast, one per result dimension; sets each
-/// input's. nullopt if the sizes don't broadcast. `tensors` are indices in OpCall::tensors.
+/// Gives `tensors` the factors of an operator that broadcasts them, and returns those of the
+/// result, one per dimension. nullopt if their sizes don't broadcast.
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
-/// The tensors among the arguments, lists left out, in order.
+/// The tensors among the arguments, without those in lists, in order.
 std::vector<int> tensor_arguments(const OpCall& call);
 
 inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
@@ -55,11 +75,12 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
-/// "aten::add_.Tensor" is "add_"; whether it ends in an underscore.
+/// "add_" of "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);
+/// Whether the base name ends in one underscore, as those of in-place operators do.
 bool is_inplace(std::string_view op);
-/// How many of an overload's last arguments take its results: one of "aten::add.out", two of
-/// "aten::sort.values".
+/// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
+/// "aten::sort.values", 0 for an overload that returns them.
 std::size_t out_count(std::string_view op);
 
 }  // namespace tessera::rules

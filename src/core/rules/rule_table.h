@@ -1,5 +1,8 @@
+// What a file of this folder gives to the registry: a table for each family of operators. A new
+// table is declared here and named in propagate/rule_registry.cpp.
 #pragma once
 
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -8,17 +11,22 @@
 namespace tessera::rules {
 
 /// One rule for the operators in `names`: separated by blanks, without "aten::", braces expanded as
-/// in a shell ("add{,_}.Tensor add.out").
+/// in a shell ("add{,_}.Tensor add.out"). A new operator is a row in a table.
 ///
-/// The body describes the functional form. In-place operators (a name ending in '_') and out=
-/// overloads (ending in "out") of one result get their constraints from the registry.
+/// The body describes the functional form. For in-place operators (a name that ends in '_') and
+/// out= overloads (one that ends in "out") the registry adds what follows from the form.
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
   bool reads_numbers = false;  ///< see RuleFunction::reads_numbers
 };
 
-/// The rules of a family of operators that are sharded alike.
+/// The rows of several lists: for tables that are too long to read in one piece.
+std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists);
+/// Of indexing_table.
+std::vector<Row> advanced_indexing_rows();
+
+/// The rules of a family of operators that are sharded in the same way.
 struct Table {
   std::string_view family;
   std::vector<Row> rows;

@@ -1,26 +1,29 @@
+// Views, and copies that move elements as views do. The local call is the same view of the local
+// tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
+// become local ones (size_arguments), and what depends on a size of 1 names dimensions instead.
 #include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "rule_builder.h"
-#include "rule_table.h"
-#include "scalar_type.h"
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
 
 namespace tessera::rules {
 namespace {
 
-/// A view of one tensor: `input` its factors, `output` the result's.
+/// A rule under construction: of an operator that moves the elements of one tensor.
 struct ViewRule {
   ShardingRule rule;
   int self;
-  TensorFactors input;
+  TensorFactors input;  ///< one factor per dimension to begin with
 
   explicit ViewRule(const OpCall& call) : rule(start(call)), self(call.tensor_index(0)) {
     input = add_factors(rule, meta_of(call, self).sizes);
   }
 
+  // Elements move and do not change, so that any pending reduction may wait.
   ShardingRule finish(std::vector<TensorFactors> outputs) && {
     input_of(rule, self) = std::move(input);
     rule.outputs = std::move(outputs);
@@ -29,10 +32,13 @@ struct ViewRule {
   }
 };
 
-/// Shares the factors of a reshape: walks both shapes, major first, and gives their current
-/// dimensions a common factor, the greatest common divisor of what is left of each. A dimension is
-/// thus split, or several are joined. Where the two have no divisor in common, the rest of both up
-/// to the next common boundary has to stay whole.
+// Reshapes
+
+/// Finds the factors that the two shapes of a reshape share. Walks both, major dimension first, and
+/// gives the current dimensions a common factor: the greatest common divisor of what is left of
+/// each. (2, 6) -> (4, 3) has factors 2, 2, 3; a dimension is split or several are joined. Where
+/// the two have no common divisor, nothing can be shared up to the next boundary that both have:
+/// those factors stay unsharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -43,15 +49,18 @@ class Reshape {
   TensorFactors output() { return std::move(output_); }
 
  private:
+  // `i` and `o` are one past the current dimensions.
   void share() {
     std::size_t i = 0, o = 0;
     std::int64_t in = 1, out = 1;  // left of the current dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
-      if (!more_input || !more_output) return;
+      if (!more_input || !more_output) {
+        return;
+      }
       const std::int64_t common = std::gcd(in, out);
       if (common == 1) {
-        keep_whole_to_boundary(i, in, o, out);
+        keep_unsharded_to_boundary(i, in, o, out);
         continue;
       }
       const int factor = add_factor(rule_, common);
@@ -62,23 +71,28 @@ class Reshape {
     }
   }
 
-  /// Moves on to the next dimension that is not of size 1 if the current one is used up.
+  /// Goes on to the next dimension of a size other than 1 if the current one is used up. False at
+  /// the end.
   static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
-    while (left == 1 && at < sizes.size()) left = sizes[at++];
+    while (left == 1 && at < sizes.size()) {
+      left = sizes[at++];
+    }
     return left != 1;
   }
 
-  void keep_whole_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o, std::int64_t& out) {
+  // Consumes dimensions of the side that is behind until both have the same number of positions.
+  void keep_unsharded_to_boundary(std::size_t& i, std::int64_t& in, std::size_t& o,
+                                  std::int64_t& out) {
     std::int64_t in_product = in, out_product = out;
-    input_[i - 1].push_back(add_whole(rule_, in));
-    output_[o - 1].push_back(add_whole(rule_, out));
+    input_[i - 1].push_back(add_unsharded(rule_, in));
+    output_[o - 1].push_back(add_unsharded(rule_, out));
     while (in_product != out_product) {
       const bool behind = in_product < out_product;
       const Sizes& sizes = behind ? from_ : to_;
       std::size_t& at = behind ? i : o;
       const std::int64_t size = sizes[at++];
       (behind ? in_product : out_product) *= size;
-      (behind ? input_ : output_)[at - 1].push_back(add_whole(rule_, size));
+      (behind ? input_ : output_)[at - 1].push_back(add_unsharded(rule_, size));
     }
     in = out = 1;
   }
@@ -102,21 +116,27 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    if (known == 0 || numel % known != 0) return std::nullopt;
+    // With a size of 0 beside it, -1 has no answer; libtorch throws as well.
+    if (known == 0 || numel % known != 0) {
+      return std::nullopt;
+    }
     *inferred = numel / known;
     known *= *inferred;
   }
   return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
 }
 
-/// view(self, size) and its like. Without elements nothing is shared, whole or not.
+/// view(self, size) and similar ones. A tensor without elements shares no factors.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
-  if (!sizes) return std::nullopt;
+  if (!sizes) {
+    return std::nullopt;
+  }
   ShardingRule rule = start(call);
+  // Any shape of nothing is a view of any other: there is nothing to share.
   if (self.numel() == 0) {
-    rule.outputs.push_back(add_wholes(rule, *sizes));
+    rule.outputs.push_back(add_unsharded_factors(rule, *sizes));
   } else {
     Reshape reshape(rule, self.sizes, *sizes);
     input_of(rule, call.tensor_index(0)) = reshape.input();
@@ -127,17 +147,23 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   return rule;
 }
 
-/// The strides of _reshape_alias are global ones: locally it is a view.
+/// _reshape_alias gets global strides; locally it is a view.
 std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = reshape_rule(call);
-  if (rule) rule->local_call = {"aten::view", {call.args[0], call.args[1]}};
+  if (rule) {
+    rule->local_call = {"aten::view", {call.args[0], call.args[1]}};
+  }
   return rule;
 }
+
+// Permutations
 
 std::optional<ShardingRule> permuted(const OpCall& call, const std::vector<int>& order) {
   ViewRule view(call);
   TensorFactors output;
-  for (int dim : order) output.push_back(view.input[static_cast<std::size_t>(dim)]);
+  for (int dim : order) {
+    output.push_back(view.input[static_cast<std::size_t>(dim)]);
+  }
   return std::move(view).finish({output});
 }
 
@@ -168,7 +194,10 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return call.tensor(0).ndim() < 2 ? swapped(call, 0, 0) : swapped(call, 0, 1);
 }
 
-/// Only dimensions of global size 1 go: a local size of 1 must not.
+// Dimensions added, removed and repeated
+
+/// squeeze removes the dimensions of global size 1. A local size of 1 must stay, so the local call
+/// names the dimensions.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
@@ -177,7 +206,9 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
     named.assign(sizes.size(), false);
     for (std::int64_t dim : call.integers(1)) {
       const auto at = static_cast<std::size_t>(wrap_dim(call, dim, call.tensor(0).ndim()));
-      if (at < named.size()) named[at] = true;
+      if (at < named.size()) {
+        named[at] = true;
+      }
     }
   }
   TensorFactors output;
@@ -185,14 +216,18 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     if (named[dim] && sizes[dim] == 1) {
       squeezed.push_back(static_cast<std::int64_t>(dim));
-      keep_whole(view.rule, view.input[dim]);
+      keep_unsharded(view.rule, view.input[dim]);
     } else {
       output.push_back(view.input[dim]);
     }
   }
   const char* local = "aten::squeeze.dims";
-  if (base_name(call.op).ends_with("copy")) local = "aten::squeeze_copy.dims";
-  if (is_inplace(call.op)) local = "aten::squeeze_.dims";
+  if (base_name(call.op).ends_with("copy")) {
+    local = "aten::squeeze_copy.dims";
+  }
+  if (is_inplace(call.op)) {
+    local = "aten::squeeze_.dims";
+  }
   view.rule.local_call = {local, {call.args[0], squeezed}};
   return std::move(view).finish({output});
 }
@@ -205,12 +240,14 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-/// expand(self, size): -1 keeps a dimension, new ones come in front.
+/// expand(self, size): -1 keeps a dimension; new ones come in front.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes& own = call.tensor(0).sizes;
   const Sizes wanted = call.integers(1);
-  if (wanted.size() < own.size()) return std::nullopt;
+  if (wanted.size() < own.size()) {
+    return std::nullopt;
+  }
   const std::size_t added = wanted.size() - own.size();
   TensorFactors output;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -219,29 +256,41 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
       output.push_back(view.input[i - added]);
       continue;
     }
-    output.push_back({add_whole(view.rule, wanted[i])});
-    if (i >= added) view.input[i - added].clear();
+    output.push_back({add_unsharded(view.rule, wanted[i])});
+    // A dimension of size 1 that is expanded: on the input side it has no factor.
+    if (i >= added) {
+      view.input[i - added].clear();
+    }
   }
   view.rule.size_arguments.push_back({1, 0});
   return std::move(view).finish({output});
 }
 
-/// repeat(self, repeats): a dimension becomes the repetitions of it, which are local.
+/// repeat(self, repeats): a dimension becomes (repeats, dimension), of which the repeats are local.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes repeats = call.integers(1);
-  if (repeats.size() < view.input.size()) return std::nullopt;
+  if (repeats.size() < view.input.size()) {
+    return std::nullopt;
+  }
   const std::size_t added = repeats.size() - view.input.size();
   TensorFactors output;
   for (std::size_t i = 0; i < repeats.size(); ++i) {
     Factors& factors = output.emplace_back();
-    if (repeats[i] != 1) factors.push_back(add_whole(view.rule, repeats[i]));
-    if (i >= added) factors.push_back(view.input[i - added][0]);
+    if (repeats[i] != 1) {
+      factors.push_back(add_unsharded(view.rule, repeats[i]));
+    }
+    if (i >= added) {
+      factors.push_back(view.input[i - added][0]);
+    }
   }
   return std::move(view).finish({output});
 }
 
-/// unfold(self, dim, size, step): windows of a dimension; the window becomes the last dimension.
+// Windows and diagonals
+
+/// unfold(self, dim, size, step): a dimension becomes its windows, and the last dimension goes
+/// along a window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   ViewRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
@@ -249,10 +298,10 @@ std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   if (!output.empty()) {
     const auto dim =
         static_cast<std::size_t>(wrap_dim(call, call.integer(1), call.tensor(0).ndim()));
-    keep_whole(view.rule, view.input[dim]);
-    output[dim] = {add_whole(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
+    keep_unsharded(view.rule, view.input[dim]);
+    output[dim] = {add_unsharded(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
   }
-  output.push_back({add_whole(view.rule, size)});
+  output.push_back({add_unsharded(view.rule, size)});
   return std::move(view).finish({output});
 }
 
@@ -263,7 +312,7 @@ std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t
   return std::max<std::int64_t>(size, 0);
 }
 
-/// diagonal(self, offset, dim1, dim2): both go, the diagonal becomes the last dimension.
+/// diagonal(self, offset, dim1, dim2): the two dimensions go, the last one is along the diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   ViewRule view(call);
   const int ndim = call.tensor(0).ndim();
@@ -273,18 +322,20 @@ std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   for (int dim = 0; dim < ndim; ++dim) {
     Factors& factors = view.input[static_cast<std::size_t>(dim)];
     if (dim == rows || dim == columns) {
-      keep_whole(view.rule, factors);
+      keep_unsharded(view.rule, factors);
     } else {
       output.push_back(factors);
     }
   }
-  output.push_back(
-      {add_whole(view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
-                                          call.integer_or(1, 0)))});
+  output.push_back({add_unsharded(
+      view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
+                               call.integer_or(1, 0)))});
   return std::move(view).finish({output});
 }
 
-/// Linear over the reals only: a maximum has no meaning for complex numbers.
+// Views as another type
+
+/// Keeps sums and averages only: a maximum has no meaning for complex numbers.
 void keep_linear_only(ShardingRule& rule) {
   rule.linear.clear();
   add_linear(rule, {0});
@@ -293,7 +344,7 @@ void keep_linear_only(ShardingRule& rule) {
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   ViewRule view(call);
   TensorFactors output = view.input;
-  output.push_back({add_whole(view.rule, 2)});
+  output.push_back({add_unsharded(view.rule, 2)});
   ShardingRule rule = std::move(view).finish({output});
   keep_linear_only(rule);
   return rule;
@@ -301,24 +352,29 @@ std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
 
 std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   ViewRule view(call);
-  if (view.input.empty()) return std::nullopt;
+  if (view.input.empty()) {
+    return std::nullopt;
+  }
   TensorFactors output = view.input;
-  keep_whole(view.rule, output.back());
+  keep_unsharded(view.rule, output.back());
   output.pop_back();
   ShardingRule rule = std::move(view).finish({output});
   keep_linear_only(rule);
   return rule;
 }
 
-/// view.dtype(self, dtype): the last dimension grows or shrinks with the item; bits are not values.
+/// view.dtype(self, dtype): the last dimension grows or shrinks with the size of an element. Not
+/// linear: it reinterprets bits.
 std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   ViewRule view(call);
-  const std::int64_t from = call.tensor(0).itemsize, to = itemsize_of(call.integer(1));
+  const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;
   TensorFactors output = view.input;
   if (from != to) {
-    if (output.empty()) return std::nullopt;
-    keep_whole(view.rule, output.back());
-    output.back() = {add_whole(view.rule, call.tensor(0).sizes.back() * from / to)};
+    if (output.empty()) {
+      return std::nullopt;
+    }
+    keep_unsharded(view.rule, output.back());
+    output.back() = {add_unsharded(view.rule, call.tensor(0).sizes.back() * from / to)};
   }
   ShardingRule rule = std::move(view).finish({output});
   rule.linear.clear();

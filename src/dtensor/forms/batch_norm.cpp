@@ -1,14 +1,13 @@
-// Batch normalisation in training where samples are split: each channel's sums are all-reduced.
-// What other libraries call a synchronised batch norm.
+// Batch normalisation in training where samples are sharded: the sums of each channel are
+// all-reduced. PyTorch's SyncBatchNorm.
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/native_batch_norm.h>
 
 #include <array>
 
-#include "form.h"
-#include "parts.h"
+#include "forms/form.h"
+#include "forms/shard_slices.h"
 
 namespace tessera::detail {
 namespace {
@@ -23,30 +22,44 @@ Dims samples_of(std::int64_t ndim) {
   return dims;
 }
 
+/// All-reduces of `sums` numbers a channel.
 std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, double sums) {
-  if (input == nullptr || input->dim() < 2) return std::nullopt;
+  if (input == nullptr || input->dim() < 2) {
+    return std::nullopt;
+  }
   const auto& spec = *input->spec();
-  if (!c10::isFloatingType(spec.dtype) || spec.sizes[1] == 0) return std::nullopt;
+  if (!c10::isFloatingType(spec.dtype) || spec.sizes[1] == 0) {
+    return std::nullopt;
+  }
   const auto samples = samples_of(input->dim());
-  if (count_along(spec, samples) < 2) return std::nullopt;
-  return all_reduce_bytes(spec, samples, sums * static_cast<double>(local_results(spec, samples)));
+  // The unbiased variance of one value divides by 0: libtorch has the answer.
+  if (numel_along(spec, samples) < 2) {
+    return std::nullopt;
+  }
+  return all_reduce_bytes(spec, samples,
+                          sums * static_cast<double>(most_local_results(spec, samples)));
 }
 
 std::optional<double> bytes_of_forward(const BoundCall& bound) {
-  if (!bound.call.boolean_or(5, false)) return std::nullopt;
-  return bytes_of_channels(settled_argument(bound, 0), 2);
+  // Outside of training the running statistics are used and nothing is summed: the rule has that.
+  if (!bound.call.boolean_or(5, false)) {
+    return std::nullopt;
+  }
+  return bytes_of_channels(non_partial_argument(bound, 0), 2);
 }
 
 std::optional<double> bytes_of_backward(const BoundCall& bound) {
-  if (!bound.call.boolean_or(7, false)) return std::nullopt;
-  return bytes_of_channels(settled_argument(bound, 1), 2);
+  if (!bound.call.boolean_or(7, false)) {
+    return std::nullopt;
+  }
+  return bytes_of_channels(non_partial_argument(bound, 1), 2);
 }
 
 bool is_given(const c10::IValue& argument) {
   return argument.isTensor() && argument.toTensor().defined();
 }
 
-/// One value a channel, in the shape that broadcasts to `input`.
+/// `values`, one per channel, in the shape that broadcasts to `input`.
 at::Tensor channels(const at::Tensor& values, const at::Tensor& input) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(input.dim()), 1);
   shape[1] = input.size(1);
@@ -54,11 +67,14 @@ at::Tensor channels(const at::Tensor& values, const at::Tensor& input) {
 }
 
 double count_of(const at::Tensor& input) {
-  return static_cast<double>(count_along(*impl_of(input).spec(), samples_of(input.dim())));
+  return static_cast<double>(numel_along(*impl_of(input).spec(), samples_of(input.dim())));
 }
 
+/// Updates a running statistic.
 void follow(const c10::IValue& running, const at::Tensor& now, double momentum) {
-  if (!is_given(running)) return;
+  if (!is_given(running)) {
+    return;
+  }
   running.toTensor().mul_(1 - momentum).add_(now, momentum);
 }
 
@@ -68,16 +84,23 @@ Results run_forward(Arguments arguments) {
   const auto samples = samples_of(input.dim());
   const auto count = count_of(input);
   const auto values = input.to(at::toOpMathType(input.scalar_type()));
-  const auto mean = settled(values.sum(samples)) / count;
+  // The mean before the squares, in two all-reduces: E(x^2) - E(x)^2 in one would cancel. In the
+  // type of arithmetic, since sums of half precision overflow.
+  const auto mean = reduce_partial(values.sum(samples)) / count;
   const auto centred = values - channels(mean, input);
-  const auto variance = settled((centred * centred).sum(samples)) / count;
+  const auto variance = reduce_partial((centred * centred).sum(samples)) / count;
   const auto momentum = arguments[6].toDouble();
   follow(arguments[3], mean, momentum);
+  // What is normalised by is the biased variance; the running one is unbiased. As in libtorch.
   follow(arguments[4], variance * (count / (count - 1)), momentum);
   const auto scale = (variance + arguments[7].toDouble()).rsqrt();
   auto result = centred * channels(scale, input);
-  if (is_given(arguments[1])) result = result * channels(arguments[1].toTensor(), input);
-  if (is_given(arguments[2])) result = result + channels(arguments[2].toTensor(), input);
+  if (is_given(arguments[1])) {
+    result = result * channels(arguments[1].toTensor(), input);
+  }
+  if (is_given(arguments[2])) {
+    result = result + channels(arguments[2].toTensor(), input);
+  }
   return {result.to(input.scalar_type()), mean, scale};
 }
 
@@ -90,13 +113,18 @@ Results run_backward(Arguments arguments) {
   const auto gradient = arguments[0].toTensor().to(type);
   const auto scale = channels(arguments[6].toTensor(), input);
   const auto normal = (input.to(type) - channels(arguments[5].toTensor(), input)) * scale;
-  const auto sums = settled_together({gradient.sum(samples), (gradient * normal).sum(samples)});
+  // All three gradients are made of these two sums, and one all-reduce gives both, whichever of
+  // them the mask asks for.
+  const auto sums =
+      reduce_partials_together({gradient.sum(samples), (gradient * normal).sum(samples)});
   const auto count = count_of(input);
   auto slope =
       (gradient - channels(sums[0], input) / count - normal * (channels(sums[1], input) / count)) *
       scale;
   const bool weighted = is_given(arguments[2]);
-  if (weighted) slope = slope * channels(arguments[2].toTensor(), input);
+  if (weighted) {
+    slope = slope * channels(arguments[2].toTensor(), input);
+  }
   const auto parameter_type = weighted ? arguments[2].toTensor().scalar_type() : type;
   return {slope.to(input.scalar_type()), sums[1].to(parameter_type), sums[0].to(parameter_type)};
 }

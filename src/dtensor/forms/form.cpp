@@ -1,56 +1,67 @@
-#include "form.h"
+// Which form a call takes, and how it is run. The other files of this room have the tables, by what
+// the operators do; plan_call asks here once for each new call, after the rule has said what would
+// be moved.
+
+#include "forms/form.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "../distributed_impl.h"
-#include "../leaf_gradient.h"
+#include <algorithm>
+
+#include "plan/call_plan.h"
+#include "tensor/distributed_impl.h"
+#include "tensor/leaf_gradient.h"
 
 namespace tessera::detail {
-namespace {
 
-std::vector<const Form*> forms_of(std::string_view op) {
-  constexpr std::string_view kNamespace = "aten::";
-  if (!op.starts_with(kNamespace)) return {};
-  op.remove_prefix(kNamespace.size());
+std::vector<std::span<const Form>> form_tables() {
+  return {extremum_forms(),   norm_forms(),        statistics_forms(),          loss_forms(),
+          batch_norm_forms(), convolution_forms(), spatial_convolution_forms(), selection_forms()};
+}
+
+/// A search through all tables: OperatorTraits keeps what it finds for each operator.
+std::vector<const Form*> forms_of(std::string_view name) {
   std::vector<const Form*> found;
-  for (const auto forms :
-       {extremum_forms(), norm_forms(), statistics_forms(), loss_forms(), batch_norm_forms(),
-        convolution_forms(), spatial_convolution_forms(), selection_forms()}) {
-    for (const auto& form : forms) {
-      if (form.name == op) found.push_back(&form);
+  for (const auto table : form_tables()) {
+    for (const Form& form : table) {
+      if (form.name == name) {
+        found.push_back(&form);
+      }
     }
   }
   return found;
 }
 
-void prepare(const at::Tensor& tensor, const OperatorInfo& info) {
-  auto* impl = as_distributed(tensor);
-  if (impl == nullptr) return;
-  keep_gradient_layout(*impl, tensor);
-  check_readable(*impl, info.name);
-}
-
-}  // namespace
-
-FormChoice choose_form(const BoundCall& call, double bytes) {
+FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double bytes) {
   FormChoice choice;
-  for (const auto* form : forms_of(call.call.op)) {
-    const auto own = form->bytes(call);
-    if (!own || *own >= bytes) continue;
+  for (const Form* form : info.traits.forms()) {
+    const std::optional<double> own = form->bytes(bound);
+    // A form that sends as much as the rule is not worth its own kernels; of equal forms the first
+    // is taken.
+    if (!own || *own >= bytes) {
+      continue;
+    }
     choice = {form, *own > 0};
     bytes = *own;
   }
   return choice;
 }
 
-void run_form(const Form& form, const OperatorInfo& info, std::vector<c10::IValue>& stack) {
-  const auto first = stack.size() - info.arguments.size();
-  const auto arguments = std::span<const c10::IValue>(stack).subspan(first);
-  for (const auto& tensor : bind_call(info, arguments).tensors) prepare(tensor, info);
+void run_form(PlannedCall& call) {
+  // What localize_arguments does for the other kinds of plans: a leaf learns to keep its gradient's
+  // layout, and a stale view is refused.
+  for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+    if (DistributedTensorImpl* impl = as_distributed(tensor)) {
+      keep_gradient_layout(*impl, tensor);
+      check_readable(*impl, call.info.name);
+    }
+  }
+  // Below autograd but not below our key: a form calls operators on distributed tensors.
   const at::AutoDispatchBelowADInplaceOrView below;
-  auto results = form.run(arguments);
-  stack.resize(first);
-  std::ranges::move(results, std::back_inserter(stack));
+  std::vector<c10::IValue> results = call.plan.form->run(call.arguments());
+  // Not before: the form reads its arguments where they are.
+  call.stack.resize(call.first);
+  std::ranges::move(results, std::back_inserter(call.stack));
 }
 
 }  // namespace tessera::detail

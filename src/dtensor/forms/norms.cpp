@@ -1,18 +1,16 @@
-// Vector norms where a reduced dimension is split: the powers add up over the ranks, the root is
-// taken of their sum.
+// Vector norms where a reduced dimension is sharded: the sums of powers are all-reduced, then the
+// root is taken. Orders that need no root (0, 1, infinity) are reductions, for which there is a
+// rule (src/core/rules/reduction.cpp).
 
 #include <ATen/OpMathType.h>
-#include <ATen/ops/_foreach_powsum.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/amin.h>
 #include <ATen/ops/linalg__powsum.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "form.h"
-#include "parts.h"
+#include "forms/form.h"
+#include "forms/shard_slices.h"
 
 namespace tessera::detail {
 namespace {
@@ -20,7 +18,7 @@ namespace {
 using Arguments = std::span<const c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
-/// Where an operator has its arguments; -1: nowhere.
+/// The positions of an operator's arguments; -1: it has no such argument.
 struct Norm {
   int dims = -1;
   int keepdim = -1;
@@ -34,17 +32,24 @@ double order_of(const c10::IValue& order) {
 
 template <const Norm& kNorm>
 std::optional<double> bytes_of_norm(const BoundCall& bound) {
-  const auto* self = settled_argument(bound, 0);
-  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) return std::nullopt;
+  const auto* self = non_partial_argument(bound, 0);
+  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) {
+    return std::nullopt;
+  }
   const auto& spec = *self->spec();
   const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
   const auto dims = kNorm.dims < 0
                         ? all_dims(ndim)
                         : named_dims(bound.call, static_cast<std::size_t>(kNorm.dims), ndim);
-  if (count_along(spec, dims) == 0) return std::nullopt;
+  if (numel_along(spec, dims) == 0) {
+    return std::nullopt;
+  }
   const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
-  if (std::isinf(order)) return 0;
-  return all_reduce_bytes(spec, dims, static_cast<double>(local_results(spec, dims)));
+  // An extremum of absolute values: Partial(max) or Partial(min).
+  if (std::isinf(order)) {
+    return 0;
+  }
+  return all_reduce_bytes(spec, dims, static_cast<double>(most_local_results(spec, dims)));
 }
 
 template <const Norm& kNorm>
@@ -62,29 +67,37 @@ Results run_norm(Arguments arguments) {
     const auto sizes = self.abs();
     return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
   }
-  // Half precision is for the result, not for a sum of squares.
+  // The sum is accumulated in the type that libtorch computes in: squares overflow half precision.
+  // Dispatched, with a rule that leaves the sum partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
-  return {settled(sum).pow(1 / order).to(self.scalar_type())};
+  return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
 }
 
 std::optional<double> bytes_of_norms(const BoundCall& bound) {
   double bytes = 0;
   for (const auto& tensor : bound.tensors) {
     const auto* impl = as_distributed(tensor);
-    if (impl == nullptr || impl->spec()->sharding.layout->is_partial()) return std::nullopt;
+    if (impl == nullptr || impl->spec()->sharding.layout->is_partial()) {
+      return std::nullopt;
+    }
     const auto& spec = *impl->spec();
-    if (!c10::isFloatingType(spec.dtype)) return std::nullopt;
+    if (!c10::isFloatingType(spec.dtype)) {
+      return std::nullopt;
+    }
     bytes += all_reduce_bytes(spec, all_dims(tensor.dim()), 1);
   }
   const auto order = bound.call.is_none(1) ? 2.0 : bound.call.number(1);
-  if (std::isinf(order)) return std::nullopt;
+  // run_norms sums only.
+  if (std::isinf(order)) {
+    return std::nullopt;
+  }
   return bytes;
 }
 
-/// The numbers of tensors of one layout and type, which can be stacked. In the order of the list,
-/// so that all ranks have the same.
-std::vector<std::vector<std::size_t>> alike(const std::vector<at::Tensor>& tensors) {
+/// The indices of tensors, grouped by layout and type: those of a group can be stacked. In the
+/// order of the list, so that all ranks find the same groups.
+std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
   const auto is_like = [&](std::size_t a, std::size_t b) {
     return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
            tensors[a].scalar_type() == tensors[b].scalar_type();
@@ -93,12 +106,13 @@ std::vector<std::vector<std::size_t>> alike(const std::vector<at::Tensor>& tenso
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto group =
         std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
+    // A search for each tensor: models have few layouts.
     group == groups.end() ? groups.push_back({i}) : group->push_back(i);
   }
   return groups;
 }
 
-/// _foreach_norm(tensors, order, dtype): the sums of all tensors that lie alike travel together.
+/// _foreach_norm(tensors, order, dtype). One all-reduce for all tensors of a layout and type.
 Results run_norms(Arguments arguments) {
   const auto tensors = arguments[0].toTensorVector();
   const auto order = order_of(arguments[1]);
@@ -107,11 +121,16 @@ Results run_norms(Arguments arguments) {
     const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
     sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
   }
-  for (const auto& numbers : alike(sums)) {
+  // Not one for each tensor: a model has hundreds.
+  for (const auto& numbers : indices_by_layout(sums)) {
     std::vector<at::Tensor> group;
-    for (const auto i : numbers) group.push_back(sums[i]);
-    const auto whole = settled_together(group);
-    for (std::size_t k = 0; k < numbers.size(); ++k) sums[numbers[k]] = whole[k];
+    for (const auto i : numbers) {
+      group.push_back(sums[i]);
+    }
+    const auto totals = reduce_partials_together(group);
+    for (std::size_t k = 0; k < numbers.size(); ++k) {
+      sums[numbers[k]] = totals[k];
+    }
   }
   c10::List<at::Tensor> norms;
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -1,16 +1,14 @@
-// Variances, and sums of exponentials, where a reduced dimension is split: two sums of the size of
-// the result.
+// Variances and logsumexp where a reduced dimension is sharded: two all-reduces of the size of the
+// result.
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/logsumexp.h>
 
 #include <algorithm>
 #include <array>
 
-#include "form.h"
-#include "parts.h"
+#include "forms/form.h"
+#include "forms/shard_slices.h"
 
 namespace tessera::detail {
 namespace {
@@ -19,19 +17,27 @@ using Arguments = std::span<const c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
 Dims dims_of(const c10::IValue& dims, const at::Tensor& self) {
-  if (dims.isNone() || dims.toIntVector().empty()) return all_dims(self.dim());
+  if (dims.isNone() || dims.toIntVector().empty()) {
+    return all_dims(self.dim());
+  }
   return dims.toIntVector();
 }
 
 /// Two all-reduces of the results.
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
-  const auto* self = settled_argument(bound, 0);
-  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) return std::nullopt;
+  const auto* self = non_partial_argument(bound, 0);
+  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype)) {
+    return std::nullopt;
+  }
   const auto& spec = *self->spec();
   const auto dims = named_dims(bound.call, 1, static_cast<std::int64_t>(spec.sizes.size()));
-  if (count_along(spec, dims) == 0) return std::nullopt;
+  if (numel_along(spec, dims) == 0) {
+    return std::nullopt;
+  }
+  // Sums are sent in the type of arithmetic, which is wider for half precision.
   const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
-  return 2 * all_reduce_bytes(spec, dims, static_cast<double>(math * local_results(spec, dims)));
+  return 2 *
+         all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
 }
 
 /// logsumexp(self, dims, keepdim)
@@ -40,12 +46,15 @@ Results run_logsumexp(Arguments arguments) {
   const auto dims = dims_of(arguments[1], self);
   const bool keepdim = arguments[2].toBool();
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  auto largest = settled(values.amax(dims, true));
-  // Nothing but infinities: they would give a NaN as differences.
+  auto largest = reduce_partial(values.amax(dims, true));
+  // Where all values are infinite: their differences would be NaN.
   largest = largest.masked_fill(largest.isinf(), 0.0);
-  const auto sum = settled((values - largest).exp().sum(dims, true));
+  // Shifted by the largest, as in a softmax: exp() of a large value is infinite.
+  const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
   auto result = sum.log() + largest;
-  if (!keepdim) result = result.squeeze(dims);
+  if (!keepdim) {
+    result = result.squeeze(dims);
+  }
   return {result.to(self.scalar_type())};
 }
 
@@ -53,21 +62,27 @@ struct Moments {
   at::Tensor mean, variance;  ///< with the reduced dimensions kept, in the type of arithmetic
 };
 
-/// (self, dims?, correction?, keepdim), around the mean, so that nothing cancels.
+/// Of (self, dims?, correction?, keepdim). The squares are of differences from the mean: E(x^2) -
+/// E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = dims_of(arguments[1], self);
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   Dims wrapped = dims;
-  for (auto& dim : wrapped) dim += dim < 0 ? self.dim() : 0;
-  const auto count = static_cast<double>(count_along(*impl_of(self).spec(), wrapped));
+  for (auto& dim : wrapped) {
+    dim += dim < 0 ? self.dim() : 0;
+  }
+  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), wrapped));
   const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
-  const auto mean = settled(values.sum(dims, true)) / count;
+  // Two all-reduces, one after the other: the squares need the mean.
+  const auto mean = reduce_partial(values.sum(dims, true)) / count;
   const auto centred = values - mean;
-  const auto squares = settled((centred * centred).sum(dims, true));
+  const auto squares = reduce_partial((centred * centred).sum(dims, true));
+  // As libtorch has it: a correction of all samples or more divides by 0.
   return {mean, squares / std::max(count - correction, 0.0)};
 }
 
+/// A result in the type and with the dimensions that the call asks for.
 at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto result = kept.to(self.scalar_type());

@@ -1,10 +1,15 @@
+// RMS norm as one autograd function over the fused kernel: x / rms(x) * weight along the last
+// dimension. Rows are independent, so that any other dimension may be split. Saves x and one number
+// a row.
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
 
-#include "local_gradient.h"
+#include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/dtensor/detail/function_kind.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
 namespace tessera::nn {
@@ -16,14 +21,18 @@ using torch::autograd::variable_list;
 void check(const at::Tensor& x, const at::Tensor& weight) {
   const MaybeSpec x_spec = spec_of(x);
   TESSERA_CHECK(x.dim() > 0, "rms_norm of a scalar was asked for");
+  // The weight is optional: at::Tensor() is a norm without one.
   if (weight.defined()) {
     TESSERA_CHECK(weight.dim() == 1 && weight.size(0) == x.size(-1), "rms_norm of sizes ",
                   x.sizes(), " was asked for with a weight of sizes ", weight.sizes());
     const MaybeSpec spec = spec_of(weight);
-    TESSERA_CHECK(
-        spec.has_value() == x_spec.has_value(),
-        "rms_norm got a distributed tensor and a plain one; under tensor parallelism give "
-        "the module a style (sequence_parallel), so that its weight is on the mesh too");
+    TESSERA_CHECK(spec || !x_spec, "rms_norm of a distributed tensor with the plain weight",
+                  quoted_name(weight),
+                  "; give its module a style in the plan of parallelize_module "
+                  "(replicate_parallel, sequence_parallel), so that it is distributed too");
+    TESSERA_CHECK(!spec || x_spec, "rms_norm of the plain tensor, ", x.sizes(),
+                  ", with the distributed weight", quoted_name(weight),
+                  "; call the module as (*m)(x) and not as m->forward(x), so that its hooks run");
     TESSERA_CHECK(!spec || (spec->mesh == x_spec->mesh && spec->layout->is_replicated()),
                   "rms_norm needs a weight that is replicated on the mesh of its input");
   }
@@ -37,7 +46,9 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 ShardingSpec weight_gradient_spec(const ShardingSpec& x) {
   std::vector<PartialDim> partial;
   for (int d = 0; d < x.layout->mesh_ndim(); ++d) {
-    if (x.layout->sharded_dim(d) >= 0) partial.push_back({d, ReduceOp::kSum});
+    if (x.layout->sharded_dim(d) >= 0) {
+      partial.push_back({d, ReduceOp::kSum});
+    }
   }
   return {x.mesh, Layout::intern(x.layout->mesh_sizes(), Layout::Dims(1), std::move(partial))};
 }
@@ -48,6 +59,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const at::Tensor weight = maybe_weight.value_or(at::Tensor());
     auto [out, rstd] =
         kernels::rms_norm(local_tensor(x), weight.defined() ? local_tensor(weight) : weight, eps);
+    // rstd, one number a row, saves a pass over x in backward.
     context->save_for_backward({x, weight, rstd});
     context->set_materialize_grads(false);
     return wrap_local(out, spec_of(x), x.sizes().vec());
@@ -55,7 +67,9 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_double_backward("rms_norm");
-    if (!grads[0].defined()) return {{}, {}, {}};
+    if (!grads[0].defined()) {
+      return {{}, {}, {}};
+    }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
@@ -63,12 +77,17 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     auto [x_grad, weight_grad] =
         kernels::rms_norm_backward(local_gradient(grads[0], spec), local_tensor(x),
                                    weight.defined() ? local_tensor(weight) : weight, saved[2]);
+    // Left as a pending sum, so that the caller's layer sums it with the gradients of other weights
+    // (PendingGradients, FSDP).
     if (spec && weight_grad.defined()) {
       weight_grad = make_distributed(weight_grad, weight_gradient_spec(*spec), {x.size(-1)});
     }
     return {wrap_local(x_grad, spec, x.sizes().vec()), weight_grad, {}};
   }
 };
+
+const tessera::detail::KindOfFunction<RmsNormFunction> kRmsNormKind({.aligned = true,
+                                                                     .reads_last_dim = true});
 
 }  // namespace
 

@@ -1,8 +1,12 @@
+// silu(gate) * up in one kernel: the middle of a gated MLP. As separate operators, autograd would
+// keep silu(gate) as well. Elementwise, so that any layout will do if both operands have it.
+
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "local_gradient.h"
+#include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/fused.h"
+#include "tessera/dtensor/detail/function_kind.h"
+#include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
 namespace tessera::nn {
@@ -14,6 +18,7 @@ using torch::autograd::variable_list;
 struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
                             const at::Tensor& up) {
+    // Inputs alone, which the matmuls before this have made anyway.
     context->save_for_backward({gate, up});
     context->set_materialize_grads(false);
     return wrap_local(kernels::silu_mul(local_tensor(gate), local_tensor(up)), spec_of(gate),
@@ -22,8 +27,11 @@ struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     refuse_double_backward("silu_mul");
-    if (!grads[0].defined()) return {{}, {}};
+    if (!grads[0].defined()) {
+      return {{}, {}};
+    }
     const variable_list saved = context->get_saved_variables();
+    // Both operands', as silu_mul() has checked.
     const MaybeSpec spec = spec_of(saved[0]);
     const std::vector<std::int64_t> sizes = saved[0].sizes().vec();
     const auto [gate_grad, up_grad] = kernels::silu_mul_backward(
@@ -31,6 +39,8 @@ struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
     return {wrap_local(gate_grad, spec, sizes), wrap_local(up_grad, spec, sizes)};
   }
 };
+
+const tessera::detail::KindOfFunction<SiluMulFunction> kSiluMulKind({.aligned = true});
 
 }  // namespace
 
@@ -40,7 +50,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
                 "silu_mul of tensors of sizes ", gate.sizes(), " and ", up.sizes(), ", types ",
                 gate.scalar_type(), " and ", up.scalar_type(), " was asked for; they must agree");
   TESSERA_CHECK(spec == spec_of(up),
-                "silu_mul of tensors that lie differently was asked for; redistribute one of them");
+                "silu_mul of tensors of different layouts was asked for; redistribute one of them");
   refuse_partial("silu_mul", spec);
   return SiluMulFunction::apply(gate, up);
 }

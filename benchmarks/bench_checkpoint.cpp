@@ -1,0 +1,256 @@
+// Saving and loading beside the file system's own rate: what checksums, the balance of the writers
+// and the background save cost.
+//
+//   bench_checkpoint DIR [MIB]      512 MiB of weights unless told otherwise
+//
+// The files are in the page cache when they are read: the checksums are then dearest. Figures are
+// medians of five interleaved repetitions; a plain write or read has one thread. What checksums are
+// of the processor's time says more than of the time that has passed where other work goes on. The
+// four ranks are threads.
+
+#include <ATen/ops/rand.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/async_save.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+
+namespace {
+
+using namespace tessera;
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kWidth = 2048;  // 16 MiB a matrix
+constexpr std::int64_t kMib = 1 << 20;
+constexpr int kRepetitions = 5;
+
+class Matrices : public nn::Module<Matrices> {
+ public:
+  explicit Matrices(std::int64_t mib) {
+    for (std::int64_t i = 0; i < std::max<std::int64_t>(1, mib / 16); ++i) {
+      const auto matrix =
+          std::make_shared<nn::Linear>(kWidth, kWidth, nn::LinearOptions{.bias = false});
+      matrix->slot("weight")->set(at::rand({kWidth, kWidth}));
+      register_module("matrix" + std::to_string(i), matrix);
+    }
+  }
+};
+
+struct Seconds {
+  double passed = 0;
+  double of_processor = 0;  ///< of all threads
+};
+
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+Seconds seconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  const double processor = processor_seconds();
+  work();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
+          processor_seconds() - processor};
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+double median_of(const std::vector<Seconds>& times, double Seconds::*which) {
+  std::vector<double> values;
+  for (const Seconds& time : times) {
+    values.push_back(time.*which);
+  }
+  return median(values);
+}
+
+/// Median seconds of each, run one after another again and again.
+std::map<std::string, Seconds> medians(
+    const std::vector<std::pair<std::string, std::function<void()>>>& works) {
+  std::map<std::string, std::vector<Seconds>> times;
+  for (int i = 0; i < kRepetitions; ++i) {
+    for (const auto& [name, work] : works) {
+      times[name].push_back(seconds(work));
+    }
+  }
+  std::map<std::string, Seconds> medians;
+  for (const auto& [name, each] : times) {
+    medians[name] = {median_of(each, &Seconds::passed), median_of(each, &Seconds::of_processor)};
+  }
+  return medians;
+}
+
+/// What any program could do: pwrite() of MiBs and an fsync().
+void write_plainly(const fs::path& path, std::int64_t mib) {
+  const std::vector<char> bytes(kMib, 1);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  for (std::int64_t i = 0; i < mib; ++i) {
+    TESSERA_CHECK(pwrite(fd, bytes.data(), kMib, i * kMib) == kMib, "cannot write ", path.string());
+  }
+  fsync(fd);
+  close(fd);
+}
+
+void read_plainly(const fs::path& folder, const std::vector<at::Tensor>& into) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const int fd = open(entry.path().c_str(), O_RDONLY);
+    off_t offset = 0;
+    for (const at::Tensor& tensor : into) {
+      auto* bytes = static_cast<char*>(tensor.mutable_data_ptr());
+      for (std::size_t i = 0; i < tensor.nbytes(); i += kMib) {
+        offset += pread(fd, bytes + i, kMib, offset);
+      }
+    }
+    close(fd);
+  }
+}
+
+std::vector<at::Tensor> tensors_of(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, slot] : model.named_slots()) {
+    tensors.push_back(slot->persistent());
+  }
+  return tensors;
+}
+
+void report(const char* what, std::int64_t mib, const Seconds& time, const Seconds& beside) {
+  std::cout << fmt::format(
+      "{:<28} {:8.0f} MiB/s {:6.2f} of the plain one {:6.3f} s of the processor a GiB\n", what,
+      static_cast<double>(mib) / time.passed, beside.passed / time.passed,
+      1024 * time.of_processor / static_cast<double>(mib));
+}
+
+void one_rank(const fs::path& dir, std::int64_t mib) {
+  const auto world = comm::thread_worlds(1)[0];
+  Matrices model(mib);
+  const auto copied = [&] {
+    std::vector<at::Tensor> made;
+    for (const at::Tensor& tensor : tensors_of(model)) {
+      made.push_back(tensor.clone());
+    }
+    return made;
+  };
+  const std::vector<at::Tensor> copies = copied();
+  std::int64_t step = 0;
+  std::vector<double> stalls;
+  const auto writing = medians(
+      {{"plain", [&] { write_plainly(dir / "plain", mib); }},
+       {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
+  // All are held at once, as those of a save are: memory that is new to the process takes longer.
+  const auto copying = medians(
+      {{"copy", [&] { copied(); }}, {"async", [&] {
+                                       auto pending = checkpoint::async_save(
+                                           *world, dir / "run", ++step, {model}, {.keep = 2});
+                                       stalls.push_back(pending.stall_seconds());
+                                       pending.wait();
+                                     }}});
+  // The same files without a manifest are read without checksums.
+  const fs::path checked = dir / "run" / checkpoint::step_folder_name(step);
+  fs::create_directory(dir / "unchecked");
+  for (const auto& entry : fs::directory_iterator(checked)) {
+    if (entry.path().extension() == ".safetensors") {
+      fs::create_hard_link(entry.path(), dir / "unchecked" / entry.path().filename());
+    }
+  }
+  const auto reading =
+      medians({{"plain", [&] { read_plainly(dir / "unchecked", copies); }},
+               {"unchecked", [&] { checkpoint::load(*world, dir / "unchecked", {model}); }},
+               {"checked", [&] { checkpoint::load(*world, checked, {model}); }}});
+  report("write", mib, writing.at("plain"), writing.at("plain"));
+  report("save", mib, writing.at("save"), writing.at("plain"));
+  report("read", mib, reading.at("plain"), reading.at("plain"));
+  report("load without checksums", mib, reading.at("unchecked"), reading.at("plain"));
+  report("load", mib, reading.at("checked"), reading.at("plain"));
+  const Seconds& unchecked = reading.at("unchecked");
+  const Seconds& load = reading.at("checked");
+  std::cout << fmt::format(
+      "checksums are {:.1f} % of a load, {:.1f} % of its time of the processor\n"
+      "async_save stalls for {:.2f} copies\n",
+      100 * (1 - unchecked.passed / load.passed),
+      100 * (1 - unchecked.of_processor / load.of_processor),
+      median(stalls) / copying.at("copy").passed);
+}
+
+/// On 2 x 2, half of the matrices as copies along the first dimension.
+void four_ranks(const fs::path& dir, std::int64_t mib) {
+  const auto worlds = comm::thread_worlds(4);
+  std::vector<std::thread> ranks;
+  for (const auto& world : worlds) {
+    ranks.emplace_back([&, world] {
+      const DeviceMesh mesh = init_device_mesh(world, {2, 2}, {"dp", "tp"});
+      Matrices model(mib);
+      bool sharded = false;
+      for (const auto& [name, slot] : model.named_slots()) {
+        const Placement first = (sharded = !sharded) ? Placement{Shard{0}} : Placement{Replicate{}};
+        slot->set(distribute_tensor(at::ones({kWidth, kWidth}), mesh, {first, Shard{1}}));
+      }
+      checkpoint::save(*world, dir / "four", 1, {model});
+    });
+  }
+  for (std::thread& rank : ranks) {
+    rank.join();
+  }
+  std::map<std::string, std::uintmax_t> bytes;
+  for (const auto& entry : fs::directory_iterator(dir / "four/step-00000001")) {
+    if (entry.path().extension() == ".safetensors") {
+      bytes[entry.path().filename().string().substr(0, 11)] += entry.file_size();
+    }
+  }
+  std::uintmax_t all = 0;
+  std::uintmax_t most = 0;
+  for (const auto& [writer, of_writer] : bytes) {
+    all += of_writer;
+    most = std::max(most, of_writer);
+  }
+  const double mean = static_cast<double>(all) / static_cast<double>(bytes.size());
+  std::cout << fmt::format("of {} writers none has more than {:.1f} % above the mean\n",
+                           bytes.size(), 100 * (static_cast<double>(most) / mean - 1));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::cerr << "bench_checkpoint DIR [MIB]\n";
+    return 2;
+  }
+  try {
+    const fs::path dir = fs::path(argv[1]) / ("bench-checkpoint-" + std::to_string(getpid()));
+    fs::create_directories(dir);
+    const std::int64_t mib = argc > 2 ? std::atoll(argv[2]) / 16 * 16 : 512;
+    one_rank(dir, mib);
+    four_ranks(dir, mib);
+    fs::remove_all(dir);
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "bench_checkpoint: " << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,75 @@
+// Measures how much of a device's arithmetic training uses, over shapes, meshes, activation
+// checkpointing and batches. Each run is a llama_train of its own: one that runs out of memory ends
+// alone.
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/bench_mfu/results.h"
+#include "examples/llama/cli.h"
+#include "tessera/core/detail/atomic_file.h"
+
+namespace {
+
+using namespace bench;
+
+std::int64_t tokens_needed(const std::vector<Trial>& trials, std::int64_t seq) {
+  const auto largest = std::ranges::max_element(trials, {}, &Trial::batch);
+  return largest->batch * seq + 1;
+}
+
+/// Runs of as many ranks are measured against one peak, the first one's: each one's own would be
+/// another with what else the machine does.
+class Peaks {
+ public:
+  BenchOptions options_of(const Trial& trial, BenchOptions options) const {
+    const auto known = by_ranks_.find(trial.dp * trial.tp);
+    if (options.peak_flops == "measure" && known != by_ranks_.end()) {
+      options.peak_flops = llama::number_text(known->second);
+    }
+    return options;
+  }
+  void add(const Result& result) {
+    if (result.figures.peak_flops) {
+      by_ranks_.try_emplace(result.trial.dp * result.trial.tp, *result.figures.peak_flops);
+    }
+  }
+
+ private:
+  std::map<std::int64_t, double> by_ranks_;
+};
+
+int measure_all(std::vector<std::string> arguments) {
+  const BenchOptions options = parse_bench_options(std::move(arguments));
+  const std::vector<Trial> trials = trials_of(options);
+  const std::filesystem::path out = options.out;
+  std::filesystem::create_directories(out);
+  const std::filesystem::path tokens = out / "tokens.bin";
+  write_tokens(tokens, tokens_needed(trials, options.seq));
+  std::vector<Result> results;
+  Peaks peaks;
+  for (const Trial& trial : trials) {
+    const std::filesystem::path folder = out / ("run-" + std::to_string(results.size() + 1));
+    std::cerr << folder.string() << " of " << trials.size() << std::endl;
+    results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
+    peaks.add(results.back());
+    // After each: what was measured outlives an interruption.
+    tessera::detail::write_file(out / "results.json", to_json(results, options));
+  }
+  tessera::detail::write_file(out / "results.html", to_html(results, options));
+  std::cout << to_table(results) << "written: " << (out / "results.json").string() << ", "
+            << (out / "results.html").string() << std::endl;
+  const auto failed = [](const Result& result) { return !result.error.empty(); };
+  return std::ranges::any_of(results, failed) ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return llama::run_program("bench_mfu", argc, argv, measure_all);
+}

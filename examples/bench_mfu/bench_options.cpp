@@ -1,0 +1,104 @@
+#include "examples/bench_mfu/bench_options.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <iostream>
+#include <utility>
+
+#include "examples/llama/cli.h"
+#include "tessera/core/error.h"
+
+namespace bench {
+
+using llama::number_above_0;
+
+namespace {
+
+void declare(CLI::App& app, BenchOptions& o) {
+  app.add_option("--config", o.configs, "Shapes: config.json files of models")
+      ->delimiter(',')
+      ->option_text("FILE[,FILE]");
+  app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"none", "full", "selective"}));
+  app.add_option("--mesh", o.meshes, "Degrees of FSDP and of tensor parallelism (1x1)")
+      ->delimiter(',')
+      ->option_text("DPxTP[,DPxTP]");
+  app.add_option("--batch", o.batches, "Sequences a step over all ranks (4)")
+      ->delimiter(',')
+      ->option_text("N[,N]")
+      ->check(number_above_0());
+  app.add_option("--seq", o.seq, "Tokens a sequence (128)")->check(number_above_0());
+  app.add_option("--steps", o.steps, "Steps of each run (6)")->check(number_above_0());
+  app.add_option("--warmup", o.warmup, "Of them, the first that do not count (2)")
+      ->check(llama::number_of_at_least_0());
+  app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option(
+         "--peak-flops", o.peak_flops,
+         "What MFU is against: FLOP/s of a device, or measure: by matrix products (measure)")
+      ->option_text("X|measure");
+  app.add_option("--flags", o.flags,
+                 "More flags of llama_train, for every run: --flags=\"--param-dtype bf16\"")
+      ->delimiter(' ')
+      ->option_text("\"FLAG ...\"");
+  app.add_option("--out", o.out, "Folder of the runs, results.json and results.html (bench_mfu)")
+      ->option_text("DIR");
+  // Read by parse_command_line(); declared here for --help.
+  app.add_option("--config-file", "The same names in a TOML file; flags win over it")
+      ->option_text("FILE.toml");
+}
+
+std::pair<std::int64_t, std::int64_t> degrees_of(const std::string& mesh) {
+  std::int64_t dp = 0, tp = 0;
+  const char* const end = mesh.data() + mesh.size();
+  const auto first = std::from_chars(mesh.data(), end, dp);
+  const bool has_x = first.ec == std::errc() && first.ptr != end && *first.ptr == 'x';
+  const auto second = std::from_chars(has_x ? first.ptr + 1 : end, end, tp);
+  TESSERA_CHECK(has_x && second.ec == std::errc() && second.ptr == end && dp > 0 && tp > 0,
+                "--mesh ", mesh, " is no mesh; give degrees as DPxTP, such as 2x1");
+  return {dp, tp};
+}
+
+}  // namespace
+
+BenchOptions parse_bench_options(std::vector<std::string> arguments) {
+  BenchOptions o;
+  CLI::App app(
+      "Trains each combination of shapes, meshes, activation checkpointing and batches for a few "
+      "steps by llama_train, and shows MFU in three conventions, tokens a second and memory.",
+      "bench_mfu");
+  declare(app, o);
+  try {
+    llama::parse_command_line(app, std::move(arguments));
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    throw;
+  }
+  TESSERA_CHECK(!o.configs.empty(), "no shape is given; pass --config FILE");
+  TESSERA_CHECK(o.warmup < o.steps, "--warmup ", o.warmup, " leaves none of --steps ", o.steps,
+                "; give more steps");
+  return o;
+}
+
+std::string Trial::shape() const {
+  const std::string name = config.stem().string();
+  return name == "config" && config.has_parent_path() ? config.parent_path().filename().string()
+                                                      : name;
+}
+
+std::vector<Trial> trials_of(const BenchOptions& o) {
+  std::vector<Trial> trials;
+  for (const std::string& config : o.configs) {
+    for (const std::string& mesh : o.meshes) {
+      const auto [dp, tp] = degrees_of(mesh);
+      for (const std::string& ac : o.ac) {
+        for (const std::int64_t batch : o.batches) {
+          trials.push_back({.config = config, .ac = ac, .batch = batch, .dp = dp, .tp = tp});
+        }
+      }
+    }
+  }
+  return trials;
+}
+
+}  // namespace bench

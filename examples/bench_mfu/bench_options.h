@@ -1,0 +1,37 @@
+// What bench_mfu is to measure.
+
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+/// The flags of bench_mfu; see its --help.
+struct BenchOptions {
+  std::vector<std::string> configs, ac{"none"}, meshes{"1x1"};
+  std::vector<std::int64_t> batches{4};
+  std::int64_t seq = 128, steps = 6, warmup = 2;
+  std::string device = "cpu", peak_flops = "measure";
+  std::vector<std::string> flags;  ///< of llama_train, as they are
+  std::string out = "bench_mfu";
+};
+
+/// Throws tessera::Error.
+BenchOptions parse_bench_options(std::vector<std::string> arguments);
+
+/// One run.
+struct Trial {
+  std::filesystem::path config;
+  std::string ac;
+  std::int64_t batch = 0, dp = 1, tp = 1;
+
+  /// The model's name: that of the file, or of the folder of a config.json.
+  std::string shape() const;
+};
+/// All combinations: shapes, then meshes, activation checkpointing, batches.
+std::vector<Trial> trials_of(const BenchOptions& options);
+
+}  // namespace bench

@@ -1,0 +1,208 @@
+"""The file of an experiment: what it asks for, and what is wrong with it."""
+import dataclasses
+import difflib
+import itertools
+import json
+import math
+import pathlib
+import tomllib
+
+# What every run has of its own, or what would make it depend on others.
+OWN = ("metrics", "config-file", "print-plan", "checkpoint", "checkpoint-every", "resume", "resume-step",
+       "initial-load", "save-hf", "save-lora", "seed", "trace", "trace-steps", "tensorboard", "output-dir",
+       "memory-report")
+DEGREES = ("dp-replicate", "dp", "cp", "tp")
+WHOLE = (*DEGREES, "batch", "seq")
+TEXTS = ("model", "config", "text", "tokenizer", "param-dtype", "reduce-dtype", "device")
+MOST_SEED = 2 ** 63 - 1  # of TOML's integers
+BYTES = 256  # the vocabulary of a text without a tokenizer
+NAMES = {"title": str, "program": str, "seeds": list, "perturbed": int, "separate": list, "flags": dict,
+         "run": list, "axis": list}
+SAME, DIFFERENT = "same", "different"
+TYPES = ("fp32", "fp16", "bf16")  # by the bits of their mantissas
+
+
+class BadFile(Exception):
+    """One line: what was asked, what was found, how to mend it."""
+
+
+def coarsest(*types):
+    return max(types, key=TYPES.index)
+
+
+@dataclasses.dataclass
+class Run:
+    name: str
+    flags: dict
+    seed: int
+    expect: str = SAME
+    labels: dict = dataclasses.field(default_factory=dict)  # of its values on the axes
+    part: tuple = ()  # runs of other parts compute something else
+
+    @property
+    def ranks(self):
+        return math.prod(self.flags.get(degree, 1) for degree in DEGREES)
+
+    @property
+    def precision(self):
+        """The coarsest type that it computes in, of TYPES."""
+        by_default = "bf16" if self.flags.get("device") == "cuda" else "fp32"
+        return coarsest(self.flags.get("param-dtype", by_default), self.flags.get("reduce-dtype", "fp32"))
+
+
+@dataclasses.dataclass
+class Experiment:
+    title: str
+    path: pathlib.Path
+    program: str
+    seeds: list
+    perturbed: int  # runs with flipped last bits, of each part
+    separate: list  # flags whose values part the runs
+    flags: dict  # of all runs
+    runs: list
+
+    def reference(self, run):
+        """What a run is compared with: the first one of its part and seed."""
+        return next(other for other in self.runs if (other.part, other.seed) == (run.part, run.seed))
+
+
+def check(condition, message):
+    if not condition:
+        raise BadFile(message)
+
+
+def check_names(found, known, where):
+    for name in found:
+        near = difflib.get_close_matches(name, known, 1, 0)
+        check(name in known, f"{where} has \"{name}\", which is no name of it; did you mean \"{near[0] if near else ''}\"?")
+
+
+def check_flags(flags, where):
+    for name, value in flags.items():
+        check(name not in OWN, f"{where} has \"{name}\", which each run has from the experiment itself; leave it out"
+              + (", and give seeds = [...] instead" if name == "seed" else ""))
+        parts = value if isinstance(value, list) else [value]
+        check(all(isinstance(part, (str, int, float)) and (not isinstance(part, float) or math.isfinite(part)) for part in parts),
+              f"{where}: \"{name}\" must be a flag's value: a string, a finite number, true, false, or an array of these")
+    for name in WHOLE:
+        count = flags.get(name, 1)
+        check(type(count) is int and count > 0, f"{where}: {name} = {json.dumps(count)} is no "
+              f"{'number of ranks' if name in DEGREES else 'whole number'}; give 1 or more")
+    for name in TEXTS:
+        check(isinstance(flags.get(name, ""), str), f"{where}: {name} = {json.dumps(flags.get(name))} must be a string")
+    return flags
+
+
+def check_vocabulary(run, home):
+    """Runs with flipped bits begin from a folder of weights, for which bytes are tokens only of a vocabulary of 256."""
+    by_bytes = [name for name in ("text", "jsonl", "eval-text") if name in run.flags]
+    if not by_bytes or "config" not in run.flags or "model" in run.flags or "tokenizer" in run.flags:
+        return
+    size = config_of(home, run.flags).get("vocab_size", BYTES)
+    check(size == BYTES, f"run \"{run.name}\" has {by_bytes[0]} without a tokenizer, and {run.flags['config']} a vocabulary of {size}, "
+          f"of which the bytes of a text are not the tokens; give a tokenizer, or tokens, or a vocabulary of {BYTES}")
+
+
+def config_of(home, flags):
+    """A run's config.json; nothing where it can't be read, which the program then says."""
+    name = pathlib.Path(flags["model"], "config.json") if "model" in flags else pathlib.Path(flags.get("config", ""))
+    try:
+        config = json.loads((home / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    return config if isinstance(config, dict) else {}
+
+
+def label_of(name, value):
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value}"
+
+
+def points_of(axis):
+    """An axis' values: (its name, the value's label, flags)."""
+    check(isinstance(axis, dict) and isinstance(axis.get("name"), str) and axis["name"]
+          and axis.get("values"),
+          "an [[axis]] needs a name, and values: an array of the flag's values, or a table of labels with flags")
+    check_names(axis, ("name", "values"), f"axis \"{axis['name']}\"")
+    name, values = axis["name"], axis["values"]
+    if isinstance(values, list):
+        return [(name, {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value),
+                 label_of(name, value), {name: value}) for value in values]
+    check(isinstance(values, dict) and all(isinstance(flags, dict) for flags in values.values()),
+          f"axis \"{name}\": values must be an array, or a table of labels with flags: {{\"label\" = {{dp = 2}}}}")
+    return [(name, label, f"{name} {label}", flags) for label, flags in values.items()]
+
+
+def listed_runs(table):
+    """(name, flags, expected verdict, labels), as the file lists them."""
+    for entry in table.get("run", []):
+        check(isinstance(entry, dict) and isinstance(entry.get("name"), str) and entry["name"],
+              "a [[run]] needs a name, and has the flags by which it differs from the others")
+        flags = {name: value for name, value in entry.items() if name not in ("name", "expect")}
+        expect = entry.get("expect", SAME)
+        check(expect in (SAME, DIFFERENT), f"run \"{entry['name']}\": expect = {json.dumps(expect)} is neither "
+              f"\"{SAME}\" nor \"{DIFFERENT}\"")
+        yield entry["name"], flags, expect, {}
+
+
+def grid_runs(table):
+    """The same of every combination of values of the axes, the last axis first."""
+    if "axis" not in table:
+        return
+    for points in itertools.product(*map(points_of, table["axis"])):
+        flags = {name: value for *_, of_point in points for name, value in of_point.items()}
+        yield (", ".join(text for *_, text, _ in points), flags, SAME,
+               {name: label for name, label, *_ in points})
+
+
+def check_table(table):
+    check_names(table, NAMES, "the file")
+    for name, kind in NAMES.items():
+        check(isinstance(table.get(name, kind()), kind),
+              f"\"{name}\" must be {({str: 'a string', int: 'a number', list: 'an array', dict: 'a table'})[kind]}")
+    seeds = table.get("seeds", [0])
+    check(seeds and all(type(seed) is int and 0 <= seed <= MOST_SEED for seed in seeds) and len(set(seeds)) == len(seeds),
+          f"seeds = {seeds} must be different numbers from 0 to {MOST_SEED}")
+    perturbed = table.get("perturbed", 2)
+    check(type(perturbed) is int and perturbed > 0,
+          f"perturbed = {json.dumps(perturbed)} leaves nothing to derive from what is allowed; give 1 or more")
+    check(table.get("program", "llama_train"), "program = \"\" is no program; give its name, or leave it out for llama_train")
+    for name in table.get("separate", []):
+        check(isinstance(name, str), f"separate = {json.dumps(table['separate'], default=str)} must be an array of flags' names")
+
+
+def made_runs(table, seeds):
+    common, separate = check_flags(table.get("flags", {}), "[flags]"), table.get("separate", [])
+    runs = []
+    for name, flags, expect, labels in [*listed_runs(table), *grid_runs(table)]:
+        flags = common | check_flags(flags, f"run \"{name}\"")
+        part = tuple(tuple(value) if isinstance(value, list) else value for value in map(flags.get, separate))
+        for seed in seeds:
+            of_seed = f"{name}, seed {seed}" if len(seeds) > 1 else name
+            runs.append(Run(of_seed, flags, seed, expect, labels, part))
+    for key in separate:
+        check(any(key in run.flags for run in runs), f"separate has \"{key}\", a flag that no run has")
+    return runs
+
+
+def read(path):
+    """The experiment that a TOML file asks for. Raises BadFile."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadFile(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        check_table(table)
+        seeds = table.get("seeds", [0])
+        runs = made_runs(table, seeds)
+        check(len(runs) > 1, "there are fewer than two runs to compare; list them as [[run]], or by [[axis]]")
+        names = [run.name for run in runs]
+        for name in names:
+            check(names.count(name) == 1, f"two runs have the name \"{name}\"; give each its own")
+        for run in runs:
+            check_vocabulary(run, path.resolve().parent)
+    except BadFile as error:
+        raise BadFile(f"{path}: {error}") from None
+    return Experiment(table.get("title", path.stem), path.resolve(), table.get("program", "llama_train"), seeds,
+                      table.get("perturbed", 2), table.get("separate", []), table.get("flags", {}), runs)

@@ -1,0 +1,124 @@
+"""What the runs of an experiment took, and the verdict on each, as report.json has it."""
+import statistics
+
+import verdict
+from experiment import DIFFERENT, SAME
+
+# Steps whose time says something of the others: the first one allocates, and compiles kernels.
+FIRST_TIMED = 1
+
+
+def spread(numbers):
+    """Median, and the quartiles around it."""
+    low, middle, high = (statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3)
+    return {"median": middle, "low": low, "high": high}
+
+
+def bytes_by_dimension(record):
+    return {dimension: sum(traffic["bytes"] for traffic in collectives.values())
+            for dimension, collectives in record["comm"].items()}
+
+
+def figures(steps):
+    """Time, memory and traffic of a run's rank 0, by the program's metrics."""
+    timed = steps[FIRST_TIMED:] or steps
+    memory = "peak_active_bytes" if "peak_active_bytes" in steps[0] else "peak_memory_bytes"
+    made = {"step_time_s": spread([step["step_time_s"] for step in timed]),
+            "tokens_per_s": statistics.median(step["tokens_per_s"] for step in timed),
+            "memory_bytes": max(step[memory] for step in steps), "memory_of": memory,
+            "comm_bytes": bytes_by_dimension(steps[-1]), "comm": steps[-1]["comm"],
+            "final_loss": steps[-1]["loss"]}
+    for name in ("mfu", "mfu_causal"):
+        known = [step[name] for step in timed if step.get(name) is not None]
+        made[name] = statistics.median(known) if known else None
+    return made
+
+
+def why_none(asked, run, outcomes):
+    """Why there is no verdict on a run, or nothing."""
+    reference = asked.reference(run)
+    if outcomes[run.name].error:
+        return f"failed: {outcomes[run.name].error}"
+    if outcomes[reference.name].error:
+        return f"not compared: its reference '{reference.name}' failed"
+    if len(outcomes[run.name].steps) != len(outcomes[reference.name].steps):
+        return (f"not compared: it made {len(outcomes[run.name].steps)} steps, and its reference "
+                f"{len(outcomes[reference.name].steps)}; give both the same steps")
+    failed = [job.name for job in verdict.jobs_of(asked) if outcomes[job.name].error and job.name not in
+              [other.name for other in asked.runs]]
+    return f"not compared: what is allowed is not known, as '{failed[0]}' failed: {outcomes[failed[0]].error}" if failed else ""
+
+
+def judged(asked, run, outcomes):
+    """The verdict on a run: by figure, and in all."""
+    reference = asked.reference(run)
+    steps, base = outcomes[run.name].steps, outcomes[reference.name].steps
+    allowed = verdict.allowed_of(asked, run, outcomes)
+    by_figure = {figure: verdict.compare(verdict.values(steps, figure), verdict.values(base, figure), allowed[figure])
+                 for figure in verdict.FIGURES}
+    for figure, row in by_figure.items():
+        row["found_from"] = verdict.found_from(verdict.values(base, figure), allowed[figure])
+    same = all(row["share"] <= 1 for row in by_figure.values())
+    return {"verdict": SAME if same else DIFFERENT, "allowed": allowed,
+            "rule": verdict.rule_of(asked, run),
+            "weak": same and any(row["found_from"] > verdict.WEAK for row in by_figure.values())} | by_figure
+
+
+def row_of(asked, run, outcomes):
+    reference, outcome = asked.reference(run), outcomes[run.name]
+    row = {"name": run.name, "part": run.part, "labels": run.labels, "ranks": run.ranks, "seed": run.seed,
+           "flags": run.flags, "reference": reference.name, "expected": run.expect, "error": outcome.error,
+           "verdict": None}
+    if not outcome.error:
+        row |= figures(outcome.steps)
+        row["curves"] = {figure: [step[figure] for step in outcome.steps] for figure in verdict.FIGURES}
+    trouble = why_none(asked, run, outcomes)
+    row["error"] = trouble
+    if not trouble and reference is not run:
+        row |= judged(asked, run, outcomes)
+    row["as_expected"] = not trouble and (reference is run or row["verdict"] == run.expect)
+    return row
+
+
+def report(asked, outcomes):
+    """All that is known of the experiment, in numbers, texts and lists."""
+    rows = [row_of(asked, run, outcomes) for run in asked.runs]
+    by_name = {row["name"]: row for row in rows}
+    for row in rows:
+        base = by_name[row["reference"]]
+        if "memory_bytes" in row and "memory_bytes" in base:
+            row["memory_percent"] = 100 * row["memory_bytes"] / base["memory_bytes"]
+            row["step_time_percent"] = 100 * row["step_time_s"]["median"] / base["step_time_s"]["median"]
+    return {"title": asked.title, "program": asked.program, "flags": asked.flags, "seeds": asked.seeds,
+            "separate": asked.separate, "perturbed": asked.perturbed, "as_expected": all(row["as_expected"] for row in rows), "runs": rows}
+
+
+def share_text(share):
+    """How much of what is allowed is used up."""
+    if share == float("inf"):
+        return "∞ times"
+    return f"{100 * share:.2g} %" if share <= 1 else f"{share:.3g} times"
+
+
+def limits_text(row):
+    """Which faults the verdict can't see."""
+    return (f"{'weak: ' if row['weak'] else ''}finds faults from {100 * row['loss']['found_from']:.2g} % of the loss, "
+            f"{100 * row['grad_norm']['found_from']:.2g} % of the gradient norm"
+            + ("; compare in fp32 to find smaller ones" if row["weak"] and row["rule"] != "fp32" else ""))
+
+
+def sentence(row):
+    """The verdict in words."""
+    if row["error"]:
+        return row["error"]
+    if row["verdict"] is None:
+        return "the reference"
+    parts = []
+    for figure, name in (("loss", "loss"), ("grad_norm", "gradient norm")):
+        worst = row[figure]
+        parts.append(f"{name} bit-equal" if worst["largest"] == 0 else
+                     f"{name} off by {worst['difference']:.2g} at step {worst['step']}, {share_text(worst['share'])}"
+                     f"{' of' if worst['share'] <= 1 else ''} what "
+                     f"rounding in {row['rule']} allows")
+    wrong = "" if row["as_expected"] else f", expected {row['expected']}"
+    return f"{row['verdict']}{wrong}: {'; '.join(parts)} ({limits_text(row)})"

@@ -1,0 +1,148 @@
+"""Whether two runs have trained the same: what may differ, and by how much.
+
+In fp32 runs differ by rounding. A sum of n terms that is computed in another order is the exact sum of terms that are
+changed by at most sqrt(n) u each, u = 2^-24, with high probability (Higham and Mary, A new approach to probabilistic
+rounding error analysis, 2019). So a matrix product of another mesh is that of weights whose last bits differ, a change
+of u, times at most sqrt(n). What a change of u does to a training is observed: the reference is run again from weights
+whose last bits are flipped. Each step has three kinds of products (forward, gradients of inputs and of weights), two
+runs are compared, and each step adds errors of its own to those before it: after t steps, as errors of random signs
+add up, sqrt(2 * 3 * t) times as much. A figure itself is a sum, too, and is off by sqrt(n t) u of its size in each run.
+
+Metrics have fp32's digits. So one unit in a figure's last place, of the change that they show, is not multiplied by n.
+
+In bf16 and fp16 a product adds in fp32 and rounds its result, and the ranks' parts of it. So n is twice the number of ranks,
+as the function behind each product rounds, too, and the flipped bit is the last of the type. The spread of the reference over
+seeds is the most that is allowed, where there is one.
+"""
+import dataclasses
+import math
+
+from experiment import check, coarsest, config_of
+from jobs import Job
+
+FIGURES = ("loss", "grad_norm")
+ROUNDING = 2.0 ** -24
+FEWEST_SEEDS = 3
+LAST_BIT = {"fp32": 0, "fp16": 13, "bf16": 16}  # of a type, in an fp32 number
+WEAK = 2e-4  # of a figure: a fault below it may be hidden
+
+
+def job_of(run, seed=None, name=None, flipped=0):
+    return Job(name or run.name, run.flags | {"seed": run.seed if seed is None else seed}, run.ranks, flipped)
+
+
+def references(asked):
+    """The first run of each part, of the first seed."""
+    return [run for run in asked.runs if asked.reference(run) is run and run.seed == asked.seeds[0]]
+
+
+def rule_of(asked, run):
+    """The type by whose rounding a run is compared with its reference."""
+    return coarsest(run.precision, asked.reference(run).precision)
+
+
+def perturbed_jobs(asked, reference, rule):
+    """The reference with other last bits: of fp32, or of a shorter type, then as many as of seeds."""
+    name, count = (("last bits", asked.perturbed) if rule == "fp32" else
+                   (f"{rule}'s last bits", max(asked.perturbed, FEWEST_SEEDS)))
+    return [dataclasses.replace(job_of(reference, name=f"{reference.name}, {name} {i}", flipped=i), bit=LAST_BIT[rule])
+            for i in range(1, count + 1)]
+
+
+def seed_jobs(asked, reference):
+    """The reference with the experiment's seeds, and with further ones if these are too few."""
+    own = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is run]
+    new = [seed for seed in range(len(asked.seeds) + FEWEST_SEEDS) if seed not in asked.seeds]
+    return [job_of(run) for run in own] + [job_of(reference, seed, f"{reference.name}, of seed {seed}")
+                                           for seed in new[:max(0, FEWEST_SEEDS - len(own))]]
+
+
+def jobs_of(asked):
+    """All that is to be run: the experiment's runs, and what is needed to judge them."""
+    jobs = {run.name: job_of(run) for run in asked.runs}
+    for reference in references(asked):
+        others = [run for run in asked.runs if run.part == reference.part and asked.reference(run) is not run]
+        rules = {rule_of(asked, run) for run in others}
+        more = [job for rule in sorted(rules) for job in perturbed_jobs(asked, reference, rule)] + (
+            seed_jobs(asked, reference) if rules - {"fp32"} else [])
+        for job in more:
+            check(jobs.setdefault(job.name, job) == job,
+                  f"run \"{job.name}\" has a name that the experiment gives to a run of its own; give it another")
+    return list(jobs.values())
+
+
+def longest_sum(asked, flags):
+    """Terms of the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
+    config = config_of(asked.path.parent, flags)
+    sizes = [config.get(name) or 0 for name in ("hidden_size", "intermediate_size", "vocab_size")]
+    return max(flags.get("batch", 4) * flags.get("seq", 128), *sizes)
+
+
+def values(steps, figure):
+    """NaN for what was not finite: it is equal to nothing."""
+    return [math.nan if step[figure] is None else step[figure] for step in steps]
+
+
+def largest_so_far(numbers):
+    """Not the number itself: where two curves cross they do not agree."""
+    result, largest = [], 0.0
+    for number in numbers:
+        largest = max(largest, number)
+        result.append(largest)
+    return result
+
+
+def last_place(value):
+    """What the last digit of an fp32 figure is worth."""
+    return 2 * ROUNDING * 2.0 ** math.floor(math.log2(abs(value))) if value and math.isfinite(value) else 0.0
+
+
+def rounding_allowed(asked, run, outcomes, figure):
+    reference = next(first for first in references(asked) if first.part == run.part)
+    base, rule = values(outcomes[reference.name].steps, figure), rule_of(asked, run)
+    longest = longest_sum(asked, reference.flags)
+    terms = longest if rule == "fp32" else 2 * max(run.ranks, reference.ranks)
+    others = [values(outcomes[job.name].steps, figure) for job in perturbed_jobs(asked, reference, rule)]
+    changes = largest_so_far([max(abs(a - b) for a in at_step) for *at_step, b in zip(*others, base)])
+    allowed = []
+    for step, (change, value) in enumerate(zip(changes, base), 1):
+        printed = min(change, last_place(value))
+        allowed.append(math.sqrt(6 * terms * step) * (change - printed) + math.sqrt(6 * step) * printed
+                       + 2 * math.sqrt(longest * step) * ROUNDING * abs(value))
+    return allowed
+
+
+def spread_of_seeds(asked, run, outcomes, figure):
+    """Infinite where seeds change nothing: weights of a file, and no dropout."""
+    reference = next(first for first in references(asked) if first.part == run.part)
+    of_seeds = [values(outcomes[job.name].steps, figure) for job in seed_jobs(asked, reference)]
+    return [spread or math.inf for spread in largest_so_far([max(at_step) - min(at_step) for at_step in zip(*of_seeds)])]
+
+
+def allowed_of(asked, run, outcomes):
+    """What may differ at each step from the run's reference, by figure."""
+    allowed = {figure: rounding_allowed(asked, run, outcomes, figure) for figure in FIGURES}
+    if rule_of(asked, run) != "fp32":
+        for figure in FIGURES:
+            allowed[figure] = list(map(min, allowed[figure], spread_of_seeds(asked, run, outcomes, figure)))
+    return allowed
+
+
+def found_from(base, allowed):
+    """The smallest fault that is found, as a part of the figure, at the step where it is smallest."""
+    return min((limit / abs(value) for value, limit in zip(base, allowed) if value and math.isfinite(value)),
+               default=math.inf)
+
+
+def compare(steps, base, allowed):
+    """Of two curves: the largest difference, the step that uses up most of what is allowed, and the first beyond it."""
+    rows = []
+    for step, (a, b, limit) in enumerate(zip(steps, base, allowed), 1):
+        difference = 0.0 if math.isnan(a) and math.isnan(b) else abs(a - b)
+        if math.isnan(difference):
+            difference = math.inf
+        share = difference / limit if limit > 0 else math.inf if difference > 0 else 0.0
+        rows.append({"step": step, "difference": difference, "allowed": limit, "share": share})
+    worst = max(rows, key=lambda row: row["share"])
+    return worst | {"largest": max(row["difference"] for row in rows),
+                    "first_beyond": next((row["step"] for row in rows if row["share"] > 1), None)}

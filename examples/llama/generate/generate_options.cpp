@@ -1,0 +1,140 @@
+#include "examples/llama/generate/generate_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <utility>
+
+#include "examples/llama/cli.h"
+#include "tessera/core/error.h"
+
+namespace llama {
+namespace {
+
+/// Logits divided by less may not be finite.
+constexpr double kLeastTemperature = 1e-6;
+
+// The number in brackets in each help text is the default.
+
+void declare_texts(CLI::App& app, GenerateOptions& o) {
+  app.add_option("--model", o.model, "Folder with config.json and *.safetensors")
+      ->option_text("DIR");
+  app.add_option("--tokenizer", o.tokenizer,
+                 "tokenizer.json or tokenizer.model (default: the model's own)")
+      ->option_text("FILE");
+  app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
+      ->allow_extra_args(false)
+      ->option_text("TEXT");
+  app.add_option("--prompts", o.prompts,
+                 "A file of prompts, one a line; of .jsonl the \"prompt\" of each line's object")
+      ->option_text("FILE");
+  app.add_option("--stop", o.stop, "End a text before this one; may be given several times")
+      ->allow_extra_args(false)
+      ->option_text("TEXT");
+  app.add_flag("--json", o.json, "Print a JSON object a prompt");
+}
+
+void declare_sampling(CLI::App& app, SamplingOptions& o) {
+  app.add_option("--max-tokens", o.max_tokens, "Tokens to make (200)")->check(number_above_0());
+  app.add_option("--temperature", o.temperature, "0 is greedy (0.8)")
+      ->check(number_between(0, 1e6));
+  app.add_option("--top-k", o.top_k, "Only the k likeliest; 0 is all (0)")
+      ->check(number_of_at_least_0());
+  app.add_option("--top-p", o.top_p, "Smallest set of this probability, above 0 (1.0)")
+      ->check(number_above_0_to(1));
+  app.add_option("--min-p", o.min_p,
+                 "Only those at least this share as likely as the likeliest (0)")
+      ->check(number_between(0.0, 1.0));
+  app.add_option("--repetition-penalty", o.repetition_penalty,
+                 "Makes tokens of the prompt and of the text so far less likely; 1 does not (1.0)")
+      ->check(number_between(1e-6, 1e6));
+  app.add_option("--seed", o.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
+}
+
+void declare_perplexity(CLI::App& app, GenerateOptions& o) {
+  app.add_option("--perplexity", o.perplexity,
+                 "Print the perplexity of a text instead of continuing one")
+      ->option_text("FILE");
+  app.add_option("--seq", o.seq,
+                 "Tokens that perplexity looks at at once (the model's positions, at most 2048)")
+      ->check(number_above_0());
+  app.add_option("--stride", o.stride, "Tokens from one of these windows to the next (--seq)")
+      ->check(number_above_0());
+}
+
+void declare_machine(CLI::App& app, GenerateOptions& o) {
+  app.add_option("--tp", o.tp, "Tensor-parallel degree (1): so many ranks, under tessera-run")
+      ->check(number_between(1, 1'000'000));
+  app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--dtype", o.dtype,
+                 "Type of weights and computation: fp32, bf16 or fp16 (bf16 on CUDA, fp32 on CPU)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  // Read by parse_command_line(); declared here for --help.
+  app.add_option("--config-file", "The same names in a TOML file; flags win over it")
+      ->option_text("FILE.toml");
+}
+
+/// A perplexity draws no tokens.
+void check_used(const CLI::App& app, const GenerateOptions& o) {
+  constexpr std::array kOfTexts{"--max-tokens", "--temperature",        "--top-k", "--top-p",
+                                "--min-p",      "--repetition-penalty", "--seed",  "--stop"};
+  for (const char* flag : kOfTexts) {
+    TESSERA_CHECK(o.perplexity.empty() || app.get_option(flag)->count() == 0, flag,
+                  " is given, but is for texts to continue, not for --perplexity; leave it out");
+  }
+}
+
+/// Not CLI11's required(): these messages say what to pass.
+void check_consistent(const GenerateOptions& o) {
+  TESSERA_CHECK(!o.model.empty(), "no model given; pass --model DIR");
+  const bool measures = !o.perplexity.empty();
+  const bool has_prompt = !o.prompt.empty() || !o.prompts.empty();
+  TESSERA_CHECK(measures || has_prompt,
+                "no prompt given; pass --prompt TEXT, --prompts FILE or --perplexity FILE");
+  TESSERA_CHECK(!measures || !has_prompt,
+                "--perplexity is given beside a prompt; pass one of them");
+  TESSERA_CHECK(o.prompt.empty() || o.prompts.empty(),
+                "--prompt and --prompts are both given; pass one of them");
+  TESSERA_CHECK(std::ranges::none_of(o.prompt, &std::string::empty),
+                "--prompt is empty; pass at least one character");
+  TESSERA_CHECK(std::ranges::none_of(o.stop, &std::string::empty),
+                "--stop is empty, which every text begins with; pass at least one character");
+  const double temperature = o.sampling.temperature;
+  TESSERA_CHECK(temperature == 0 || temperature >= kLeastTemperature, "--temperature ", temperature,
+                " is less than ", kLeastTemperature,
+                ", where no probability can be computed; pass 0 "
+                "for the likeliest token");
+  TESSERA_CHECK(measures || (o.seq == 0 && o.stride == 0), o.seq > 0 ? "--seq" : "--stride",
+                " is given, but is for --perplexity; leave it out");
+  TESSERA_CHECK(o.stride == 0 || o.seq == 0 || o.stride <= o.seq, "--stride ", o.stride,
+                " is more than --seq ", o.seq, ": tokens between two windows would be left out");
+}
+
+}  // namespace
+
+GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
+  GenerateOptions o;
+  CLI::App app(
+      "Continues texts with a model in Hugging Face's form, or measures its perplexity. Start it "
+      "under tessera-run for --tp.",
+      "llama_generate");
+  declare_texts(app, o);
+  declare_sampling(app, o.sampling);
+  declare_perplexity(app, o);
+  declare_machine(app, o);
+  try {
+    parse_command_line(app, std::move(arguments), {{"prompt", "prompts", "perplexity"}});
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    throw;
+  }
+  if (o.dtype.empty()) {
+    o.dtype = o.device == "cuda" ? "bf16" : "fp32";
+  }
+  check_consistent(o);
+  check_used(app, o);
+  return o;
+}
+
+}  // namespace llama

@@ -1,0 +1,177 @@
+// Continues texts with a model in Hugging Face's form, on one rank or on several that share it by
+// tensor parallelism, or measures how well it foretells a text. All ranks compute; rank 0 chooses
+// the tokens and prints.
+
+#include <c10/util/Exception.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+#include <utility>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/generate/generate.h"
+#include "examples/llama/generate/generate_options.h"
+#include "examples/llama/generate/load_model.h"
+#include "examples/llama/generate/perplexity.h"
+#include "examples/llama/generate/prompts.h"
+#include "examples/llama/generate/texts.h"
+#include "tessera/data/text.h"
+#include "tessera/tessera.hpp"
+
+namespace {
+
+using namespace tessera;
+using llama::GenerateOptions;
+
+/// What perplexity looks at by default.
+constexpr std::int64_t kDefaultWindow = 2048;
+
+/// The most that --max-tokens may be for a model that does not say its positions.
+constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
+
+/// A run's parts that are known before the model is loaded.
+struct Run {
+  const GenerateOptions& options;
+  llama::Config config;
+  llama::PromptTokens tokens;
+  DeviceMesh mesh;
+
+  bool prints() const { return mesh.local_rank() == 0; }
+};
+
+/// One write for the line: several ranks may share the stream.
+void note(const Run& run, const std::string& line) {
+  if (run.prints()) {
+    std::cerr << line + "\n" << std::flush;
+  }
+}
+
+double per_second(std::int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+/// The prompts of a run, as the model and the screen get them.
+struct Prompts {
+  std::vector<llama::Tokens> inputs;
+  std::vector<llama::GrowingText> texts;
+  std::int64_t longest = 0;
+};
+
+Prompts read_prompts(const Run& run) {
+  Prompts prompts;
+  for (const std::string& text : llama::prompt_texts(run.options)) {
+    const llama::Tokens tokens = run.tokens.encode(text);
+    prompts.inputs.push_back(run.tokens.begin(tokens));
+    prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
+    if (run.prints()) {
+      prompts.texts.emplace_back(text, tokens, run.tokens.tokenizer(), run.options.stop);
+    }
+  }
+  return prompts;
+}
+
+/// Beyond its positions a model still computes, as it does in transformers, but a prompt there is a
+/// mistake.
+void check_positions(const Run& run, std::int64_t longest) {
+  const std::int64_t most = run.config.max_positions;
+  const std::int64_t tokens = run.options.sampling.max_tokens;
+  // Before memory is asked for. The default is for models of any number.
+  const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
+  TESSERA_CHECK(tokens <= std::max(limit, llama::SamplingOptions{}.max_tokens), "--max-tokens ",
+                tokens, " is more than the ", limit,
+                " positions that the model is made for; take fewer");
+  const std::int64_t positions = longest + tokens;
+  TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
+                " tokens, but the model is made for ", most, " positions; shorten it");
+  if (most > 0 && positions > most) {
+    note(run, fmt::format("warning: a text may have {} tokens, but the model is made for {} "
+                          "positions; what comes behind them may be of less worth",
+                          positions, most));
+  }
+}
+
+void generate(const Run& run) {
+  Prompts prompts = read_prompts(run);
+  check_positions(run, prompts.longest);
+  const llama::SamplingOptions& sampling = run.options.sampling;
+  const auto model =
+      llama::load_model(run.options, run.config, prompts.longest + sampling.max_tokens, run.mesh,
+                        /*split_logits=*/false);
+  llama::TextWriter writer(std::cout, std::move(prompts.texts), run.options.json,
+                           sampling.max_tokens);
+  const auto sink = [&](std::size_t index, std::int64_t token) {
+    return writer.push(index, token);
+  };
+  const llama::GenerationTimes times =
+      llama::generate(*model, prompts.inputs, sampling, run.tokens.end(), sink,
+                      run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
+  writer.finish();
+  note(run, fmt::format("prompt: {} tokens, {:.1f} tokens/s; decoding: {} tokens, {:.1f} tokens/s",
+                        times.prompt_tokens, per_second(times.prompt_tokens, times.prompt_s),
+                        times.tokens, per_second(times.tokens, times.decoding_s)));
+}
+
+void print_perplexity(const llama::TextLoss& loss, bool json) {
+  const double perplexity = std::exp(loss.mean);
+  std::cout << (json ? fmt::format(R"({{"tokens": {}, "perplexity": {:.8g}}})", loss.tokens,
+                                   perplexity)
+                     : fmt::format("tokens: {}  perplexity: {:.6f}", loss.tokens, perplexity))
+            << std::endl;
+}
+
+void measure_perplexity(const Run& run) {
+  const GenerateOptions& options = run.options;
+  const std::int64_t most = run.config.max_positions;
+  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
+                " positions that the model is made for; take fewer");
+  const std::int64_t by_default = most == 0 ? kDefaultWindow : std::min(most, kDefaultWindow);
+  const std::int64_t window = options.seq > 0 ? options.seq : by_default;
+  const std::int64_t stride = options.stride > 0 ? options.stride : window;
+  TESSERA_CHECK(stride <= window, "--stride ", stride, " is more than --seq, which is ", window,
+                ": tokens between two windows would be left out");
+  const llama::Tokens text =
+      run.tokens.begin(run.tokens.encode(data::read_text(options.perplexity)));
+  const auto model =
+      llama::load_model(options, run.config, window, run.mesh, /*split_logits=*/true);
+  const llama::TextLoss loss = llama::text_loss(*model, text, window, stride);
+  TESSERA_CHECK(std::isfinite(std::exp(loss.mean)), "the perplexity of '", options.perplexity,
+                "' is no number, as its mean loss is ", loss.mean,
+                "; look at the weights of the model, or take --dtype fp32");
+  if (run.prints()) {
+    print_perplexity(loss, options.json);
+  }
+}
+
+int run_generate(std::vector<std::string> arguments) {
+  const GenerateOptions options = llama::parse_generate_options(std::move(arguments));
+  const comm::WorldScope scope(comm::world_from_environment(
+      {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
+  const llama::Config config =
+      llama::read_config(std::filesystem::path(options.model) / "config.json");
+  const Run run{options,
+                config,
+                {options.model, options.tokenizer, config},
+                llama::make_generation_mesh(options, scope.world())};
+  if (const std::string copies = llama::describe_key_value_copies(config, options.tp);
+      !copies.empty()) {
+    note(run, copies);
+  }
+  const StrictScope strict;
+  try {
+    options.perplexity.empty() ? generate(run) : measure_perplexity(run);
+  } catch (const c10::Error& error) {
+    // Out of memory, for example. Its what() has the stack too, in pages.
+    fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return llama::run_program("llama_generate", argc, argv, run_generate);
+}

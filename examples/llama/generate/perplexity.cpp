@@ -1,0 +1,39 @@
+#include "examples/llama/generate/perplexity.h"
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+
+namespace llama {
+
+TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
+  const tessera::tensor_parallel::CrossEntropyOptions options{
+      .reduction = tessera::tensor_parallel::Reduction::kSum};
+  const c10::NoGradGuard no_grad;
+  TESSERA_CHECK(text.size() >= 2,
+                "a text for perplexity must have two tokens or more, as the first "
+                "is not foretold, but this one has ",
+                text.size(), "; give a longer one");
+  const at::Tensor tokens = at::tensor(text, c10::kLong);
+  const std::int64_t last = std::ssize(text) - 1;
+  double sum = 0;
+  // Tokens [0, foretold) have been counted, or are the first.
+  std::int64_t foretold = 1;
+  for (std::int64_t begin = 0; foretold <= last; begin += stride) {
+    const std::int64_t end = std::min(begin + window, last);
+    const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
+    const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
+    targets.slice(0, 0, foretold - begin - 1).fill_(options.ignore_index);
+    // By parts of its tokens: the logits of a window may take gigabytes.
+    const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
+    sum += model(inputs, head).item<double>();
+    foretold = end + 1;
+  }
+  return {last, sum / static_cast<double>(last)};
+}
+
+}  // namespace llama

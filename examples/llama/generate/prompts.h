@@ -1,0 +1,42 @@
+// The prompts of llama_generate, from its flags or a file, to tokens.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "examples/llama/generate/generate_options.h"
+#include "examples/llama/generate/sampling.h"
+#include "examples/llama/model/config.h"
+#include "tessera/data/tokenizer.h"
+
+namespace llama {
+
+/// The prompts of the command line, or of the file --prompts: a line each, or of a *.jsonl file the
+/// "prompt" of each line's object; empty lines are passed over. Throws tessera::Error, naming the
+/// line, for a file that can't be read so, and for one without prompts.
+std::vector<std::string> prompt_texts(const GenerateOptions& options);
+
+/// Turns texts into tokens as the files of a model say.
+class PromptTokens {
+ public:
+  /// `folder`: the model's. `file`: the tokenizer's, or "" for the model's own.
+  PromptTokens(const std::string& folder, const std::string& file, const Config& config);
+
+  const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
+  /// The tokens of any of which a text ends.
+  const Tokens& end() const { return special_.end; }
+  /// The text's own tokens.
+  Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
+  /// The same behind the token that begins a text, where the model has one.
+  Tokens begin(const Tokens& tokens) const;
+
+ private:
+  tessera::data::TokenizerPtr tokenizer_;
+  SpecialTokens special_;
+  std::optional<std::int64_t> begin_;
+};
+
+}  // namespace llama

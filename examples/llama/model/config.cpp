@@ -1,0 +1,356 @@
+#include "examples/llama/model/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "examples/llama/model/config_reader.h"
+#include "tessera/core/detail/input_file.h"
+#include "tessera/core/detail/strict_json.h"
+#include "tessera/core/error.h"
+
+namespace llama {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Far above those of any model; the file may be a stranger's.
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+constexpr std::int64_t kMaxLayers = 10'000;
+constexpr std::int64_t kByteVocabulary = 256;
+
+/// What a "model_type" says beyond the keys of its file.
+struct Architecture {
+  const char* type;
+  const char* class_name;
+  bool query_key_value_bias;  ///< always
+  bool query_key_norm;
+  bool begins_texts;                      ///< its tokenizers put bos_token_id before a text
+  bool has_attention_bias, has_mlp_bias;  ///< may have, if its file says so
+};
+constexpr std::array<Architecture, 4> kArchitectures{{
+    {"llama", "LlamaForCausalLM", false, false, true, true, true},
+    {"mistral", "MistralForCausalLM", false, false, true, false, false},
+    {"qwen2", "Qwen2ForCausalLM", true, false, false, false, false},
+    {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false},
+}};
+
+/// A file without a type is a Llama's.
+const Architecture& architecture_of(const ConfigReader& reader) {
+  const std::string type = reader.has("model_type") ? reader.text("model_type") : "llama";
+  const auto found = std::ranges::find(kArchitectures, type, &Architecture::type);
+  TESSERA_CHECK(
+      found != kArchitectures.end(), reader.origin(), ": \"model_type\" is \"", type,
+      "\", but only llama, mistral, qwen2 and qwen3 are implemented; use a model of these");
+  reader.only("architectures", {Json::array({found->class_name})},
+              "architectures other than the type's own are");
+  return *found;
+}
+
+/// Only keys that change the result. Others, such as torch_dtype, may hold anything.
+void refuse_unimplemented(const ConfigReader& reader) {
+  reader.only("hidden_act", {"silu", "swish"}, "activations other than silu are");
+  reader.only("attention_dropout", {0, 0.0}, "attention dropout is");
+  reader.only("pretraining_tp", {1}, "pretraining_tp is");
+  reader.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
+  reader.only("quantization_config", {}, "quantised weights are");
+}
+
+/// Mistral's files have a window for all layers. Qwen's name one that is used only if they say so.
+std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
+  if (reader.has("layer_types")) {
+    for (const Json& layer : reader.at("layer_types")) {
+      TESSERA_CHECK(layer == "full_attention", reader.origin(), ": \"layer_types\" has ",
+                    layer.dump(),
+                    ", but layers that differ in attention are not implemented; use a model "
+                    "without them");
+    }
+  }
+  if (type == "mistral") {
+    return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : 4096;
+  }
+  reader.only("use_sliding_window", {false}, "layers that differ in attention are");
+  if (type == "llama") {
+    reader.only("sliding_window", {}, "sliding-window attention of a Llama is");
+  }
+  return 0;
+}
+
+RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
+  using Kind = RopeScaling::Kind;
+  static const std::map<std::string, Kind> kinds{{"default", Kind::kNone},
+                                                 {"linear", Kind::kLinear},
+                                                 {"dynamic", Kind::kDynamic},
+                                                 {"llama3", Kind::kLlama3},
+                                                 {"yarn", Kind::kYarn}};
+  const std::string type = rope.has(key) ? rope.text(key) : "default";
+  const auto found = kinds.find(type);
+  TESSERA_CHECK(found != kinds.end(), rope.origin(), ": rope scaling is of type \"", type,
+                "\", but only default, linear, dynamic, llama3 and yarn are implemented; use a "
+                "model with one of these");
+  return found->second;
+}
+
+/// As much as the scores of a context that is `scale` times as long need (YaRN, equation 22).
+double yarn_scale(double scale, double weight) {
+  return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
+}
+
+double yarn_attention_factor(const ConfigReader& rope, double factor) {
+  if (rope.has("mscale") && rope.has("mscale_all_dim")) {
+    factor = yarn_scale(factor, rope.number_or("mscale", 1)) /
+             yarn_scale(factor, rope.number_or("mscale_all_dim", 1));
+  } else {
+    factor = yarn_scale(factor, 1);
+  }
+  return rope.number_or("attention_factor", factor);
+}
+
+/// `positions`: the model's own, where the scaling does not say of how many it is made.
+RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
+  using Kind = RopeScaling::Kind;
+  RopeScaling s;
+  s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
+  rope.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
+  if (s.kind == Kind::kNone) {
+    rope.only("factor", {1, 1.0}, "a factor without a type of rope scaling is");
+    return s;
+  }
+  s.factor = rope.number("factor");
+  if (s.kind == Kind::kLinear) {
+    return s;
+  }
+  // transformers reads the original positions of a dynamic scaling nowhere.
+  s.original_positions = s.kind == Kind::kDynamic
+                             ? positions
+                             : rope.positive_or("original_max_position_embeddings", positions);
+  TESSERA_CHECK(s.original_positions > 0, rope.origin(),
+                ": the rope scaling needs \"max_position_embeddings\", the context it is for");
+  if (s.kind == Kind::kLlama3) {
+    s.low_freq_factor = rope.number("low_freq_factor");
+    s.high_freq_factor = rope.number("high_freq_factor");
+    TESSERA_CHECK(s.high_freq_factor > s.low_freq_factor, rope.origin(),
+                  ": \"high_freq_factor\" is ", s.high_freq_factor,
+                  "; it must be more than \"low_freq_factor\", ", s.low_freq_factor);
+  }
+  if (s.kind == Kind::kYarn) {
+    s.beta_fast = rope.number_or("beta_fast", s.beta_fast);
+    s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
+    s.truncate = rope.flag_or("truncate", true);
+    s.attention_factor = yarn_attention_factor(rope, s.factor);
+  }
+  return s;
+}
+
+/// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters.
+Rope read_rope(const ConfigReader& reader) {
+  Rope rope;
+  rope.theta = reader.number_or("rope_theta", rope.theta);
+  const std::int64_t positions = reader.positive_or("max_position_embeddings", 0);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!reader.has(key)) {
+      continue;
+    }
+    const Json& object = reader.at(key);
+    TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
+                  "; it must be an object or null");
+    const ConfigReader inner(object, reader.origin());
+    for (const auto& [name, value] : object.items()) {
+      TESSERA_CHECK(
+          !value.is_object(), reader.origin(), ": \"", key, "\" has \"", name,
+          "\", but layers that differ in their positions are not implemented; use a model "
+          "without them");
+    }
+    rope.theta = inner.number_or("rope_theta", rope.theta);
+    rope.scaling = read_scaling(inner, positions);
+  }
+  return rope;
+}
+
+/// Some files say the positions with their scaling, others those without.
+std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
+  const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
+  const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
+  const double scaled = scaling.factor * static_cast<double>(original);
+  // Far above any model's; the file may be a stranger's.
+  constexpr double kMost = 1e15;
+  return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
+}
+
+/// Grouped-query attention shares each key-value head among equally many query heads.
+void check_heads(const Config& c, const std::string& origin) {
+  TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
+                ": num_attention_heads ", c.num_attention_heads,
+                " is not a multiple of num_key_value_heads ", c.num_key_value_heads);
+  TESSERA_CHECK(c.head_dim % 2 == 0, origin, ": head_dim is ", c.head_dim,
+                "; rotary embedding needs an even one");
+}
+
+/// Nested no deeper than configurations are: its values stand in messages, too.
+Json parse_object(const std::string& text, const std::string& origin) {
+  try {
+    const std::size_t begin = text.find_first_not_of(" \t\r\n");
+    return tessera::detail::parse_strict_json(
+        std::string_view(text).substr(begin == text.npos ? 0 : begin), {.depth = 16});
+  } catch (const tessera::Error& error) {
+    tessera::fail(origin, " is not a JSON object (", error.what(),
+                  "); expected a Hugging Face config.json");
+  }
+}
+
+}  // namespace
+
+Config parse_config(const std::string& text, const std::string& origin) {
+  const Json json = parse_object(text, origin);
+  const ConfigReader reader(json, origin);
+  const Architecture& architecture = architecture_of(reader);
+  refuse_unimplemented(reader);
+  Config c;
+  c.vocab_size = reader.positive("vocab_size");
+  c.hidden_size = reader.positive("hidden_size");
+  c.intermediate_size = reader.positive("intermediate_size");
+  c.num_hidden_layers = reader.positive("num_hidden_layers");
+  TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
+                c.num_hidden_layers, "; models have at most ", kMaxLayers);
+  c.num_attention_heads = reader.positive("num_attention_heads");
+  // transformers has a number of its own for what a file of another type leaves out.
+  const bool is_llama = architecture.type == std::string_view("llama");
+  c.num_key_value_heads = is_llama
+                              ? reader.positive_or("num_key_value_heads", c.num_attention_heads)
+                              : reader.positive("num_key_value_heads");
+  // Only a head size that is left to be derived must come out even.
+  if (!reader.has("head_dim")) {
+    TESSERA_CHECK(c.hidden_size % c.num_attention_heads == 0, origin, ": hidden_size ",
+                  c.hidden_size, " is not a multiple of num_attention_heads ",
+                  c.num_attention_heads, " and no head_dim is given");
+  }
+  c.head_dim = architecture.query_key_norm
+                   ? reader.positive("head_dim")
+                   : reader.positive_or("head_dim", c.hidden_size / c.num_attention_heads);
+  c.rms_norm_eps = reader.number_or("rms_norm_eps", c.rms_norm_eps);
+  c.rope = read_rope(reader);
+  c.max_positions = read_max_positions(reader, c.rope.scaling);
+  c.initializer_range = reader.number_or("initializer_range", c.initializer_range);
+  const bool biases = reader.flag_or("attention_bias", false);
+  c.query_key_value_bias = biases || architecture.query_key_value_bias;
+  c.attention_output_bias = biases;
+  c.mlp_bias = reader.flag_or("mlp_bias", false);
+  TESSERA_CHECK(architecture.has_attention_bias || !biases, origin, ": \"attention_bias\" of a ",
+                architecture.type, " is not implemented; use a model without it");
+  TESSERA_CHECK(architecture.has_mlp_bias || !c.mlp_bias, origin, ": \"mlp_bias\" of a ",
+                architecture.type, " is not implemented; use a model without it");
+  c.query_key_norm = architecture.query_key_norm;
+  c.begins_texts = architecture.begins_texts;
+  c.sliding_window = read_sliding_window(reader, architecture.type);
+  c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
+  // The export writes it as it was, with the keys that we ignore.
+  c.json = text;
+  check_heads(c, origin);
+  return c;
+}
+
+/// Read as bytes: the text goes back into the export unchanged.
+Config read_config(const std::filesystem::path& file) {
+  return parse_config(
+      tessera::detail::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
+      file.string());
+}
+
+/// Generation's file is the younger of the two where models were tuned to chat.
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Config& config) {
+  const std::string of_model = (folder / "config.json").string();
+  const std::filesystem::path file = folder / "generation_config.json";
+  const std::string of_generation = file.string();
+  const Json model = parse_object(config.json, of_model);
+  const Json generation =
+      std::filesystem::exists(file)
+          ? parse_object(tessera::detail::read_file(file, "a Hugging Face generation_config.json",
+                                                    kMaxConfigBytes),
+                         of_generation)
+          : Json::object();
+  const auto tokens = [&](const char* key) {
+    const ConfigReader reader(generation, of_generation);
+    return (reader.has(key) ? reader : ConfigReader(model, of_model))
+        .tokens(key, config.vocab_size);
+  };
+  const std::vector<std::int64_t> begin =
+      config.begins_texts ? tokens("bos_token_id") : std::vector<std::int64_t>{};
+  TESSERA_CHECK(begin.size() <= 1, folder.string(), ": \"bos_token_id\" has ", begin.size(),
+                " tokens; a text begins with one");
+  return {begin.empty() ? std::nullopt : std::optional(begin.front()), tokens("eos_token_id")};
+}
+
+std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
+  const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
+  if (!std::filesystem::is_directory(path)) {
+    return file;
+  }
+  // A folder without one is returned for its reader to refuse.
+  return tessera::data::find_tokenizer(path).value_or(file);
+}
+
+/// A model of 256 tokens is one of bytes; of any other a byte is some token that means another
+/// text.
+tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
+                                           const std::filesystem::path& folder,
+                                           const Config& config, bool new_to_text) {
+  namespace data = tessera::data;
+  const std::string found = tokenizer_file(file, folder);
+  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
+                "without --tokenizer, and a tokenizer.json or tokenizer.model beside the model, a "
+                "text is read as bytes, but the model's vocabulary is ",
+                config.vocab_size, "; pass the --tokenizer that the model or the tokens are of");
+  data::TokenizerPtr tokenizer =
+      found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
+  // Too large an id would index beyond the embedding.
+  TESSERA_CHECK(tokenizer->vocabulary() <= config.vocab_size, "the tokenizer has ",
+                tokenizer->vocabulary(), " tokens, but the model's vocabulary is ",
+                config.vocab_size, "; pass the --tokenizer it was trained with");
+  return tokenizer;
+}
+
+/// Attention runs on whole heads, of which each rank needs equally many.
+void check_tensor_parallel(const Config& config, std::int64_t tp) {
+  const std::int64_t heads = config.num_attention_heads;
+  const std::int64_t kv_heads = config.num_key_value_heads;
+  TESSERA_CHECK(heads % tp == 0, "num_attention_heads ", heads, " can't be split over --tp ", tp,
+                "; choose a tensor-parallel degree that divides ", heads);
+  TESSERA_CHECK(
+      kv_heads % tp == 0 || tp % kv_heads == 0, "num_key_value_heads ", kv_heads,
+      " can't be shared out to --tp ", tp,
+      ": neither is a multiple of the other; choose a tensor-parallel degree that divides ", heads,
+      " heads, and divides ", kv_heads, " or is a multiple of it");
+}
+
+std::int64_t key_value_copies(const Config& config, std::int64_t tp) {
+  return std::max(tp / config.num_key_value_heads, std::int64_t{1});
+}
+
+std::string describe_key_value_copies(const Config& config, std::int64_t tp) {
+  const std::int64_t copies = key_value_copies(config, tp);
+  return copies == 1
+             ? ""
+             : tessera::detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
+                                       " tensor-parallel ranks, each on ", copies, " of them");
+}
+
+/// By arithmetic, without a model: the figure is needed for models that no rank holds whole.
+ParameterCount count_parameters(const Config& c) {
+  const std::int64_t embedding = c.vocab_size * c.hidden_size;
+  const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
+  // Queries and output have num_attention_heads heads, keys and values num_key_value_heads.
+  const std::int64_t attention =
+      2 * c.hidden_size * heads * c.head_dim +
+      (c.query_key_value_bias ? (heads + c.num_key_value_heads) * c.head_dim : 0) +
+      (c.attention_output_bias ? c.hidden_size : 0) + (c.query_key_norm ? 2 * c.head_dim : 0);
+  const std::int64_t mlp = 3 * c.hidden_size * c.intermediate_size +
+                           (c.mlp_bias ? 2 * c.intermediate_size + c.hidden_size : 0);
+  const std::int64_t block = attention + mlp + 2 * c.hidden_size;
+  const std::int64_t head = c.tie_word_embeddings ? 0 : embedding;
+  return {embedding + c.num_hidden_layers * block + c.hidden_size + head, embedding};
+}
+
+}  // namespace llama

@@ -1,0 +1,112 @@
+// The values of a JSON object of Hugging Face's, each checked as it is read.
+
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace llama {
+
+/// One config.json while it is read: knows its name for messages.
+class ConfigReader {
+ public:
+  ConfigReader(const nlohmann::json& json, const std::string& origin)
+      : json_(json), origin_(origin) {}
+
+  /// Whether the key is there, be it as null.
+  bool names(const char* key) const { return json_.contains(key); }
+  // Hugging Face writes null for "not set".
+  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+
+  std::int64_t positive(const char* key) const {
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; a model's config.json needs it");
+    return checked_positive(key, json_.at(key));
+  }
+
+  std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
+    return has(key) ? checked_positive(key, json_.at(key)) : otherwise;
+  }
+
+  double number(const char* key) const {
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; what stands beside it needs it");
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_number() && value.get<double>() > 0, origin_, ": \"", key, "\" is ",
+                  value.dump(), "; it must be a positive number");
+    return value.get<double>();
+  }
+
+  double number_or(const char* key, double otherwise) const {
+    return has(key) ? number(key) : otherwise;
+  }
+
+  std::string text(const char* key) const {
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_string(), origin_, ": \"", key, "\" is ", value.dump(),
+                  "; it must be a text");
+    return value.get<std::string>();
+  }
+
+  bool flag_or(const char* key, bool otherwise) const {
+    if (!has(key)) {
+      return otherwise;
+    }
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_boolean(), origin_, ": \"", key, "\" is ", value.dump(),
+                  "; it must be true or false");
+    return value.get<bool>();
+  }
+
+  /// The token or tokens of a key: a number or, where several do, an array of them.
+  std::vector<std::int64_t> tokens(const char* key, std::int64_t vocabulary) const {
+    if (!has(key)) {
+      return {};
+    }
+    const nlohmann::json& value = json_.at(key);
+    std::vector<std::int64_t> ids;
+    for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
+      TESSERA_CHECK(id.is_number_unsigned() &&
+                        id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary),
+                    origin_, ": \"", key, "\" is ", value.dump(), "; tokens are numbers below ",
+                    vocabulary);
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+
+  /// Throws unless `key` is absent, null or one of the values that mean "as Llama does it".
+  void only(const char* key, std::initializer_list<nlohmann::json> allowed,
+            const char* feature) const {
+    if (!has(key)) {
+      return;
+    }
+    for (const nlohmann::json& value : allowed) {
+      if (json_.at(key) == value) {
+        return;
+      }
+    }
+    tessera::fail(origin_, ": \"", key, "\" is ", json_.at(key).dump(), ", but ", feature,
+                  " not implemented; use a model without it");
+  }
+
+  const nlohmann::json& at(const char* key) const { return json_.at(key); }
+  const std::string& origin() const { return origin_; }
+
+ private:
+  // Below 2^31, so that products of two sizes fit into 64 bits.
+  std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
+    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
+                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
+                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
+    return value.get<std::int64_t>();
+  }
+
+  const nlohmann::json& json_;
+  const std::string& origin_;
+};
+
+}  // namespace llama

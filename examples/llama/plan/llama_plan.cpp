@@ -1,0 +1,119 @@
+// Says before a run of llama_train what every rank of it will hold, send and take.
+
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/named_files.h"
+#include "examples/llama/plan/page/plan_page.h"
+#include "examples/llama/plan/plan_report.h"
+#include "examples/llama/plan/rank_plan.h"
+#include "examples/llama/plan/search.h"
+#include "examples/llama/plan/search_report.h"
+#include "tessera/core/error.h"
+
+namespace {
+
+using namespace llama;
+
+/// The flags beside llama_train's.
+struct PlanFlags {
+  std::string gpu, json, html;
+  std::int64_t gpus = 0;
+  bool search = false;
+};
+
+void declare(CLI::App& app, PlanFlags& flags) {
+  app.add_option("--gpu", flags.gpu,
+                 "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
+                 "with a machine's numbers")
+      ->option_text("NAME|FILE.toml");
+  app.add_flag(
+      "--search", flags.search,
+      "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
+      "given, for --gpus ranks: the layouts that fit, by a step's time, and the fastest in "
+      "full");
+  app.add_option("--gpus", flags.gpus, "The ranks of --search")->check(number_above_0());
+  app.add_option("--json", flags.json, "Write the plan as JSON, too")->option_text("FILE");
+  app.add_option("--html", flags.html, "Write the plan as a page with pictures, too")
+      ->option_text("FILE");
+}
+
+void check(const PlanFlags& flags, const TrainOptions& options) {
+  TESSERA_CHECK(options.device == "cpu" || !flags.gpu.empty(),
+                "--device cuda plans for a GPU, but none is named; pass --gpu h200, for example");
+  TESSERA_CHECK(flags.search || flags.gpus == 0,
+                "--gpus is given without --search; pass --search, or --dp and --tp instead");
+  TESSERA_CHECK(!flags.search || flags.gpus > 0,
+                "--search needs the number of ranks; pass --gpus N");
+  TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
+                "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
+                "example");
+  check_files_differ({{"--config", options.config, /*is_read=*/true},
+                      {"--gpu", flags.gpu, /*is_read=*/true},
+                      {"--json", flags.json},
+                      {"--html", flags.html}});
+}
+
+void write_json(const RunPlan& plan, const std::optional<Search>& search, const std::string& file) {
+  nlohmann::ordered_json json = to_json(plan);
+  if (search) {
+    json["search"] = to_json(*search);
+  }
+  std::ofstream out(file);
+  out << json.dump(2) << "\n";
+  out.close();
+  TESSERA_CHECK(out, "can't write --json ", file, "; give a file in a folder that is there");
+}
+
+/// Says what is found of `run`, whose options it fills in.
+std::optional<Search> search_if_asked(const PlanFlags& flags, RunPlan& run) {
+  if (!flags.search) {
+    return std::nullopt;
+  }
+  Search search = search_layouts(run.options, *run.machine, flags.gpus);
+  std::cout << to_text(search) << "\n" << to_string(search.best().layout) << ", in full:\n";
+  run.options = with(run.options, search.best().layout);
+  return search;
+}
+
+int plan(std::vector<std::string> arguments) {
+  PlanFlags flags;
+  RunPlan run;
+  run.options = parse_plan_options(
+      std::move(arguments), [&](CLI::App& app) { declare(app, flags); },
+      [&] { return !flags.gpu.empty(); });
+  check(flags, run.options);
+  if (!flags.gpu.empty()) {
+    run.machine = machine_of(flags.gpu);
+  }
+  std::optional<Search> search;
+  try {
+    search = search_if_asked(flags, run);
+    run.ranks = plan_run(run.options, run.machine);
+  } catch (const c10::Error& error) {
+    tessera::fail(error.what_without_backtrace());
+  }
+  std::cout << to_text(run) << std::flush;
+  if (!flags.json.empty()) {
+    write_json(run, search, flags.json);
+  }
+  if (!flags.html.empty()) {
+    write_plan_page(run, search, flags.html);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return llama::run_program("llama_plan", argc, argv, plan);
+}

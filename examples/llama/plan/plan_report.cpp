@@ -1,0 +1,220 @@
+#include "examples/llama/plan/plan_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "examples/llama/plan/size_text.h"
+#include "tessera/observe/metrics.h"
+
+namespace llama {
+
+using namespace tessera;
+using observe::MemoryKind;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::int64_t bytes_of(const observe::BytesByKind& bytes, MemoryKind kind) {
+  return bytes[static_cast<std::size_t>(kind)];
+}
+
+Json json_of_memory(const observe::StepMemory& memory) {
+  Json live;
+  for (std::size_t i = 0; i < observe::kMemoryKinds; ++i) {
+    live[to_string(static_cast<MemoryKind>(i))] = memory.at_peak[i];
+  }
+  return {{"parameters_bytes", bytes_of(memory.most, MemoryKind::kParameters)},
+          {"gradients_bytes", bytes_of(memory.most, MemoryKind::kGradients)},
+          {"optimizer_bytes", bytes_of(memory.most, MemoryKind::kOptimizer)},
+          {"activations_bytes", bytes_of(memory.most, MemoryKind::kActivations)},
+          {"peak_bytes", memory.peak_bytes},
+          {"peak_moment", memory.peak_moment},
+          {"live_at_peak", live}};
+}
+
+Json json_of(const RankPlan& rank) {
+  Json json = json_of_memory(rank.memory);
+  // In the form of the metrics, made by them.
+  const Json metrics = Json::parse(observe::to_json(rank.metrics));
+  json["comm"] = metrics.at("comm");
+  for (const char* key : {"step_time_s", "tokens_per_s", "tflops", "mfu", "mfu_causal"}) {
+    json[key] = rank.time ? metrics.at(key) : Json();
+  }
+  json["flops"] = rank.time ? Json(rank.time->flops) : Json();
+  json["exposed_s"] = rank.time ? Json(rank.time->exposed) : Json();
+  json["communication_s"] = rank.time ? Json(rank.time->communication) : Json();
+  return json;
+}
+
+std::string coordinate_text(const RunPlan& plan, const RankPlan& rank) {
+  std::vector<std::string> names{"dp", "tp"};
+  if (plan.options.cp > 1) {
+    names.insert(names.begin() + 1, "cp");
+  }
+  if (plan.options.dp_replicate > 1) {
+    names.insert(names.begin(), "dp_replicate");
+  }
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    parts.push_back(fmt::format("{}={}", names[i], rank.coordinate[i]));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string memory_text(const RankPlan& rank) {
+  const observe::StepMemory& memory = rank.memory;
+  std::string text;
+  for (const MemoryKind kind :
+       {MemoryKind::kParameters, MemoryKind::kGradients, MemoryKind::kOptimizer,
+        MemoryKind::kActivations, MemoryKind::kGathered}) {
+    text +=
+        fmt::format("  {:<22} {:>12}\n", to_string(kind), size_text(bytes_of(memory.most, kind)));
+  }
+  text += fmt::format("  {:<22} {:>12}   in {}: ", "peak", size_text(memory.peak_bytes),
+                      memory.peak_moment);
+  std::vector<std::string> live;
+  for (std::size_t i = 0; i < observe::kMemoryKinds; ++i) {
+    if (memory.at_peak[i] > 0) {
+      live.push_back(fmt::format("{} {}", to_string(static_cast<MemoryKind>(i)),
+                                 size_text(memory.at_peak[i])));
+    }
+  }
+  return text + fmt::format("{}\n", fmt::join(live, ", "));
+}
+
+std::string comm_text(const RankPlan& rank) {
+  std::string text = "  sent in a step\n";
+  for (const auto& [key, traffic] : rank.metrics.comm) {
+    text += fmt::format("    {:<14} {:<16} {:>7} calls {:>12}\n", key.first, key.second,
+                        traffic.calls, size_text(traffic.bytes));
+  }
+  return rank.metrics.comm.empty() ? "" : text;
+}
+
+std::string time_text(const RankPlan& rank) {
+  if (!rank.time) {
+    return "";
+  }
+  std::string text =
+      fmt::format("  step {:.3f} s, of which operators {:.3f} s; MFU {:.1f} %, {:.0f} tokens/s\n",
+                  rank.time->total, rank.time->compute, rank.metrics.mfu.value_or(0),
+                  rank.metrics.tokens_per_s);
+  for (const auto& [group, seconds] : rank.time->communication) {
+    const auto exposed = rank.time->exposed.find(group);
+    text += fmt::format("    {:<14} {:.3f} s of collectives, {:.3f} s exposed\n", group, seconds,
+                        exposed == rank.time->exposed.end() ? 0 : exposed->second);
+  }
+  return text;
+}
+
+/// What makes a part of the peak smaller.
+std::string remedy(const RunPlan& plan, MemoryKind kind) {
+  const TrainOptions& o = plan.options;
+  switch (kind) {
+    case MemoryKind::kParameters:
+    case MemoryKind::kOptimizer:
+    case MemoryKind::kGradients:
+      return o.offload ? "more --dp" : "more --dp or --tp, or --offload";
+    case MemoryKind::kGathered:
+      return o.zero == 2 ? "--zero 3" : "more --tp";
+    case MemoryKind::kReduced:
+      return "more --tp, or --reduce-dtype bf16";
+    case MemoryKind::kActivations:
+      return o.ac == "full"
+                 ? "more --tp (with --sp) or --cp, a smaller --batch or more --accumulate"
+             : o.ac == "none" ? "--ac selective or full, or more --accumulate"
+                              : "--ac full, or more --accumulate";
+    default:
+      return "more --accumulate, or more --tp (with --loss-parallel)";
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> advice(const RunPlan& plan) {
+  std::vector<std::pair<std::int64_t, MemoryKind>> parts;
+  const observe::StepMemory& memory = plan.largest().memory;
+  for (std::size_t i = 0; i < observe::kMemoryKinds; ++i) {
+    const auto kind = static_cast<MemoryKind>(i);
+    if (memory.at_peak[i] > memory.peak_bytes / 20 && !plan.on_host(kind)) {
+      parts.emplace_back(memory.at_peak[i], kind);
+    }
+  }
+  std::ranges::sort(parts, std::greater<>());
+  std::vector<std::string> lines;
+  for (const auto& [bytes, kind] : parts) {
+    lines.push_back(
+        fmt::format("{} take {}: try {}", to_string(kind), size_text(bytes), remedy(plan, kind)));
+  }
+  return lines;
+}
+
+std::string verdict(const RunPlan& plan) {
+  if (!plan.machine) {
+    return "";
+  }
+  const std::int64_t room = plan.machine->room();
+  const std::int64_t peak = plan.largest().memory.peak_bytes;
+  const std::string of_device =
+      fmt::format("the {} that tensors can have of a {}", size_text(room), plan.machine->name);
+  if (plan.fits()) {
+    return fmt::format("It fits: {} of {}.", size_text(peak), of_device);
+  }
+  return fmt::format("It does not fit: {} is {} more than {}.", size_text(peak),
+                     size_text(peak - room), of_device);
+}
+
+const RankPlan& RunPlan::largest() const {
+  return *std::ranges::max_element(ranks, {},
+                                   [](const RankPlan& rank) { return rank.memory.peak_bytes; });
+}
+
+bool RunPlan::on_host(MemoryKind kind) const {
+  return options.device == "cuda" && options.offload && is_state(kind);
+}
+
+bool RunPlan::fits() const {
+  return !machine || largest().memory.peak_bytes <= machine->room();
+}
+
+Json to_json(const RunPlan& plan) {
+  const TrainOptions& o = plan.options;
+  Json json = {
+      {"mesh", {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}}},
+      {"ranks", o.ranks()},
+      {"device", o.device},
+      {"gpu", plan.machine ? Json(plan.machine->name) : Json()},
+      {"fits", plan.machine ? Json(plan.fits()) : Json()},
+      {"advice", plan.fits() ? std::vector<std::string>{} : advice(plan)}};
+  json.update(json_of(plan.largest()));
+  json["kinds"] = Json::array();
+  for (const RankPlan& rank : plan.ranks) {
+    Json kind = {
+        {"rank", rank.kind.first}, {"ranks", rank.kind.count}, {"coordinate", rank.coordinate}};
+    kind.update(json_of(rank));
+    json["kinds"].push_back(std::move(kind));
+  }
+  return json;
+}
+
+std::string to_text(const RunPlan& plan) {
+  std::string text;
+  for (const RankPlan& rank : plan.ranks) {
+    text += fmt::format("rank {} ({}), one of {} alike\n{}{}{}", rank.kind.first,
+                        coordinate_text(plan, rank), rank.kind.count, memory_text(rank),
+                        comm_text(rank), time_text(rank));
+  }
+  if (plan.machine) {
+    text += verdict(plan) + "\n";
+  }
+  for (const std::string& line : plan.fits() ? std::vector<std::string>{} : advice(plan)) {
+    text += "  " + line + "\n";
+  }
+  return text;
+}
+
+}  // namespace llama

@@ -1,0 +1,73 @@
+// Files cut up into pieces that are tokenized by themselves.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "examples/llama/texts/byte_stream.h"
+
+namespace llama {
+
+/// Where a piece begins.
+struct PiecePlace {
+  std::size_t file = 0;      ///< of the list
+  std::uint64_t offset = 0;  ///< in the contents of the file
+  std::uint64_t line = 1;    ///< of a JSONL file
+};
+
+/// A document, or a part of a text file that is too long to be tokenized at once.
+struct Piece {
+  PiecePlace place;
+  std::string text;  ///< of a JSONL file: the line
+  bool is_json = false;
+  bool begins = true, ends = true;  ///< a document begins, or ends, with this piece
+};
+
+/// A text file of more than this many bytes is cut.
+inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+/// A longer line of a JSONL file is refused.
+inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
+
+/// Where a text that goes on behind `text` is cut, at most at its end: behind the last line end
+/// between two characters that are no white space, since tokenizers of bytes split there anyway; or
+/// else behind the last line end; or else at a character. > 0.
+std::size_t cut_of(std::string_view text);
+
+/// Reads files, one after another. A file is one document; of a JSONL file each line that is not
+/// blank is one.
+class DocumentReader {
+ public:
+  /// From `place` on, where a piece began. `all_json`: whatever the names of the files.
+  DocumentReader(std::vector<std::string> files, bool all_json, PiecePlace place);
+  /// The next piece, never empty; nullopt at the end of the last file. Throws Error for a file that
+  /// can't be read and for a line of more than kLineBytes.
+  std::optional<Piece> next();
+  /// Of the files' own bytes, how many have been read since the construction.
+  std::uint64_t consumed() const;
+
+ private:
+  void open();
+  std::string_view left() const { return std::string_view(buffer_).substr(begin_); }
+  bool fill(std::size_t bytes);
+  std::size_t find_line();
+  std::optional<Piece> next_text();
+  std::optional<Piece> next_line();
+  Piece take(std::size_t bytes);
+
+  std::vector<std::string> files_;
+  bool all_json_;
+  PiecePlace place_;
+  std::unique_ptr<ByteStream> stream_;
+  std::string buffer_;          ///< contents, as far as they have been read
+  std::size_t begin_ = 0;       ///< of what has not been taken: at place_
+  bool at_end_ = false;         ///< of the file: the buffer has all that is left
+  std::uint64_t consumed_ = 0;  ///< of the files before
+};
+
+}  // namespace llama

@@ -1,0 +1,232 @@
+// From text to token shards. One thread reads and writes; others tokenize what it has read, some
+// pieces at a time, and their tokens are written in the order of the pieces. So the shards do not
+// depend on the number of threads, and memory is bounded by the text that is under way.
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <future>
+#include <iostream>
+#include <limits>
+#include <utility>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/fingerprints.h"
+#include "examples/llama/model/text_ends.h"
+#include "examples/llama/texts/document_reader.h"
+#include "examples/llama/texts/input_files.h"
+#include "examples/llama/tokenize/output_lock.h"
+#include "examples/llama/tokenize/piece_encoder.h"
+#include "examples/llama/tokenize/shard_set.h"
+#include "examples/llama/tokenize/tokenize_options.h"
+#include "tessera/core/error.h"
+
+namespace {
+
+using namespace tessera;
+using namespace llama;
+using Clock = std::chrono::steady_clock;
+
+/// Enough text for a thread to be worth its start.
+constexpr std::size_t kChunkBytes = 256 << 10;
+/// Text that is read and not written; its tokens take up to eight times as much.
+constexpr std::size_t kBytesUnderWay = 16 << 20;
+constexpr std::chrono::seconds kProgressEvery{5};
+
+/// A number is an id, anything else the text of one token.
+std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer) {
+  const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
+  const std::vector<std::int64_t> ids =
+      is_id ? std::vector<std::int64_t>{std::stoll(text)} : tokenizer.encode(text);
+  TESSERA_CHECK(ids.size() == 1, "--eos-token \"", text, "\" is ", ids.size(),
+                " tokens of the tokenizer; name one, by its id or its text");
+  TESSERA_CHECK(ids[0] < tokenizer.vocabulary(), "--eos-token ", ids[0],
+                " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary());
+  return ids[0];
+}
+
+PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> files) {
+  PieceEncoder encoder{.tokenizer = data::open_tokenizer(o.tokenizer),
+                       .begin = std::nullopt,
+                       .end = std::nullopt,
+                       .files = std::move(files),
+                       .field = o.field};
+  const data::Tokenizer& tokenizer = *encoder.tokenizer;
+  const bool is_folder = std::filesystem::is_directory(o.tokenizer);
+  const SpecialTokens special = special_tokens_of(is_folder ? o.tokenizer : "");
+  if (o.bos) {
+    encoder.begin = tokenizer.begin_token() ? tokenizer.begin_token() : special.begin;
+    TESSERA_CHECK(encoder.begin, "--bos: '", o.tokenizer,
+                  "' names no token that begins a text; leave --bos out");
+  }
+  if (o.eos) {
+    encoder.end =
+        o.eos_token.empty() ? document_end(&tokenizer, special) : token_of(o.eos_token, tokenizer);
+    TESSERA_CHECK(encoder.end, "'", o.tokenizer,
+                  "' names no token that ends a document; pass --eos-token, --no-eos, or as "
+                  "--tokenizer the folder of the model");
+  }
+  for (const auto& token : {encoder.begin, encoder.end}) {
+    TESSERA_CHECK(!token || *token < tokenizer.vocabulary(), "the model's token ",
+                  token.value_or(0), " is outside the tokenizer's vocabulary of ",
+                  tokenizer.vocabulary(), "; pass the tokenizer of this model");
+  }
+  return encoder;
+}
+
+/// What the shards depend on.
+nlohmann::json describe(const TokenizeOptions& o, const PieceEncoder& encoder) {
+  const auto token = [](const std::optional<std::int64_t>& id) {
+    return id ? nlohmann::json(*id) : nlohmann::json();
+  };
+  const std::string tokenizer = std::filesystem::is_directory(o.tokenizer)
+                                    ? data::find_tokenizer(o.tokenizer).value_or("")
+                                    : o.tokenizer;
+  return {{"files", to_json(data::fingerprints(encoder.files))},
+          {"tokenizer", to_json(data::fingerprint(tokenizer))},
+          {"begin_token", token(encoder.begin)},
+          {"end_token", token(encoder.end)},
+          {"all_jsonl", o.jsonl},
+          {"field", o.field},
+          {"tokens_a_shard", o.shard_tokens}};
+}
+
+/// Lines on stderr, a few a minute.
+class Progress {
+ public:
+  Progress(const std::vector<std::string>& files, std::size_t first) {
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const std::uintmax_t bytes = std::filesystem::file_size(files[i]);
+      total_ += bytes;
+      before_ += i < first ? bytes : 0;
+    }
+  }
+
+  void update(const DocumentReader& reader, const ShardSet& shards) {
+    const Clock::time_point now = Clock::now();
+    if (now - shown_ < kProgressEvery) {
+      return;
+    }
+    shown_ = now;
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    const std::uint64_t done = before_ + reader.consumed();
+    std::cerr << fmt::format(
+                     "llama_tokenize: {:.1f}% of {} bytes, {} tokens, {} shards, {:.1f} MB/s\n",
+                     100.0 * static_cast<double>(done) /
+                         static_cast<double>(std::max<std::uint64_t>(total_, 1)),
+                     total_, shards.tokens(), shards.shards(),
+                     static_cast<double>(reader.consumed()) / 1e6 / seconds)
+              << std::flush;
+  }
+
+ private:
+  std::uint64_t total_ = 0, before_ = 0;
+  Clock::time_point start_ = Clock::now(), shown_ = start_;
+};
+
+struct Encoded {
+  PiecePlace place;
+  std::vector<std::int64_t> tokens;
+};
+
+/// Some pieces, and their tokens in the future.
+struct Chunk {
+  std::size_t bytes;
+  std::future<std::vector<Encoded>> tokens;
+};
+
+class Pipeline {
+ public:
+  Pipeline(const TokenizeOptions& options, const PieceEncoder& encoder, ShardSet& shards)
+      : threads_(static_cast<std::size_t>(options.threads)),
+        encoder_(encoder),
+        shards_(shards),
+        reader_(encoder.files, options.jsonl, shards.start()),
+        progress_(encoder.files, shards.start().file) {}
+
+  void run() {
+    while (std::optional<Piece> piece = reader_.next()) {
+      bytes_ += piece->text.size();
+      pieces_.push_back(std::move(*piece));
+      if (bytes_ >= kChunkBytes) {
+        start_chunk();
+      }
+    }
+    start_chunk();
+    while (!chunks_.empty()) {
+      write_first();
+    }
+    shards_.finish();
+  }
+
+ private:
+  void start_chunk() {
+    while (!chunks_.empty() &&
+           (chunks_.size() >= threads_ || under_way_ + bytes_ > kBytesUnderWay)) {
+      write_first();
+    }
+    under_way_ += bytes_;
+    auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
+      std::vector<Encoded> encoded;
+      for (Piece& piece : pieces) {
+        const PiecePlace place = piece.place;
+        encoded.push_back({place, encoder(std::move(piece))});
+      }
+      return encoded;
+    };
+    chunks_.push_back(
+        {std::exchange(bytes_, 0), std::async(std::launch::async, std::move(encode))});
+  }
+
+  void write_first() {
+    Chunk chunk = std::move(chunks_.front());
+    chunks_.pop_front();
+    for (const Encoded& piece : chunk.tokens.get()) {
+      shards_.append(piece.place, piece.tokens);
+    }
+    under_way_ -= chunk.bytes;
+    progress_.update(reader_, shards_);
+  }
+
+  std::size_t threads_;
+  const PieceEncoder& encoder_;
+  ShardSet& shards_;
+  DocumentReader reader_;
+  Progress progress_;
+  std::vector<Piece> pieces_;  ///< of the next chunk
+  std::size_t bytes_ = 0;      ///< of these
+  std::size_t under_way_ = 0;  ///< of the chunks
+  std::deque<Chunk> chunks_;
+};
+
+std::string counted(std::int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+int tokenize(std::vector<std::string> arguments) {
+  const TokenizeOptions options = parse_tokenize_options(std::move(arguments));
+  const PieceEncoder encoder = make_encoder(options, list_files("FILES", options.files));
+  const bool narrow = encoder.tokenizer->vocabulary() <=
+                      std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
+  const OutputLock lock(options.out);
+  ShardSet shards(options.out, describe(options, encoder),
+                  narrow ? data::TokenWidth::kUint16 : data::TokenWidth::kUint32,
+                  options.shard_tokens);
+  const bool done = shards.is_complete();
+  if (!done) {
+    Pipeline(options, encoder, shards).run();
+  }
+  const auto files = static_cast<std::int64_t>(encoder.files.size());
+  std::cout << fmt::format("{}: {} in {} of {}{}\n", options.out, counted(shards.tokens(), "token"),
+                           counted(static_cast<std::int64_t>(shards.shards()), "shard"),
+                           counted(files, "file"), done ? ", which were there" : "");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program("llama_tokenize", argc, argv, tokenize);
+}

@@ -1,0 +1,152 @@
+#include "examples/llama/train/observation/observation.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/error.h"
+
+namespace llama {
+
+using namespace tessera;
+
+namespace {
+
+/// Better to learn before the training than after it.
+void check_can_write(const char* flag, const std::filesystem::path& file) {
+  tessera::detail::create_folders(std::filesystem::absolute(file).parent_path());
+  std::error_code error;
+  const std::filesystem::file_status found = std::filesystem::status(file, error);
+  TESSERA_CHECK(!std::filesystem::exists(found) || std::filesystem::is_regular_file(found),
+                "can't write ", flag, " ", file.string(),
+                ", which is no regular file; give another name");
+  try {
+    // Makes a temporary file, as the later one will be, and removes it.
+    const tessera::detail::AtomicFile probe(file);
+  } catch (const Error& unwritable) {
+    fail("can't write ", flag, " ", file.string(), ": ", unwritable.what());
+  }
+}
+
+/// What is recorded of a run is not worth its end: rank 0, which alone writes, goes on without.
+void write_or_warn(const char* flag, const std::function<void()>& write) {
+  try {
+    write();
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    std::cerr << fmt::format("llama_train: warning: {} was not written: {}\n", flag, error.what());
+  }
+}
+
+/// The steps of --trace that are left after `done` steps: a run that is started again has made
+/// some. {0, 0}: none.
+StepRange steps_to_trace(const TrainOptions& o, std::int64_t done, bool is_main) {
+  if (o.trace_steps.empty()) {
+    // The first step of a run makes what the later ones have.
+    const std::int64_t second = std::min(done + 2, o.steps);
+    return {second, second};
+  }
+  const StepRange asked = parse_step_range(o.trace_steps);
+  if (asked.first > done) {
+    return asked;
+  }
+  const StepRange left = asked.last > done ? StepRange{done + 1, asked.last} : StepRange{};
+  if (is_main) {
+    std::cerr << fmt::format(
+        "llama_train: warning: --trace-steps {}: the run goes on after step {}, and {}\n",
+        o.trace_steps, done,
+        left.first > 0 ? fmt::format("traces steps {}:{}", left.first, left.last)
+                       : "writes no trace");
+  }
+  return left;
+}
+
+/// "dp=0, tp=1".
+std::string coordinate_text(const DeviceMesh& mesh) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < mesh.coordinate().size(); ++i) {
+    parts.push_back(fmt::format("{}={}", mesh.shape().names()[i], mesh.coordinate()[i]));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+Observation::Observation(const TrainOptions& options) : options_(options) {
+  if (!options.memory_report.empty()) {
+    memory_ = std::make_unique<MemoryWatch>(options.device);
+  }
+}
+
+void Observation::begin(const DeviceMesh& mesh, Llama& model, std::int64_t done) {
+  const bool is_main = mesh.world()->rank() == 0;
+  if (!options_.trace.empty()) {
+    steps_ = steps_to_trace(options_, done, is_main);
+  }
+  const bool traced = steps_.first > 0;
+  if (is_main && traced) {
+    check_can_write("--trace", options_.trace);
+  }
+  if (is_main && memory_) {
+    check_can_write("--memory-report", options_.memory_report);
+  }
+  if (!traced && !memory_) {
+    return;
+  }
+  place_ = coordinate_text(mesh);
+  watch_ = std::make_unique<observe::ModuleWatch>(model);
+  if (memory_ && memory_->listener() != nullptr) {
+    watch_->add(*memory_->listener());
+  }
+  if (traced) {
+    trace_ = std::make_unique<observe::StepTrace>(mesh.world());
+    watch_->add(*trace_);
+  }
+}
+
+observe::StepMetrics Observation::run(std::int64_t step, const Llama& model,
+                                      optim::Optimizer& optimizer,
+                                      const std::function<observe::StepMetrics()>& make) {
+  if (!memory_ && !traces(step)) {
+    return make();
+  }
+  observe::StepMetrics metrics;
+  {
+    const observe::ModuleWatch::Scope scope(*watch_);
+    if (memory_) {
+      memory_->begin_step(model);
+    }
+    if (traces(step)) {
+      trace_->begin_step(step);
+    }
+    metrics = make();
+    if (traces(step)) {
+      trace_->end_step();
+    }
+  }
+  if (memory_) {
+    memory_->end_step(metrics, model, optimizer);
+  }
+  if (trace_ && step == steps_.last) {
+    write_or_warn("--trace", [this] { trace_->write(options_.trace, place_); });
+  }
+  return metrics;
+}
+
+void Observation::end(comm::World& world) {
+  if (memory_) {
+    write_or_warn("--memory-report",
+                  [&] { memory_->write(options_.memory_report, world, place_); });
+  }
+}
+
+}  // namespace llama

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/train/options/data_options.h"
+namespace CLI {
+class App;
+}
+
+namespace llama {
+
+/// The flags of llama_train; see its --help.
+struct TrainOptions : DataOptions {
+  std::string model, config;
+  std::uint64_t seed = 0;
+
+  std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
+
+  double dropout = 0;
+  double z_loss = 0, label_smoothing = 0;
+  std::optional<std::int64_t> loss_chunks;  ///< not given: by the size of the logits
+  std::string optimizer = "adamw";
+  double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
+  std::vector<double> betas{0.9, 0.95};  // usual for language models
+  double eps = 1e-8;
+  double momentum = 0.95;
+  bool decay_matrices_only = false;
+  std::optional<double> ema;
+  std::string schedule = "constant";
+  std::int64_t warmup = 0;
+  double decay_ratio = 0.2;
+
+  std::vector<std::string> freeze;
+  std::int64_t lora_rank = 0;  ///< 0: no adapters
+  std::optional<double> lora_alpha;
+  double lora_dropout = 0;
+  std::vector<std::string> lora_targets;
+  std::string save_lora;
+  bool merge_lora = false;
+
+  std::int64_t dp_replicate = 1, dp = 1, cp = 1, tp = 1;
+  bool sp = true, sp_regather = true, loss_parallel = true;
+  int zero = 3;
+  bool reshard_last = false;
+  bool offload = false;
+  std::string ac = "none";
+  std::string param_dtype, reduce_dtype = "fp32";
+  std::string device = "cpu", backend;
+
+  std::string checkpoint, initial_load;
+  std::int64_t checkpoint_every = 0;  ///< 0: at the end only
+  std::string resume;                 ///< "": a new run; "newest" or "auto"
+  std::int64_t resume_step = -1;      ///< -1: not given
+  bool async = true;
+  int keep = 0;                      ///< 0: all
+  std::vector<std::string> exclude;  ///< "optimizer", "data"
+
+  std::string metrics, save_hf, save_hf_dtype;
+  std::string trace, trace_steps, memory_report;
+  std::string print_plan;  ///< "": no; "table" or "json"
+  std::int64_t log_every = 10;
+  std::int64_t eval_every = 0;  ///< 0: at the end only
+  std::string output_dir, tensorboard;
+  std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": of the data sheet
+
+  /// Of a run that is not made (llama_plan): without data, and without anything read or written.
+  bool planned = false;
+  /// Of such a run: that the model is cut to; 0: to none.
+  std::int64_t layers = 0;
+
+  /// Of the mesh.
+  std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
+
+  /// Name and value of every flag that the run uses, given or not, for the report.
+  std::vector<std::pair<std::string, std::string>> listing;
+  std::vector<std::string> given;  ///< names of the flags that were given
+  /// All flags as a file for --config-file, which starts the same run in another --output-dir.
+  std::string resolved;
+};
+
+/// Whether the run goes on with what it has saved, if there is something.
+bool resumes(const TrainOptions& options);
+
+/// "--dp 2 x --tp 2": degrees as the user would give them, those of 1 left out (but not all).
+std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
+
+/// Throws tessera::Error for anything that can be told wrong without other ranks or files'
+/// contents.
+TrainOptions parse_train_options(std::vector<std::string> arguments);
+
+/// A run on paper of the same flags: without what it would read, save or load.
+TrainOptions planned(TrainOptions options);
+
+/// The same flags for a program that plans such a run, beside its own: `declare` adds those. A run
+/// needs no data then, and what it would read, save or load is left out. `uses_gpu` is asked after
+/// parsing whether the run is to be of a GPU where --device does not say.
+TrainOptions parse_plan_options(std::vector<std::string> arguments,
+                                const std::function<void(CLI::App&)>& declare,
+                                const std::function<bool()>& uses_gpu);
+
+}  // namespace llama

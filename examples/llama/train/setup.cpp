@@ -1,0 +1,302 @@
+#include "examples/llama/train/setup.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/train/fine_tuning_record.h"
+#include "tessera/comm/detail/ranks_of_world.h"
+
+namespace llama {
+
+using namespace tessera;
+
+namespace {
+
+/// ZeRO-3 frees the parameters after forward and gathers them again; ZeRO-2 keeps them.
+fsdp::Options fsdp_options(const TrainOptions& o) {
+  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
+                        .reduce_dtype = scalar_type(o.reduce_dtype)},
+          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
+          .reshard_after_forward = o.zero == 3};
+}
+
+ActivationMemory activation_memory(const std::string& ac) {
+  if (ac == "full") {
+    return ActivationMemory::kInputs;
+  }
+  return ac == "selective" ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
+}
+
+}  // namespace
+
+DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
+  const std::int64_t ranks = o.ranks();
+  TESSERA_CHECK(
+      ranks == world->size(),
+      product_text(
+          {{"--dp", o.dp}, {"--cp", o.cp}, {"--tp", o.tp}, {"--dp-replicate", o.dp_replicate}}),
+      ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
+      world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
+      " (tessera-run --nproc ", ranks, ") or change the degrees");
+  std::vector<std::int64_t> sizes{o.dp, o.tp};
+  std::vector<std::string> names{"dp", "tp"};
+  if (o.cp > 1) {
+    sizes.insert(sizes.begin() + 1, o.cp);
+    names.insert(names.begin() + 1, "cp");
+  }
+  if (o.dp_replicate > 1) {
+    sizes.insert(sizes.begin(), o.dp_replicate);
+    names.insert(names.begin(), "dp_replicate");
+  }
+  return init_device_mesh(world, std::move(sizes), std::move(names));
+}
+
+data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::Batch batch) {
+  if (const auto& split = model.context_parallel()) {
+    batch.inputs = split->shard(batch.inputs, 1);
+    batch.targets = split->shard(batch.targets, 1);
+  }
+  return batch;
+}
+
+namespace {
+
+/// Before the model is split: adapters are split with the weights that they stand beside.
+void choose_trained(Llama& model, const TrainOptions& o) {
+  if (o.lora_rank > 0) {
+    nn::apply_lora(model, lora_options(o));
+  }
+  nn::freeze(model, o.freeze);
+  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
+  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model.named_slots(), is_trained),
+                "--freeze leaves no parameter to train; leave some out of its patterns");
+}
+
+/// A model may be trained beyond its positions, as in transformers, but not by orders of magnitude.
+void check_sequence(const TrainOptions& options, const Config& config) {
+  constexpr std::int64_t kMostOfAnyModel = 1'000'000;
+  const std::int64_t most = std::max(config.max_positions, kMostOfAnyModel);
+  TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
+                " tokens, far beyond the ", config.max_positions,
+                " positions that the model is made for; take fewer");
+}
+
+ParallelOptions parallel_options(const TrainOptions& options, const ApplyPlan& apply) {
+  return {.sequence_parallel = options.sp,
+          .loss_parallel = options.loss_parallel,
+          .regather = options.sp_regather,
+          .reshard_last = options.reshard_last,
+          .fsdp = fsdp_options(options),
+          .activations = activation_memory(options.ac),
+          .apply_plan = apply};
+}
+
+/// On the meta device, not parallel yet.
+std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
+  std::shared_ptr<Llama> model;
+  {
+    // No rank could hold a large model whole, not even for a moment.
+    const nn::MetaDevice meta;
+    model = std::make_shared<Llama>(config, options.seq, options.dropout);
+  }
+  choose_trained(*model, options);
+  return model;
+}
+
+}  // namespace
+
+comm::CommunicatorPtr hosts_at_start(comm::World& world) {
+  return world.host_group(comm::ranks_of_world(world.size()), "start");
+}
+
+Config model_config(const TrainOptions& o) {
+  const std::filesystem::path file = o.model.empty()
+                                         ? std::filesystem::path(o.config)
+                                         : std::filesystem::path(o.model) / "config.json";
+  Config config = read_config(file);
+  if (o.layers > 0) {
+    config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
+  }
+  check_sequence(o, config);
+  check_tensor_parallel(config, o.tp);
+  return config;
+}
+
+void check_model(const TrainOptions& options) {
+  const Config config = model_config(options);
+  if (options.lora_rank > 0 || !options.freeze.empty()) {
+    make_meta_model(options, config);
+  }
+}
+
+std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
+                                  const DeviceMesh& mesh, const ApplyPlan& apply) {
+  const std::shared_ptr<Llama> model = make_meta_model(options, config);
+  parallelize(*model, mesh, parallel_options(options, apply));
+  // Memory for this rank's shards alone.
+  nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
+  return model;
+}
+
+namespace {
+
+/// Small logits at once: in a half type, parts need an fp32 sum of the head's gradient beside them.
+bool takes_loss_in_parts(const Llama& model, const TrainOptions& o, std::int64_t tokens,
+                         const tensor_parallel::LinearCrossEntropyOptions& head) {
+  if (o.loss_chunks) {
+    return *o.loss_chunks > 1;
+  }
+  const std::int64_t columns = (model.config().vocab_size + o.tp - 1) / o.tp;
+  const auto width = static_cast<std::int64_t>(elementSize(scalar_type(o.param_dtype)));
+  return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
+}
+
+}  // namespace
+
+at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
+                        const data::BatchLoader::Batch& rows,
+                        const tensor_parallel::CrossEntropyOptions& loss) {
+  const at::Tensor targets = rows.targets.flatten();
+  const tensor_parallel::LinearCrossEntropyOptions head{.loss = loss,
+                                                        .chunks = options.loss_chunks.value_or(0)};
+  if (takes_loss_in_parts(model, options, targets.size(0), head)) {
+    return model(rows.inputs, HeadLoss{targets, head, rows.positions});
+  }
+  // The logits may be sharded over the vocabulary; the loss takes them as they are.
+  const at::Tensor logits = rows.positions.defined()
+                                ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions)
+                                : model(rows.inputs);
+  return tensor_parallel::cross_entropy(logits, targets, loss);
+}
+
+void begin_micro_batch(Llama& model, const TrainOptions& options, std::int64_t i) {
+  if (options.zero != 2) {
+    return;
+  }
+  // Parameters are whole all the time, so gradients may be: one gather and one reduction a step.
+  // ZeRO-3 reduces each micro-batch's, so that no rank holds anything whole.
+  const bool last = i + 1 == options.accumulate;
+  fsdp::set_reshard_after_backward(model, last);
+  fsdp::set_requires_gradient_sync(model, last);
+}
+
+namespace {
+
+/// Parameters with weight decay, then those without, if the flags part them.
+template <class Options>
+std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
+                                                const std::vector<nn::SlotPtr>& slots,
+                                                Options options) {
+  if (!o.decay_matrices_only) {
+    return {{slots, options}};
+  }
+  optim::Group<Options> matrices{{}, options}, others{{}, options};
+  others.options.weight_decay = 0;
+  for (const nn::SlotPtr& slot : slots) {
+    (slot->persistent().dim() >= 2 ? matrices : others).parameters.push_back(slot);
+  }
+  std::vector<optim::Group<Options>> groups;
+  for (auto& group : {matrices, others}) {
+    if (!group.parameters.empty()) {
+      groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
+std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn::SlotPtr>& slots) {
+  const optim::AdamWOptions options{.lr = o.lr,
+                                    .beta1 = o.betas[0],
+                                    .beta2 = o.betas[1],
+                                    .eps = o.eps,
+                                    .weight_decay = o.weight_decay};
+  return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of_steps(const TrainOptions& o, const Llama& model) {
+  if (o.optimizer == "sgd") {
+    const optim::SgdOptions options{
+        .lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay};
+    return std::make_unique<optim::Sgd>(decay_groups(o, optim::slots_of(model), options));
+  }
+  if (o.optimizer == "adamw") {
+    return adamw(o, optim::slots_of(model));
+  }
+  const optim::MuonSplit split = optim::split_for_muon(
+      model, model.config().tie_word_embeddings ? std::vector<std::string>{}
+                                                : std::vector<std::string>{"lm_head.weight"});
+  // One rate for both, tuned for AdamW.
+  const optim::MuonOptions options{.lr = o.lr,
+                                   .weight_decay = o.weight_decay,
+                                   .momentum = o.momentum,
+                                   .rate = optim::MuonRate::kMatchRmsAdamW};
+  return std::make_unique<optim::OptimizerList>(std::vector<std::shared_ptr<optim::Optimizer>>{
+      std::make_shared<optim::Muon>(split.matrices, options), adamw(o, split.rest)});
+}
+
+}  // namespace
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
+  std::unique_ptr<optim::Optimizer> steps = optimizer_of_steps(o, model);
+  if (!o.ema) {
+    return steps;
+  }
+  return std::make_unique<optim::Ema>(std::move(steps), *o.ema);
+}
+
+/// An embedding is a look-up and costs no FLOPs, except where it is also the head.
+observe::ModelFlops flops_of(const Config& config, std::int64_t sequence) {
+  const ParameterCount count = count_parameters(config);
+  return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
+                              config.num_hidden_layers,
+                              config.num_attention_heads * config.head_dim, sequence);
+}
+
+std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
+  const c10::ScalarType type = scalar_type(o.param_dtype);
+  if (o.peak_flops.empty()) {
+    return observe::peak_flops(observe::device_name(o.device), type);
+  }
+  return o.peak_flops == "measure" ? observe::measure_peak_flops(world, type)
+                                   : std::stod(o.peak_flops);
+}
+
+optim::LrSchedule make_schedule(const TrainOptions& o) {
+  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
+                            .warmup = o.warmup,
+                            .steps = o.steps,
+                            .decay_ratio = o.decay_ratio,
+                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
+}
+
+std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
+  if (o.model.empty() && o.tokenizer.empty()) {
+    return std::nullopt;
+  }
+  checkpoint::FilesBesideWeights files;
+  if (!o.model.empty()) {
+    files = checkpoint::files_beside_weights(o.model);
+  }
+  if (o.tokenizer.empty()) {
+    return files;
+  }
+  const std::filesystem::path tokenizer(o.tokenizer);
+  checkpoint::FilesBesideWeights chosen = checkpoint::files_beside_weights(
+      std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
+  chosen.erase("generation_config.json");
+  if (!std::filesystem::is_directory(tokenizer)) {
+    // Under the name that readers look for, and without another form of it.
+    for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
+      chosen.erase(form);
+    }
+    chosen[data::is_tokenizer_json(o.tokenizer) ? "tokenizer.json" : "tokenizer.model"] = tokenizer;
+  }
+  chosen.insert(files.extract("generation_config.json"));
+  return chosen;
+}
+
+}  // namespace llama

@@ -1,0 +1,71 @@
+// From the flags of a run to its mesh and its model.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "examples/llama/model/model.h"
+#include "examples/llama/model/parallelize.h"
+#include "examples/llama/train/options/train_options.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/data/batch_loader.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+
+namespace llama {
+
+/// The mesh of the run: without dimensions for replicas and for parts of sequences where there is
+/// one of these. Throws tessera::Error
+/// if the degrees, which come from the command line, don't make the ranks of the launcher.
+tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::WorldPtr& world);
+
+/// Between the hosts, of all ranks: for what they compare and agree on before the first step.
+/// Collective at the first call.
+tessera::comm::CommunicatorPtr hosts_at_start(tessera::comm::World& world);
+
+/// The model that --model or --config describes, with at most --layers of its layers. Throws
+/// tessera::Error for a --seq far beyond its positions, before memory is asked for, and for heads
+/// that --tp doesn't divide.
+Config model_config(const TrainOptions& options);
+
+/// Throws what model_config() throws, and refuses --lora-targets and --freeze that don't fit the
+/// model. Needs no world: an error that all ranks have is best found before they meet, or the first
+/// to end would have the others report that they miss it.
+void check_model(const TrainOptions& options);
+
+/// The model, parallelized, with memory for this rank's shards, which have no values yet. `apply`:
+/// as ParallelOptions has it.
+std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
+                                  const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
+
+/// With context parallelism this rank's tokens of `batch`, with the positions of all; else itself.
+tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
+                                                 tessera::data::BatchLoader::Batch batch);
+
+/// Says that micro-batch `i` of a step comes next.
+void begin_micro_batch(Llama& model, const TrainOptions& options, std::int64_t i);
+
+/// The loss of `rows`, by parts of the tokens where --loss-chunks or the size of the logits says
+/// so. Collective with tp > 1.
+at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
+                        const tessera::data::BatchLoader::Batch& rows,
+                        const tessera::tensor_parallel::CrossEntropyOptions& loss);
+
+/// What --optimizer and the flags beside it say.
+std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const TrainOptions& options,
+                                                          const Llama& model);
+/// FLOPs a token of a model, in sequences of `sequence` tokens.
+tessera::observe::ModelFlops flops_of(const Config& config, std::int64_t sequence);
+/// FLOP/s of a rank's device, as --peak-flops says or by its data sheet; nullopt where that is not
+/// known. Measuring is collective over `world`.
+std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
+/// What --schedule and the flags beside it say.
+tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
+
+/// What --save-hf copies beside the weights: the files of --model, with those of --tokenizer
+/// instead of its own. None if neither is given: then what the folder has stays.
+std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
+    const TrainOptions& options);
+
+}  // namespace llama

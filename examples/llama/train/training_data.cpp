@@ -1,0 +1,325 @@
+#include "examples/llama/train/training_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/fingerprints.h"
+#include "examples/llama/model/text_ends.h"
+#include "examples/llama/texts/document_reader.h"
+#include "examples/llama/texts/input_files.h"
+#include "examples/llama/train/setup.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/data/fingerprint.h"
+#include "tessera/data/prompt_completions.h"
+#include "tessera/data/text.h"
+#include "tessera/data/token_shards.h"
+#include "tessera/data/token_source.h"
+
+namespace llama {
+
+using namespace tessera;
+using Json = nlohmann::json;
+
+namespace {
+
+/// A tokenizer of bytes is null.
+std::string tokenizer_change(const Json& saved, const Json& now) {
+  if (!saved.is_null() && !now.is_null()) {
+    const std::string change = file_change(saved, now);
+    return change.empty() ? "" : "of the tokenizer, " + change;
+  }
+  if (saved == now) {
+    return "";
+  }
+  return now.is_null() ? "there is no tokenizer instead of " + saved.at("name").dump()
+                       : "there is the tokenizer " + now.at("name").dump() + " instead of none";
+}
+
+/// The shards of each source. Without weights all are one.
+std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
+  std::vector<std::vector<std::string>> sources;
+  for (const std::string& glob : options.tokens) {
+    sources.push_back(data::token_shard_files(glob));
+  }
+  if (options.weights.empty()) {
+    std::set<std::string> all;
+    for (const std::vector<std::string>& files : sources) {
+      all.insert(files.begin(), files.end());
+    }
+    return {std::vector<std::string>(all.begin(), all.end())};
+  }
+  return sources;
+}
+
+/// The text is gone when its tokens are stored.
+data::TokenSourcePtr tokens_of_text(const data::Tokenizer& tokenizer, const std::string& file) {
+  const std::vector<std::int64_t> tokens = tokenizer.encode(data::read_text(file));
+  return data::make_token_source(tokens);
+}
+
+/// What the files of the model say, or those beside its config.json.
+SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
+  const std::filesystem::path folder = options.model.empty()
+                                           ? std::filesystem::path(options.config).parent_path()
+                                           : std::filesystem::path(options.model);
+  return read_special_tokens(folder, config);
+}
+
+/// The token that ends documents and completions.
+std::int64_t end_token(const TrainOptions& options, const Config& config,
+                       data::TokenizerPtr tokenizer) {
+  std::optional<std::int64_t> end = options.eos_token;
+  if (!end) {
+    // llama_tokenize asked it, too.
+    const std::string file = tokenizer_file(options.tokenizer, options.model);
+    if (!tokenizer && !file.empty()) {
+      tokenizer = data::open_tokenizer(file);
+    }
+    end = document_end(tokenizer.get(), special_tokens(options, config));
+  }
+  TESSERA_CHECK(end, options.document_mask ? "--document-mask" : "--jsonl",
+                ": neither the tokenizer nor the model's files name a token that ends a text; pass "
+                "--eos-token ID");
+  TESSERA_CHECK(*end < config.vocab_size, "the token that ends a text is ", *end,
+                ", but the model's vocabulary is ", config.vocab_size,
+                "; pass another --eos-token");
+  return *end;
+}
+
+data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& config,
+                                   const data::TokenizerPtr& tokenizer) {
+  const std::string file = tokenizer_file(options.tokenizer, options.model);
+  const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
+  DocumentReader reader(files, /*all_json=*/true, {});
+  const data::JsonLines lines = [&]() -> std::optional<data::JsonLine> {
+    std::optional<Piece> line = reader.next();
+    if (!line) {
+      return std::nullopt;
+    }
+    const PiecePlace& place = line->place;
+    return data::JsonLine{std::move(line->text),
+                          files[place.file] + ":" + std::to_string(place.line)};
+  };
+  return data::prompt_completions(
+      lines, *tokenizer, options.seq,
+      {.prompt_field = options.prompt_field,
+       .completion_field = options.completion_field,
+       .begin = text_begin(*tokenizer, file, special_tokens(options, config)),
+       .end = end_token(options, config, tokenizer),
+       .truncate = options.truncate});
+}
+
+std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
+                                                const data::TokenizerPtr& tokenizer) {
+  const auto windows = [&](data::TokenSourcePtr tokens) {
+    return data::token_windows(std::move(tokens), options.seq, config.vocab_size);
+  };
+  if (!options.jsonl.empty()) {
+    return {{open_prompts(options, config, tokenizer)}};
+  }
+  if (options.tokens.empty()) {
+    return {{windows(tokens_of_text(*tokenizer, options.text))}};
+  }
+  std::vector<data::WeightedSamples> sources;
+  for (const std::vector<std::string>& files : token_files(options)) {
+    const double weight = options.weights.empty() ? 1 : options.weights[sources.size()];
+    sources.push_back({windows(data::open_token_shards(files)), weight});
+  }
+  return sources;
+}
+
+/// What decides, beside the files, how they are cut into samples.
+Json samples_of(const TrainOptions& options) {
+  Json result = Json::object();
+  if (options.eos_token) {
+    result["eos_token"] = *options.eos_token;
+  }
+  if (options.document_mask) {
+    result["document_mask"] = true;
+  }
+  if (!options.jsonl.empty()) {
+    result["prompt"] = options.prompt_field;
+    result["completion"] = options.completion_field;
+    result["truncate"] = options.truncate;
+  }
+  return result;
+}
+
+/// Of a plan, to which all tokens are alike: just enough for a step.
+class PlannedSamples final : public data::SampleSource {
+ public:
+  explicit PlannedSamples(const TrainOptions& options) : options_(options) {}
+  std::int64_t size() const override { return options_.batch; }
+  std::int64_t sequence() const override { return options_.seq; }
+  void read(std::int64_t, std::span<std::int64_t> inputs,
+            std::span<std::int64_t> targets) const override {
+    std::ranges::fill(inputs, 0);
+    std::ranges::fill(targets, 0);
+  }
+  bool ignores_targets() const override { return !options_.jsonl.empty(); }
+  std::string description() const override { return "zeros"; }
+
+ private:
+  TrainOptions options_;
+};
+
+TrainingData planned_data(const TrainOptions& options, const Config& config) {
+  data::BatchOptions batches{.batch = options.batch};
+  if (options.document_mask) {
+    // A token that the samples don't have: each is one document.
+    batches.document_end = config.vocab_size;
+  }
+  TrainingData data;
+  data.loader = std::make_shared<data::BatchLoader>(
+      std::vector<data::WeightedSamples>{{std::make_shared<PlannedSamples>(options)}}, batches);
+  return data;
+}
+
+}  // namespace
+
+TrainingData open_training_data(const TrainOptions& options, const Config& config) {
+  if (options.planned) {
+    return planned_data(options, config);
+  }
+  TrainingData data;
+  if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
+    // A new model may learn any tokens, and then learns those of the text alone.
+    const bool new_to_text = options.model.empty() && options.tokens.empty();
+    data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
+  }
+  if (!options.eval_text.empty()) {
+    data.eval_text = data::read_text(options.eval_text);
+    data.eval_loader = std::make_shared<data::BatchLoader>(
+        data::make_token_source(data.tokenizer->encode(data.eval_text)), options.batch, options.seq,
+        config.vocab_size);
+  }
+  if (!options.eval_tokens.empty()) {
+    data.eval_loader =
+        std::make_shared<data::BatchLoader>(data::open_token_shards(options.eval_tokens),
+                                            options.batch, options.seq, config.vocab_size);
+  }
+  if (options.steps > 0) {
+    data::BatchOptions batches{.batch = options.batch, .shuffle = options.shuffle};
+    if (options.document_mask) {
+      batches.document_end = end_token(options, config, data.tokenizer);
+    }
+    data.loader =
+        std::make_shared<data::BatchLoader>(open_samples(options, config, data.tokenizer), batches);
+  }
+  return data;
+}
+
+Json data_fingerprint(const TrainOptions& options) {
+  Json result = {{"batch", options.batch}, {"sequence", options.seq}};
+  if (options.shuffle) {
+    result["shuffle"] = *options.shuffle;
+  }
+  result["samples"] = samples_of(options);
+  if (!options.tokens.empty()) {
+    const std::vector<std::vector<std::string>> sources = token_files(options);
+    std::vector<std::string> all;
+    for (const std::vector<std::string>& files : sources) {
+      all.insert(all.end(), files.begin(), files.end());
+    }
+    for (std::size_t i = 0; i < options.weights.size(); ++i) {
+      result["mixture"].push_back({{"files", sources[i].size()}, {"weight", options.weights[i]}});
+    }
+    result["files"] = to_json(data::fingerprints(all));
+    return result;
+  }
+  result["files"] =
+      to_json(data::fingerprints(options.text.empty() ? list_files("--jsonl", options.jsonl)
+                                                      : std::vector<std::string>{options.text}));
+  const std::string tokenizer = tokenizer_file(options.tokenizer, options.model);
+  result["tokenizer"] = tokenizer.empty() ? Json() : to_json(data::fingerprint(tokenizer));
+  return result;
+}
+
+std::string data_change(const Json& saved, const Json& now) {
+  for (const char* size : {"batch", "sequence"}) {
+    if (saved.at(size) != now.at(size)) {
+      return fmt::format("the {} is {} instead of {}", size, now.at(size).dump(),
+                         saved.at(size).dump());
+    }
+  }
+  const auto order = [](const Json& data) {
+    return data.contains("shuffle") ? "shuffled by " + data.at("shuffle").dump() : "in order";
+  };
+  if (order(saved) != order(now)) {
+    return fmt::format("they are {} instead of {}", order(now), order(saved));
+  }
+  // Checkpoints of older programs have none: it was then empty.
+  const Json saved_samples = saved.value("samples", Json::object());
+  if (saved_samples != now.at("samples")) {
+    return fmt::format("their samples are made by {} instead of {}", now.at("samples").dump(),
+                       saved_samples.dump());
+  }
+  const auto mixture = [](const Json& data) {
+    return data.contains("mixture") ? "mixed by weight, " + data.at("mixture").dump() : "not mixed";
+  };
+  if (mixture(saved) != mixture(now)) {
+    return fmt::format("they are {} instead of {}", mixture(now), mixture(saved));
+  }
+  if (saved.contains("tokenizer") != now.contains("tokenizer")) {
+    return now.contains("tokenizer") ? "they are text instead of tokens"
+                                     : "they are tokens instead of text";
+  }
+  const std::string change = files_change(saved.at("files"), now.at("files"));
+  return change.empty() && now.contains("tokenizer")
+             ? tokenizer_change(saved.at("tokenizer"), now.at("tokenizer"))
+             : change;
+}
+
+namespace {
+
+std::vector<std::string> held_out_files(const TrainOptions& options) {
+  if (!options.eval_text.empty()) {
+    return {options.eval_text};
+  }
+  return options.eval_tokens.empty() ? std::vector<std::string>{}
+                                     : data::token_shard_files(options.eval_tokens);
+}
+
+/// Null for what a rank does not train on.
+Json data_of_rank(const TrainOptions& options) {
+  return {{"training", options.steps > 0 ? data_fingerprint(options) : Json()},
+          {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
+}
+
+std::string rank_change(const Json& first, const Json& other) {
+  const std::string held_out = files_change(first.at("held-out"), other.at("held-out"));
+  return held_out.empty() ? data_change(first.at("training"), other.at("training"))
+                          : "of the held-out data, " + held_out;
+}
+
+}  // namespace
+
+/// A hash first, so that the texts are sent only for the message.
+void check_same_data(const TrainOptions& options, comm::World& world) {
+  const comm::CommunicatorPtr group = hosts_at_start(world);
+  const std::string own = data_of_rank(options).dump();
+  const auto hash = std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string>{}(own)});
+  const auto hashes = comm::gather_on_hosts(*group, {hash});
+  if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
+    return;
+  }
+  const std::vector<std::string> all = comm::gather_texts(*group, c10::Device(c10::kCPU), own);
+  const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
+  fail("the data of rank ", other - all.begin(),
+       " are not those of rank 0: ", rank_change(Json::parse(all.front()), Json::parse(*other)),
+       "; give all ranks the same files");
+}
+
+}  // namespace llama

@@ -1,0 +1,108 @@
+// FSDP in your own way: which modules are units, how they are gathered, and who updates them.
+//   tessera-run --nproc 4 -- build/bin/tutorial_06_fsdp
+
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+
+#include <iostream>
+
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+struct Mlp : nn::Module<Mlp> {
+  Mlp() {
+    up = register_module("up", std::make_shared<nn::Linear>(64, 250));
+    down = register_module("down", std::make_shared<nn::Linear>(250, 64));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)(at::relu((*up)(x))); }
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+// [optimizer]
+struct LionOptions {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.0;
+};
+
+/// Lion (Chen et al. 2023): the sign of an interpolated momentum. Works on any shards, because it
+/// works element by element.
+class Lion final : public optim::GroupedOptimizer<LionOptions, optim::BatchedOptimizer> {
+ public:
+  Lion(const nn::ModuleBase& module, LionOptions options)
+      : GroupedOptimizer({{optim::slots_of(module), options}}, {"exp_avg"},
+                         /*counts_steps=*/false) {}
+
+ private:
+  void update_batch(const optim::Batch& batch, std::size_t group) override {
+    const LionOptions& o = options(group);
+    for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
+      const at::Tensor& average = batch.states[0][i];
+      const at::Tensor update = average.lerp(batch.gradients[i], 1 - o.beta1).sign_();
+      batch.parameters[i].mul_(1 - lr(group) * o.weight_decay).sub_(update, lr(group));
+      average.lerp_(batch.gradients[i], 1 - o.beta2);
+    }
+  }
+};
+// [optimizer]
+
+// [extension]
+/// The weights travel as 8-bit numbers with a scale for each rank's shard; biases as they are.
+std::optional<fsdp::AllGatherExtension> in_8_bits(const std::string& name, const at::Tensor&) {
+  if (!name.ends_with("weight")) {
+    return std::nullopt;
+  }
+  fsdp::AllGatherExtension extension;
+  extension.pre_all_gather = [](const at::Tensor& shard) -> fsdp::EncodedShard {
+    const at::Tensor scale = shard.abs().max().div(127).clamp_min(1e-12);
+    return {.tensors = {shard.div(scale).round().to(at::kChar), scale}};
+  };
+  extension.post_all_gather = [](const std::vector<at::Tensor>& tensors, const std::any&) {
+    return tensors[0].to(at::kFloat).mul(tensors[1].view({-1, 1, 1}));  // (ranks, rows, columns)
+  };
+  return extension;
+}
+// [extension]
+
+// [policy]
+/// Modules with many parameters are units; the others belong to the root's.
+std::optional<fsdp::UnitOptions> large_modules(const fsdp::Candidate& candidate) {
+  if (candidate.numel < 10'000) {
+    return std::nullopt;
+  }
+  fsdp::UnitOptions options;
+  options.all_gather_extension = in_8_bits;
+  return options;
+}
+// [policy]
+
+int main() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
+  const auto model = std::make_shared<Mlp>();
+  nn::init_weights(*model, /*seed=*/0);
+
+  const fsdp::WrapPlan plan = fsdp::plan_units(*model, large_modules);
+  if (world->rank() == 0) {
+    std::cout << fsdp::to_string(plan) << "\n";
+  }
+  // A plan is plain data: it can be printed, changed and applied elsewhere.
+  fsdp::apply_plan(*model, mesh, plan);
+  Lion optimizer(*model, {.lr = 1e-3});
+
+  // Each rank trains on samples of its own; the reduction averages the gradients.
+  at::manual_seed(mesh.local_rank());
+  for (int step = 1; step <= 20; ++step) {
+    const at::Tensor x = at::randn({32, 64});
+    const at::Tensor loss = at::mse_loss((*model)(x), x.flip(1));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    if (world->rank() == 0) {
+      std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
+    }
+  }
+}

@@ -1,0 +1,137 @@
+// A module of your own, from its parameters to training on a mesh.
+//   tessera-run --nproc 4 -- build/bin/tutorial_08_your_own_module
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include <iostream>
+
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+// [module]
+/// A factor for each head of (batch, sequence, heads, head_dim).
+struct HeadScale : nn::Module<HeadScale> {
+  explicit HeadScale(std::int64_t heads) : heads(heads) { scale = register_slot("scale", {heads}); }
+  at::Tensor forward(const at::Tensor& x) { return x * scale->unsqueeze(1); }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(scale, nn::init::uniform(0.5, 1.5));
+  }
+  std::int64_t heads;
+  nn::Parameter scale;
+};
+
+/// Causal attention with norms of queries and keys: (batch, sequence, dim) -> the same.
+struct Attention : nn::Module<Attention> {
+  Attention(std::int64_t heads, std::int64_t size) : head_dim(size) {
+    const std::int64_t dim = heads * head_dim;
+    q_proj = register_module("q_proj", std::make_shared<nn::Linear>(dim, dim));
+    k_proj = register_module("k_proj", std::make_shared<nn::Linear>(dim, dim));
+    v_proj = register_module("v_proj", std::make_shared<nn::Linear>(dim, dim));
+    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(head_dim));
+    k_norm = register_module("k_norm", std::make_shared<nn::RMSNorm>(head_dim));
+    q_scale = register_module("q_scale", std::make_shared<HeadScale>(heads));
+    out_proj = register_module("out_proj", std::make_shared<nn::Linear>(dim, dim));
+    dropout = register_module("dropout", std::make_shared<nn::Dropout>(0.1));
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    // Calls, and not forward: that would skip the hooks. -1: a rank of tp has some of the heads.
+    const at::Tensor q = (*q_scale)((*q_norm)(split((*q_proj)(x))));
+    const at::Tensor k = (*k_norm)(split((*k_proj)(x)));
+    const at::Tensor v = split((*v_proj)(x));
+    const at::Tensor mixed = at::scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0, /*is_causal=*/true);
+    return (*dropout)((*out_proj)(mixed.transpose(1, 2).flatten(2)));
+  }
+  at::Tensor split(const at::Tensor& x) const {
+    return x.view({x.size(0), x.size(1), -1, head_dim});
+  }
+
+  std::int64_t head_dim;
+  std::shared_ptr<nn::Linear> q_proj, k_proj, v_proj, out_proj;
+  std::shared_ptr<nn::RMSNorm> q_norm, k_norm;
+  std::shared_ptr<HeadScale> q_scale;
+  std::shared_ptr<nn::Dropout> dropout;
+};
+// [module]
+
+// [own_style]
+/// A HeadScale of heads that are split over the ranks: each has the factors of its own.
+class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
+ public:
+  std::string name() const override { return "headwise_parallel"; }
+
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    TESSERA_CHECK(dynamic_cast<const HeadScale*>(&module) != nullptr, name(),
+                  " is for a HeadScale, but was asked for a ", module.name());
+    return {{module.slot("scale"), Shard{0}}};
+  }
+
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList inputs) {
+      std::vector<std::int64_t> sizes = inputs[0]->sizes().vec();
+      sizes[2] = static_cast<const HeadScale&>(self).heads;
+      *inputs[0] = DistributedTensor::from_local(*inputs[0], mesh, {Shard{2}}, sizes);
+    });
+    module.add_forward_hook([](nn::ModuleBase&, nn::TensorList outputs) {
+      *outputs[0] = DistributedTensor(*outputs[0]).to_local();
+    });
+  }
+};
+// [own_style]
+
+// [own_plan]
+std::shared_ptr<Attention> split_attention(const DeviceMesh& mesh) {
+  auto model = [] {
+    const nn::MetaDevice meta;
+    return std::make_shared<Attention>(/*heads=*/4, /*size=*/8);
+  }();
+  using namespace tensor_parallel;
+  parallelize_module(
+      *model, mesh["tp"],
+      {{"[qkv]_proj", colwise_parallel()},
+       {"[qk]_norm", sequence_parallel({.sequence_dim = 2, .use_local_output = true})},
+       {"q_scale", std::make_shared<HeadwiseParallel>()},
+       {"out_proj", rowwise_parallel()}});
+  fsdp::fully_shard(*model, mesh["dp"]);
+  nn::to_empty(*model, at::kCPU);
+  nn::init_weights(*model, /*seed=*/0);
+  return model;
+}
+// [own_plan]
+
+int main() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
+  const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
+  const std::shared_ptr<Attention> model = split_attention(mesh);
+
+  // The same module on one rank is the test of the split one. eval() turns dropout off.
+  Attention whole(4, 8);
+  nn::init_weights(whole, /*seed=*/0);
+  whole.eval();
+  model->eval();
+  at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
+  const at::Tensor sample = at::randn({2, 6, 32});
+  // With gradients: in their graph the styles find plain operators that a part does not allow.
+  TESSERA_CHECK(at::allclose((*model)(sample), whole(sample), 1e-4, 1e-5),
+                "the split module computes something else");
+
+  model->train();
+  optim::AdamW optimizer(*model, {.lr = 1e-2});
+  for (int step = 1; step <= 20; ++step) {
+    const at::Tensor x = at::randn({16, 6, 32});
+    const at::Tensor loss = at::mse_loss((*model)(x), x.cumsum(1) / 6);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    if (world->rank() == 0) {
+      std::cout << "step " << step << " loss " << loss.item<double>() << std::endl;
+    }
+  }
+}

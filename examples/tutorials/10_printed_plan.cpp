@@ -1,0 +1,124 @@
+// A plan that is printed before it is applied: heads with norms of their own (QK-norm), and a style
+// of your own for what belongs to the heads.
+//   tessera-run --nproc 4 -- build/bin/tutorial_10_printed_plan
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+
+#include <iostream>
+
+#include "tessera/comm/meta_world.h"
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+constexpr std::int64_t kHeads = 4, kSize = 3, kDim = kHeads * kSize;
+
+/// A factor for each head of (tokens, heads, size).
+struct Gain : nn::Module<Gain> {
+  Gain() { scale = register_slot("scale", {kHeads, 1}); }
+  at::Tensor forward(const at::Tensor& x) { return x * scale; }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(scale, nn::init::uniform(0.5, 1.5));
+  }
+  nn::Parameter scale;
+};
+
+// [headwise]
+/// Splits a parameter with the heads that it belongs to, which are dimension 1 of what comes.
+class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
+  std::string name() const override { return "headwise_parallel"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    return {{module.slot("scale"), Shard{0}}};
+  }
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList x) {
+      *x[0] = tensor_parallel::prepare_input(self, *x[0], mesh, Shard{1}, Shard{1});
+    });
+    module.add_forward_hook([](nn::ModuleBase&, nn::TensorList y) {
+      *y[0] = tensor_parallel::prepare_output(*y[0], Shard{1}, /*use_local_output=*/true);
+    });
+  }
+};
+// [headwise]
+
+// [declares]
+/// What is between the projections of attention: (tokens, dim) -> the same. It says itself how it
+/// is split.
+struct Heads : nn::Module<Heads>, tensor_parallel::DeclaresPlan {
+  Heads() {
+    q_proj = register_module("q_proj", std::make_shared<nn::Linear>(kDim, kDim));
+    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(kSize));
+    gain = register_module("gain", std::make_shared<Gain>());
+    o_proj = register_module("o_proj", std::make_shared<nn::Linear>(kDim, kDim));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor heads = (*q_proj)(x).view({x.size(0), -1, kSize});  // this rank's heads
+    return x + (*o_proj)((*gain)((*q_norm)(heads)).flatten(1));
+  }
+  tensor_parallel::ParallelizePlan tensor_parallel_plan(
+      const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions&) const override {
+    using namespace tensor_parallel;
+    return {{"q_proj", colwise_parallel({.heads = kHeads})},
+            {"q_norm", sequence_parallel({.sequence_dim = 1, .use_local_output = true})},
+            {"gain", std::make_shared<HeadwiseParallel>()},
+            {"o_proj", rowwise_parallel({.heads = kHeads})}};
+  }
+  std::shared_ptr<nn::Linear> q_proj, o_proj;
+  std::shared_ptr<nn::RMSNorm> q_norm;
+  std::shared_ptr<Gain> gain;
+};
+// [declares]
+
+struct Model : nn::Module<Model> {
+  Model() {
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    layers->push_back(std::make_shared<Heads>());
+    layers->push_back(std::make_shared<Heads>());
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return (*layers->at<Heads>(1))((*layers->at<Heads>(0))(x));
+  }
+  std::shared_ptr<nn::ModuleList> layers;
+};
+
+/// A step on paper: shapes alone, in this process alone.
+void print_plan(int ranks) {
+  const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, ranks), {ranks}, {"tp"});
+  const auto model = [] {
+    const nn::MetaDevice meta;
+    return std::make_shared<Model>();
+  }();
+  std::cout << tensor_parallel::record_plan(
+      *model, mesh, tensor_parallel::declared_plan(*model, mesh),
+      [&] { (*model)(at::empty({5, kDim}, at::kMeta)).sum().backward(); });
+}
+
+int main() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
+  if (world->rank() == 0) {
+    print_plan(world->size());
+  }
+
+  Model whole, split;
+  nn::init_weights(whole, /*seed=*/0);
+  nn::init_weights(split, /*seed=*/0);
+  tensor_parallel::parallelize_module(split, mesh);
+
+  const at::Tensor x = at::arange(5 * kDim, at::kFloat).view({5, kDim}) / 60;
+  whole(x).square().sum().backward();
+  split(x).square().sum().backward();
+  const auto expected = whole.named_slots();
+  const auto found = split.named_slots();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const at::Tensor grad = DistributedTensor(found[i].second->get().grad()).full_tensor();
+    TESSERA_CHECK(at::allclose(grad, expected[i].second->get().grad(), 1e-4, 1e-5),
+                  "the gradient of ", found[i].first, " is wrong");
+  }
+  if (world->rank() == 0) {
+    std::cout << "every gradient is as one rank computes it" << std::endl;
+  }
+}

@@ -1,0 +1,97 @@
+// Whether a model draws is not known before it has. A rank may leave out all random operators of a
+// forward, and would not come if the first of them had the ranks compare their rows: so they
+// compare them when the forward begins, until it is known that nothing is drawn.
+
+#include "agreement/random_agreement.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+
+std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& modules) {
+  std::vector<nn::Dropout*> found;
+  for (nn::ModuleBase* module : modules) {
+    nn::visit_modules(*module, [&](const std::string&, nn::ModuleBase& below) {
+      if (auto* dropout = dynamic_cast<nn::Dropout*>(&below)) {
+        found.push_back(dropout);
+      }
+    });
+  }
+  return found;
+}
+
+/// Those of at:: first.
+Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
+  Counts counts{static_cast<std::int64_t>(random_state().calls)};
+  for (const nn::Dropout* dropout : dropouts) {
+    counts.push_back(static_cast<std::int64_t>(dropout->calls()));
+  }
+  return counts;
+}
+
+void set_counts(const std::vector<nn::Dropout*>& dropouts, const Counts& counts) {
+  set_random_state({random_state().seed, static_cast<std::uint64_t>(counts.front())});
+  for (std::size_t i = 0; i < dropouts.size(); ++i) {
+    dropouts[i]->set_calls(static_cast<std::uint64_t>(counts[i + 1]));
+  }
+}
+
+std::int64_t hash_of(const Counts& counts) {
+  std::uint64_t hash = 0;
+  for (const std::int64_t count : counts) {
+    hash = substream(hash, static_cast<std::uint64_t>(count));
+  }
+  return static_cast<std::int64_t>(hash);
+}
+
+/// `counts` become the largest of all ranks'.
+void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
+  for (const DeviceMesh& dim : dims) {
+    if (dim.size() == 1) {
+      continue;
+    }
+    for (const Counts& other : comm::gather_on_hosts(dim.group(), Counts(counts))) {
+      std::ranges::transform(counts, other, counts.begin(), std::ranges::max);
+    }
+  }
+}
+
+}  // namespace
+
+void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
+                                    const std::vector<DeviceMesh>& dims,
+                                    const std::shared_ptr<tessera::detail::BatchRows>& rows) {
+  // A random operator that nobody expected was waited for by all ranks.
+  draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
+  if (quiet_ && !draws_) {
+    unasked_ = rows;
+    return;
+  }
+  const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
+  Counts counts = counts_of(dropouts);
+  // Mostly all ranks have the same: two numbers go with the rows, the largest hash and, turned
+  // round, the least; the counts only if they differ.
+  const std::int64_t hash = hash_of(counts);
+  const std::vector<std::int64_t> largest = rows->settle({hash, ~hash});
+  if (largest[0] != ~largest[1]) {
+    // Who left an operator out has counted less than who did not.
+    raise_to_largest(counts, dims);
+    set_counts(dropouts, counts);
+  }
+  draws_ = draws_ || (!agreed_.empty() && counts != agreed_);
+  quiet_ = !draws_ && !agreed_.empty();
+  agreed_ = std::move(counts);
+}
+
+}  // namespace tessera::fsdp

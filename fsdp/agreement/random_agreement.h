@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/dtensor/detail/random_region.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+/// What the ranks tell each other of random numbers when a training forward of a model begins: how
+/// many rows they have, and how many random operators they have counted. A rank that left some out,
+/// as one without rows may, goes on with the others' counts.
+class RandomAgreement {
+ public:
+  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`.
+  /// Collective over them, between the hosts, in the first two forwards, and in later ones if the
+  /// model has drawn: all ranks then know that it does. One that draws nothing pays nothing. Throws
+  /// PeerError.
+  void begin_forward(const std::vector<nn::ModuleBase*>& modules,
+                     const std::vector<DeviceMesh>& dims,
+                     const std::shared_ptr<tessera::detail::BatchRows>& rows);
+
+ private:
+  using Counts = std::vector<std::int64_t>;
+
+  Counts agreed_;       ///< of the last forward that compared them; empty: none has
+  bool draws_ = false;  ///< on any rank
+  bool quiet_ = false;  ///< two forwards have compared them, and nothing was drawn
+  /// Of the forward before this one, where its ranks did not compare them.
+  std::shared_ptr<tessera::detail::BatchRows> unasked_;
+};
+
+}  // namespace tessera::fsdp

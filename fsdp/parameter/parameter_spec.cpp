@@ -1,0 +1,112 @@
+// The spec of a parameter's shard, found before anything is changed: for a plain tensor on FSDP's
+// mesh, for one that tensor parallelism has distributed on the mesh that joins both. fully_shard
+// checks all parameters of a unit this way and only then acts (see unit/unit_spec.cpp).
+
+#include "parameter/parameter_spec.h"
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// The slice of the common root that has the dimensions of both meshes: flattened ones, then the
+/// root's in its order.
+DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
+                       const std::string& name) {
+  const DeviceMesh& mesh = data_mesh.all;
+  const DeviceMesh root = mesh.root();
+  const std::vector<std::string>& own = mesh.shape().names();
+  const std::vector<std::string>& others = outer.shape().names();
+  const bool disjoint =
+      !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
+  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: parameter '", name,
+                "' is distributed on ", to_string(outer),
+                ", which is not another slice of the mesh that ", to_string(mesh),
+                " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
+  const std::vector<std::string>& known = root.shape().names();
+  std::vector<std::string> names;
+  // Flattened dimensions (shard_over_replicas) are not among the root's own, so they go in front.
+  std::ranges::copy_if(persistent, std::back_inserter(names),
+                       [&](const std::string& dim) { return !contains(known, dim); });
+  std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
+    return contains(persistent, dim) || contains(others, dim);
+  });
+  return root.slice(names);
+}
+
+/// A layout counts mesh dimensions by position, and the joined mesh has others in between: names
+/// are what stays the same.
+/// `layout`, of a tensor on `from`, with the mesh dimensions renumbered for `to`.
+Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
+  Layout::Dims dims = layout.dims();
+  for (std::vector<Digit>& digits : dims) {
+    for (Digit& digit : digits) {
+      for (int& mesh_dim : digit.mesh_dims) {
+        mesh_dim = to.shape().dim(from.shape().names()[static_cast<std::size_t>(mesh_dim)]);
+      }
+    }
+  }
+  return dims;
+}
+
+/// The digit of a dimension that a further split is of: the only one, or behind local ones, which
+/// count equal parts. nullptr where tensor parallelism cuts in front of the last digit, too.
+Digit* digit_to_split(std::vector<Digit>& digits) {
+  if (digits.empty()) {
+    digits.emplace_back();
+  }
+  const bool parts = std::all_of(digits.begin(), std::prev(digits.end()),
+                                 [](const Digit& digit) { return digit.mesh_dims.empty(); });
+  return parts ? &digits.back() : nullptr;
+}
+
+}  // namespace
+
+std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim) {
+  std::int64_t parts = 1;
+  if (dim && tessera::is_distributed(tensor)) {
+    const std::vector<Digit>& digits = sharding_spec(tensor).layout->digits(static_cast<int>(*dim));
+    for (std::size_t i = 0; i + 1 < digits.size(); ++i) {
+      parts *= digits[i].extent;
+    }
+  }
+  return parts;
+}
+
+ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
+                          std::optional<std::int64_t> dim, const std::string& name) {
+  DeviceMesh joined = mesh.persistent();
+  Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
+  if (tessera::is_distributed(tensor)) {
+    const ShardingSpec& spec = sharding_spec(tensor);
+    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: parameter '", name,
+                  "' is a pending reduction, ", to_string(*spec.layout),
+                  "; redistribute it to Replicate() or Shard(...) first");
+    joined = joined_mesh(spec.mesh, mesh, name);
+    dims = renumbered(*spec.layout, spec.mesh, joined);
+  }
+  if (dim) {
+    // The innermost split: each rank of tensor parallelism shards what it has, of a fused weight
+    // (q, k and v in one matrix) each part by itself.
+    Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
+    TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of parameter '", name,
+                  "' of sizes ", tensor.sizes(), " is split as ",
+                  to_string(*sharding_spec(tensor).layout),
+                  ", and cannot be split further; let shard_placement return ",
+                  tensor.dim() > 1 ? "Shard of another dimension or Replicate()" : "Replicate()");
+    digit->mesh_dims.push_back(
+        joined.ndim() == 1 ? 0 : joined.shape().dim(mesh.shard.shape().names().front()));
+  }
+  return {joined, Layout::intern(joined.shape().sizes(), std::move(dims))};
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "comm/data_mesh.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/all_gather_extension.h"
+#include "tessera/nn/parameter.h"
+
+namespace tessera::fsdp {
+
+/// The memory in which shards and their gradients live.
+struct ShardHome {
+  c10::Device device;
+  bool pinned = false;     ///< page-locked
+  bool offloaded = false;  ///< on the host for an offload_policy: the host adds up gradients
+};
+
+/// All that is decided of a parameter before it is sharded, checked: sharding only acts on it.
+struct ParameterSpec {
+  std::string name;  ///< within the unit
+  nn::SlotPtr slot;
+  DataMesh mesh;
+  std::optional<std::int64_t> dim;  ///< that is split over mesh.shard; empty: replicated there
+  std::int64_t parts = 1;           ///< of that dimension, each of which is split (a fused weight)
+  ShardingSpec sharding;            ///< of the tensor that will persist
+  ShardHome home;
+  std::optional<AllGatherExtension> extension;
+};
+
+/// How many equal parts dimension `dim` of `tensor` has, where tensor parallelism has split each of
+/// them by itself: those of a fused weight. 1 of any other tensor.
+std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
+
+/// The spec of `tensor` once it is split on `dim` over the mesh's sharding dimension, which becomes
+/// the innermost split, of each part (nullopt: once it is replicated there): a plain tensor on that
+/// mesh; one that tensor parallelism has distributed, on the mesh of both (a slice of their common
+/// root).
+/// Throws Error, naming the parameter `name`, for a tensor that cannot be split further so.
+ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
+                          std::optional<std::int64_t> dim, const std::string& name);
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/collective_hooks.h"
+#include "tessera/comm/streams.h"
+
+namespace tessera::fsdp {
+
+class Unit;
+
+/// What an error about ranks that call different collectives ends with.
+constexpr auto kHintOfUnusedUnits =
+    "; a unit that only some ranks run needs Options::may_be_unused";
+
+/// What may be changed of a unit between iterations. There is one object for a unit, which its
+/// groups read as well; see the setters in fully_shard.h and collectives.h for what each does.
+struct Settings {
+  std::string label;                          ///< what messages call the unit: "unit 'layers.3'"
+  std::optional<bool> reshard_after_forward;  ///< default: not for the root
+  bool reshard_after_backward = true;
+  bool gradient_sync = true;
+  bool all_reduce = true;  ///< false: reductions leave out the replicas until one does not
+  bool last_backward = true;
+  bool unshard_in_backward = true;
+  bool unshard_async_op = false;           ///< gathers go to the compute lane
+  bool force_sum = false;                  ///< no part of the division comes before the sum
+  std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
+  /// What the next forward's gathers wait for; default: all that was issued.
+  std::optional<comm::StreamEventPtr> post_optim_event;
+  std::vector<std::weak_ptr<Unit>> forward_prefetch;   ///< empty: what ran after, last time
+  std::vector<std::weak_ptr<Unit>> backward_prefetch;  ///< empty: what ran before
+  CollectiveHooks hooks;
+
+  /// Whether more micro-batches of the step will come.
+  bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
+};
+
+}  // namespace tessera::fsdp

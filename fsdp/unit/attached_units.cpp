@@ -1,0 +1,92 @@
+// Units as modules carry them. A unit is attached to its modules by type (ModuleBase::attach), so
+// that the module owns it and no table of units exists; here it is made, attached, and found again.
+
+#include "unit/attached_units.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/detail/slot_keeper.h"
+#include "unit/boundary.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// Lets an optimizer's zero_grad reach what a unit has accumulated, and others know a parameter by
+/// its unsharded tensor.
+class KeptByUnit final : public nn::SlotKeeper {
+ public:
+  explicit KeptByUnit(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
+
+  void drop_gradient(const nn::ParameterSlot& slot) override {
+    if (const std::shared_ptr<Unit> unit = unit_.lock()) {
+      unit->parameters().drop_kept_gradient(slot);
+    }
+  }
+
+  bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
+    const std::shared_ptr<Unit> unit = unit_.lock();
+    return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+  }
+
+ private:
+  // Weak: a module below the unit's may outlive it.
+  std::weak_ptr<Unit> unit_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse) {
+  std::vector<std::shared_ptr<Unit>> units;
+  const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
+    auto unit = each.attached<Unit>();
+    // One of several modules is met several times.
+    if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
+      units.push_back(std::move(unit));
+    }
+  };
+  recurse ? nn::visit_modules(module, add) : add("", module);
+  return units;
+}
+
+nn::ModuleWalk outside_of_units() {
+  return {.skip = [](const torch::nn::Module& module) {
+    const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
+    return ours != nullptr && ours->attached<Unit>() != nullptr;
+  }};
+}
+
+std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* asked) {
+  std::shared_ptr<Unit> unit = module.attached<Unit>();
+  TESSERA_CHECK(unit != nullptr, asked, ": this ", module.name(),
+                " is not a unit; apply fully_shard to it first");
+  return unit;
+}
+
+std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
+                                            const char* asked) {
+  std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse);
+  TESSERA_CHECK(!units.empty(), asked, ": this ", module.name(), recurse ? " holds" : " is",
+                " no unit; apply fully_shard first");
+  return units;
+}
+
+void make_unit(const UnitSpec& spec) {
+  // First: after an error here nothing has been sharded.
+  move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
+  const auto unit = std::make_shared<Unit>(spec);
+  unit->install();
+  for (nn::ModuleBase* module : spec.modules) {
+    module->attach(unit);
+  }
+  const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<KeptByUnit>(unit);
+  for (const ParameterSpec& parameter : spec.parameters) {
+    // Attached to the owners, because an optimizer knows slots and not units.
+    for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
+      owner.module->attach(kept);
+    }
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+// What happens to the tensors that come into a unit's forward and go out of it. What it computes
+// with is where it computes, and of the type that the policy names. A tensor that is so already
+// stays the same object; what has no values yet (meta) and distributed tensors, which have a device
+// of their own, stay where they are.
+
+/// Moves the arguments of a forward, differentiably.
+void move_inputs(nn::TensorList inputs, c10::Device device);
+
+/// Moves the buffers of `modules` and below them, but for those of units and those in `ignored`.
+/// Who holds a buffer (nn::Parameter, a tensor that libtorch's register_buffer returned) sees it
+/// moved.
+void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
+                  const std::unordered_set<nn::SlotPtr>& ignored);
+
+/// Casts the floating-point tensors among `tensors` to `dtype`, differentiably; does nothing
+/// without a type.
+void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype);
+
+/// The type of the first floating-point tensor.
+std::optional<c10::ScalarType> floating_type(nn::TensorList tensors);
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,281 @@
+// The public functions of fully_shard.h and forward_method.h: they check what a program passes and
+// hand it to units. What a unit then does is in unit.cpp, how it is made in unit_spec.cpp and
+// attached_units.cpp.
+
+#include "tessera/fsdp/fully_shard.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/fsdp/forward_method.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/visit_modules.h"
+#include "unit/attached_units.h"
+#include "unit/unit.h"
+#include "unit/unit_spec.h"
+
+namespace tessera::fsdp {
+namespace {
+
+void check_module(const nn::ModuleBase* module) {
+  TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
+  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard or replicate was applied to this ",
+                module->name(), " already; apply one of them once to each module");
+  TESSERA_CHECK(
+      dynamic_cast<const nn::ModuleList*>(module) == nullptr,
+      "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
+      "in it");
+}
+
+/// Once for each unit: those below have been looked at.
+void warn_of_batch_norm(const nn::ModuleBase& unit, const DataMesh& mesh) {
+  const auto has_unit = [](const torch::nn::Module& module) {
+    const auto* base = dynamic_cast<const nn::ModuleBase*>(&module);
+    return base != nullptr && is_fully_sharded(*base);
+  };
+  std::string found;
+  const auto note = [&](const std::string& fqn, const torch::nn::Module& module) {
+    if (found.empty() && module.name().find("torch::nn::BatchNorm") != std::string::npos) {
+      found = tessera::detail::concat("'", fqn, "', a ", module.name());
+    }
+  };
+  nn::visit_modules(unit, note, {.skip = has_unit});
+  if (mesh.ranks() > 1 && !found.empty()) {
+    TORCH_WARN(
+        found, ", takes its statistics in training from this rank's part of the batch, and ",
+        "its running ones differ from rank to rank: numbers depend on how many ranks there ",
+        "are; take a norm of each sample (LayerNorm, RMSNorm, GroupNorm), or freeze it with ",
+        "eval()");
+  }
+}
+
+/// Everything is checked before anything is changed: after an error the model is as before.
+void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
+                       const Options& options) {
+  TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
+  for (const nn::ModuleBase* module : modules) {
+    check_module(module);
+  }
+  // Parameters of units below are taken, which is why fully_shard goes from the leaves to the root.
+  const nn::NamedSlots parameters = free_parameters(modules, options);
+  for (const nn::ModuleBase* module : modules) {
+    warn_of_batch_norm(*module, mesh);
+  }
+  make_unit(checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options));
+}
+
+/// Of the module's unit, and with `recurse` of those below it.
+template <class T>
+void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Settings::*field,
+              const std::type_identity_t<T>& value) {
+  for (const std::shared_ptr<Unit>& unit : units_of(module, recurse, asked)) {
+    unit->settings().*field = value;
+  }
+}
+
+std::vector<std::weak_ptr<Unit>> each_unit_of(const std::vector<nn::ModuleBase*>& modules,
+                                              const char* asked) {
+  // Weak: units that prefetch each other would keep each other alive.
+  std::vector<std::weak_ptr<Unit>> units;
+  for (const nn::ModuleBase* module : modules) {
+    TESSERA_CHECK(module != nullptr, asked, " was given a null module");
+    units.push_back(unit_of(*module, asked));
+  }
+  return units;
+}
+
+}  // namespace
+
+void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
+  fully_shard(std::vector<nn::ModuleBase*>{&module}, mesh, options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
+                 const Options& options) {
+  make_checked_unit(modules, data_mesh_of(mesh, options), options);
+}
+
+void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options) {
+  TESSERA_CHECK(
+      !options.shard_placement && !options.parameter_mesh && options.post_forward_mesh_size == 1 &&
+          !options.shard_over_replicas && !options.all_gather_extension,
+      "replicate: the options say how to split parameters (shard_placement, "
+      "parameter_mesh, post_forward_mesh_size, shard_over_replicas or all_gather_extension), but "
+      "each rank keeps them unsharded; leave these out or apply fully_shard");
+  // The same engine on a mesh where each rank alone shards, with every parameter replicated there.
+  Options replicated = options;
+  replicated.shard_placement = [](const std::string&, const at::Tensor&) {
+    return std::optional<Placement>(Replicate{});
+  };
+  make_checked_unit({&module}, DataMesh::replicating(mesh), replicated);
+}
+
+DeviceMesh world_mesh(const comm::WorldPtr& world) {
+  TESSERA_CHECK(world != nullptr,
+                "world_mesh: the world is null; pass that of comm::world_from_environment()");
+  return init_device_mesh(world, {world->size()}, {"dp"});
+}
+
+void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  fully_shard(module, world_mesh(world), options);
+}
+
+void fully_shard(const std::vector<nn::ModuleBase*>& modules, const comm::WorldPtr& world,
+                 const Options& options) {
+  fully_shard(modules, world_mesh(world), options);
+}
+
+void replicate(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options) {
+  replicate(module, world_mesh(world), options);
+}
+
+bool is_fully_sharded(const nn::ModuleBase& module) {
+  return module.attached<Unit>() != nullptr;
+}
+
+std::string unit_name(const nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = module.attached<Unit>();
+  return unit == nullptr ? "" : unit->label();
+}
+
+std::string under_way(const nn::ModuleBase& module) {
+  std::string text;
+  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {  // innermost last
+    const UnitPhase phase = unit->phase();
+    if (phase == UnitPhase::kBackward) {
+      text = "the backward of " + unit->label();
+    } else if (phase == UnitPhase::kForward || phase == UnitPhase::kForwardRecorded) {
+      text = "the forward of " + unit->label();
+    }
+  }
+  return text;
+}
+
+// By hand, outside of a root's forward: shards may have been written since the last gather.
+void unshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
+  unit->await_compute();
+  unit->unshard();
+}
+
+void reshard(nn::ModuleBase& module) {
+  unit_of(module, "reshard")->reshard();
+}
+
+UnshardHandle start_unshard(nn::ModuleBase& module) {
+  const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
+  unit->await_compute();
+  unit->start_unshard();
+  // The handle holds the unit weakly: a model may go before somebody waits.
+  return UnshardHandle(unit);
+}
+
+void UnshardHandle::wait() {
+  if (const std::shared_ptr<Unit> unit = std::exchange(unit_, {}).lock()) {
+    unit->unshard();
+  }
+}
+
+UnshardScope::UnshardScope(nn::ModuleBase& module)
+    : unit_(unit_of(module, "UnshardScope")), was_unsharded_(unit_->unsharded()) {
+  // An outer scope, or forward, frees them.
+  if (unit_->shown()) {
+    // Then the destructor has nothing to free.
+    unit_.reset();
+    return;
+  }
+  if (!was_unsharded_) {
+    unit_->await_compute();
+  }
+  unit_->unshard();
+}
+
+UnshardScope::~UnshardScope() {
+  if (unit_ != nullptr) {
+    was_unsharded_ ? unit_->hide() : unit_->reshard();
+  }
+}
+
+void before_forward(nn::ModuleBase& module, nn::TensorList arguments) {
+  if (const std::shared_ptr<Unit> unit = module.attached<Unit>()) {
+    try {
+      unit->pre_forward(arguments);
+    } catch (...) {
+      unit->end_call();
+      throw;
+    }
+  }
+}
+
+void after_forward(nn::ModuleBase& module, nn::TensorList results) {
+  if (const std::shared_ptr<Unit> unit = module.attached<Unit>()) {
+    struct Finally {
+      Unit& unit;
+      ~Finally() { unit.end_call(); }
+    } const finally{*unit};
+    unit->post_forward(module, results);
+  }
+}
+
+void abandon_forward(nn::ModuleBase& module) {
+  if (const std::shared_ptr<Unit> unit = module.attached<Unit>()) {
+    unit->end_call();
+  }
+}
+
+// Settings. Units and their groups read them where they act, so that a setter only stores.
+void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
+}
+
+void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse) {
+  set_each(module, recurse, "set_reshard_after_backward", &Settings::reshard_after_backward,
+           reshard);
+}
+
+void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse) {
+  set_each(module, recurse, "set_requires_gradient_sync", &Settings::gradient_sync, sync);
+}
+
+void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse) {
+  set_each(module, recurse, "set_requires_all_reduce", &Settings::all_reduce, all_reduce);
+}
+
+void set_is_last_backward(nn::ModuleBase& module, bool last) {
+  set_each(module, true, "set_is_last_backward", &Settings::last_backward, last);
+}
+
+void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse) {
+  set_each(module, recurse, "set_unshard_in_backward", &Settings::unshard_in_backward, unshard);
+}
+
+void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse) {
+  TESSERA_CHECK(factor > 0 && std::isfinite(factor), "set_gradient_divide_factor: ", factor,
+                " is not positive and finite; pass the number of ranks, say");
+  set_each(module, recurse, "set_gradient_divide_factor", &Settings::gradient_divisor, factor);
+}
+
+void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
+  set_each(module, recurse, "set_force_sum_reduction", &Settings::force_sum, force);
+}
+
+void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse) {
+  set_each(module, recurse, "set_unshard_async_op", &Settings::unshard_async_op, async_op);
+}
+
+void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_forward_prefetch")->settings().forward_prefetch =
+      each_unit_of(units, "set_forward_prefetch");
+}
+
+void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units) {
+  unit_of(module, "set_backward_prefetch")->settings().backward_prefetch =
+      each_unit_of(units, "set_backward_prefetch");
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,302 @@
+// The iteration of a root and the units below it: what happens once a forward or a backward,
+// whichever units it runs. Its phase decides what a call means; the order of the steps in
+// begin_forward() and end_backward() is the contract between the units, the pool of buffers and the
+// ranks' agreements.
+
+#include "unit/iteration_state.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "agreement/step_agreement.h"
+#include "tessera/core/detail/environment_switch.h"
+#include "tessera/dtensor/detail/end_of_backward.h"
+#include "unit/backward_hooks.h"
+#include "unit/unit.h"
+
+namespace tessera::fsdp {
+
+IterationState::IterationState(const std::vector<std::shared_ptr<Unit>>& units)
+    : units_(units.begin(), units.end()) {}
+
+/// A part of the model may have been dropped.
+std::vector<std::shared_ptr<Unit>> IterationState::units() const {
+  std::vector<std::shared_ptr<Unit>> alive;
+  for (const std::weak_ptr<Unit>& unit : units_) {
+    if (std::shared_ptr<Unit> locked = unit.lock()) {
+      alive.push_back(std::move(locked));
+    }
+  }
+  return alive;
+}
+
+/// All units of an iteration have the root's (Unit::make_iteration), and the root is first.
+CommContext& IterationState::comm_context() const {
+  return units().front()->comm_context();
+}
+
+bool IterationState::is_open() const {
+  return phase() != IterationPhase::kBetweenSteps &&
+         phase() != IterationPhase::kBetweenMicroBatches;
+}
+
+/// Any unit that says otherwise leaves the reductions of all under way.
+bool IterationState::is_last_backward() const {
+  return std::ranges::all_of(units(),
+                             [](const auto& unit) { return unit->settings().last_backward; });
+}
+
+bool IterationState::step_goes_on() const {
+  return std::ranges::any_of(units(),
+                             [](const auto& unit) { return unit->settings().step_goes_on(); });
+}
+
+void IterationState::enter(IterationPhase next) {
+  const std::shared_ptr<Unit> root = units_.front().lock();
+  phase_.enter(next, "the iteration of " + (root ? root->label() : "a root that is gone"));
+}
+
+template <class Act>
+void IterationState::for_each_group(Act&& act) const {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    for (ParameterGroup& group : unit->groups()) {
+      act(group);
+    }
+  }
+}
+
+// Forward.
+
+/// Another model's backward may be running on this thread, so that this one's own token is asked;
+/// autograd may hold that a moment longer than it runs.
+bool IterationState::backward_failed() const {
+  return phase() == IterationPhase::kBackward && (backward_.expired() || !backward_runs());
+}
+
+bool IterationState::begin_forward() {
+  // Asked before the phase changes. True also after a failed backward, whose gathered memory and
+  // gradients go the same way.
+  const bool abandons = is_open();
+  if (backward_failed()) {
+    forget_reductions();
+    enter(IterationPhase::kBetweenMicroBatches);
+  }
+  // Between micro-batches pieces of gathered memory are still of use; a new step drops them.
+  const bool begins_step = phase() == IterationPhase::kBetweenSteps;
+  enter(IterationPhase::kForward);
+  // Graphs that were dropped since. Those of earlier micro-batches may still come (a pipeline).
+  std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
+  await_update();
+  if (abandons) {
+    std::ranges::for_each(units(), [](const auto& unit) { unit->abandon_iteration(); });
+  }
+  settle_pieces(begins_step);
+  gather_order_.begin();
+  std::ranges::for_each(units(), [](const auto& unit) { unit->begin_iteration(); });
+  return abandons;
+}
+
+/// Shards may have been written since: the optimizer's update comes before what is gathered.
+void IterationState::await_update() {
+  comm::Streams& streams = comm_context().streams();
+  const std::vector<std::shared_ptr<Unit>> all = units();
+  const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
+  const auto in_compute = std::ranges::count_if(
+      all, [](const auto& unit) { return unit->settings().unshard_async_op; });
+  // Gathers in the compute lane follow its work anyway; for them only an event from elsewhere
+  // counts.
+  if (in_compute < std::ssize(all)) {
+    streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
+  }
+  if (in_compute > 0 && event) {
+    streams.wait(comm::Lane::kCompute, *event);
+  }
+}
+
+/// Pieces of an earlier micro-batch are of use while no rank has written to its shards, or lost
+/// one. A new step begins without.
+void IterationState::settle_pieces(bool begins_step) {
+  std::vector<ParameterGroup*> keeping;
+  for_each_group([&](ParameterGroup& group) {
+    if (begins_step) {
+      group.gathered().drop_piece();
+    } else if (group.gathered().keeps_pieces()) {
+      keeping.push_back(&group);
+    }
+  });
+  drop_invalid_pieces(keeping);
+}
+
+void IterationState::began_gather(Unit& unit) {
+  if (phase() == IterationPhase::kForward) {
+    gather_order_.gathered(unit.shared_from_this());
+  }
+}
+
+std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
+  if (phase() != IterationPhase::kForward || !gather_order_.used(unit.shared_from_this())) {
+    return nullptr;
+  }
+  const std::shared_ptr<Unit> ahead = ahead_.lock();
+  if (ahead != nullptr && ahead->parameters().is_gathering()) {
+    return nullptr;
+  }
+  const std::shared_ptr<Unit> next = gather_order_.next();
+  ahead_ = next;
+  return next;
+}
+
+/// This forward has gone another way than the last one.
+void IterationState::free_unused() const {
+  if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
+    ahead->parameters().reshard_unused();
+  }
+}
+
+/// By tokens: a graph that was dropped has no backward, and must not be prefetched for.
+void IterationState::ran_forward(Unit& unit, const std::shared_ptr<void>& token) {
+  forward_order_.push_back({&unit, token});
+}
+
+void IterationState::end_forward(bool backward_comes) {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->end_partial_forward();
+  }
+  free_unused();
+  // Before the phase changes: where ranks have gathered different units, all of them throw here,
+  // and none hangs in backward.
+  agree_on_gathers();
+  gather_order_.end();
+  if (phase() == IterationPhase::kBackward) {  // one that the forward ran, and that failed
+    forget_reductions();
+  }
+  if (backward_comes) {
+    enter(IterationPhase::kAwaitingBackward);
+  } else {
+    end_iteration();
+  }
+}
+
+/// Not over replicas: nothing has been called there, and their forwards may go apart.
+void IterationState::agree_on_gathers() {
+  std::vector<comm::Communicator*> sharding;
+  for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
+  try {
+    agree_on_calls(sharding, {});
+  } catch (...) {
+    for_each_group([&](ParameterGroup& group) { group.gathered().discard(comm_context()); });
+    throw;
+  }
+}
+
+void IterationState::end_iteration() {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->parameters().reshard_within_step();
+  }
+  // No reduction will use the buffers.
+  comm_context().pool().clear();
+  end_micro_batch();
+}
+
+void IterationState::end_micro_batch() {
+  std::ranges::for_each(units(), [](const auto& unit) { unit->end_micro_batch(); });
+  close(step_goes_on() ? IterationPhase::kBetweenMicroBatches : IterationPhase::kBetweenSteps);
+}
+
+void IterationState::close(IterationPhase next) {
+  if (is_open()) {
+    enter(next);
+  }
+}
+
+void IterationState::forget_reductions() const {
+  for (const std::shared_ptr<Unit>& unit : units()) {
+    unit->parameters().forget_reductions();
+  }
+}
+
+// Backward.
+
+void IterationState::enter_backward() {
+  if (phase() != IterationPhase::kBackward) {
+    enter(IterationPhase::kBackward);
+    // Autograd drops its callbacks when a backward throws: an expired token is how the failure is
+    // seen.
+    const auto token = std::make_shared<char>();
+    backward_ = token;
+    // Kept alive: backward may outlive the model.
+    tessera::detail::call_at_end_of_backward(
+        [self = shared_from_this(), token] { self->end_backward(); });
+  }
+}
+
+std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
+  const auto ran = std::find_if(forward_order_.rbegin(), forward_order_.rend(),
+                                [&](const Ran& entry) { return entry.unit == &unit; });
+  if (ran == forward_order_.rend()) {
+    return nullptr;
+  }
+  // Backward goes against forward: what ran later has had its turn.
+  forward_order_.erase(ran.base() - 1, forward_order_.end());
+  // The token's holder also holds the unit.
+  // An expired entry before it: its graph is gone, and it would be gathered for nothing.
+  const bool known = !forward_order_.empty() && !forward_order_.back().token.expired();
+  return known ? forward_order_.back().unit->shared_from_this() : nullptr;
+}
+
+void IterationState::end_backward() {
+  const std::vector<std::shared_ptr<Unit>> all = units();
+  // Last first, as backward itself goes.
+  std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
+  // With more backwards to come (set_is_last_backward) nothing is settled yet.
+  const bool last = is_last_backward();
+  if (last) {
+    comm_context().finish_reductions();  // replicas are reduced over here
+  }
+  agree_on_gradients();
+  // Otherwise the last unit's reduction stays under way, beside the next micro-batch.
+  if (last) {
+    comm_context().settle();
+    agree_on_use();
+  }
+  forward_order_.clear();
+  end_micro_batch();
+  if (last && tessera::detail::debug_checks()) {
+    for (const std::shared_ptr<Unit>& unit : all) {
+      unit->parameters().compare_copies();
+    }
+  }
+}
+
+/// On failure no gradient is left: wrong sums have been added to right ones. The step is not over:
+/// pieces may be left.
+void IterationState::agree_on_gradients() {
+  std::vector<comm::Communicator*> sharding;
+  std::vector<comm::Communicator*> replicating;
+  for_each_group([&](ParameterGroup& group) {
+    group.add_sharding_groups(sharding);
+    group.add_replica_groups(replicating);
+  });
+  try {
+    agree_on_calls(sharding, replicating);
+  } catch (...) {
+    forget_reductions();
+    for_each_group([&](ParameterGroup& group) {
+      group.gradients().drop_all();
+      group.gathered().discard(comm_context());
+    });
+    forward_order_.clear();
+    close(IterationPhase::kBetweenMicroBatches);
+    throw;
+  }
+}
+
+/// A parameter that no rank used has no gradient, as on one rank.
+void IterationState::agree_on_use() {
+  UseAgreement agreement;
+  for_each_group([&](ParameterGroup& group) { agreement.add(group); });
+  agreement.settle();
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/stateful.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+class World;
+}
+namespace tessera::nn {
+class ModuleBase;
+}
+
+namespace tessera::checkpoint {
+
+// Sharded checkpoints: every rank writes its own part and reads what it needs, on any mesh. The
+// files are those of PyTorch's HuggingFaceStorageWriter and a manifest.json, which is the commit:
+// a step without a valid one does not exist. docs/checkpoints.md has the layout.
+
+/// What a checkpoint holds.
+///
+///   checkpoint::save(world, "run", step, {model, optim::named_state(optimizer, model), entries});
+struct StateDict {
+  /// Plain, or with TP and FSDP applied: its parameters, persistent buffers, and how often each
+  /// nn::Dropout was called.
+  nn::ModuleBase& model;
+  /// optim::named_state(): saved as "optimizer.state.NAME". The values share the optimizer's
+  /// memory.
+  std::vector<std::pair<std::string, at::Tensor>> optimizer = {};
+  /// A JSON object of the caller's: the step of the schedule, random state, the position in the
+  /// data. Those of rank 0 are saved.
+  nlohmann::json entries = nlohmann::json::object();
+  /// Objects whose state is equal on all ranks. That of rank 0 is saved; a load gives it to all.
+  NamedStateful stateful = {};
+  /// Objects of each rank's own, such as metrics. Names are unique among all objects.
+  NamedRankStates rank_states = {};
+};
+
+/// How a step is saved.
+struct SaveOptions {
+  /// Says whose remains a folder holds: runs that share a folder need different ones, and a run
+  /// that was started again the one it had.
+  std::string run_id = {};
+  /// How many steps of this run are kept, this one included: at least 2. 0: all.
+  int keep = 0;
+};
+
+/// "step-00000100": the folder of a step below that of the run.
+std::string step_folder_name(std::int64_t step);
+
+/// Writes the state to DIR/step-00000100. What several ranks have is written once; the work is
+/// spread over them. It is there for later loads only when every byte is durable; an older step is
+/// not touched before. Steps of this run beyond options.keep are then removed.
+///
+/// Collective over `world`. If it fails or is killed at any moment, all older steps are intact, and
+/// the model is not changed; a failure on one rank is the same Error on all. Throws Error, before
+/// anything is written, for parameters that were never filled or that differ between ranks
+/// (set_distinct_along), models, steps, folders or options that differ between ranks, and a step
+/// that exists.
+void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
+          const StateDict& state, const SaveOptions& options = {});
+
+/// Files of a step that are missing or damaged, though its manifest is valid. One that cannot be
+/// read for the moment is an Error of another kind: it proves nothing.
+class DamagedStep : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What of a step is loaded.
+struct LoadOptions {
+  /// Patterns of names that are neither loaded nor missed (nn::matches_fqn): "optimizer.**".
+  std::vector<std::string> exclude = {};
+  /// Load what is there and fits. LoadReport says what was left as it was.
+  bool partial = false;
+};
+
+/// What was loaded, and what of it or beside it was not as in the checkpoint.
+struct LoadReport {
+  std::int64_t step = 0;
+  std::string run_id;
+  nlohmann::json entries;               ///< StateDict::entries as they were saved
+  std::vector<std::string> missing;     ///< in the state, not in the checkpoint
+  std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
+  std::vector<std::string> cast;        ///< converted between floating-point types
+  std::vector<std::string> reshaped;  ///< of other sizes, or a type that cannot be converted; left
+};
+
+/// Fills the model and the optimizer's state from a step, or the newest step of a folder, that was
+/// saved on any mesh and number of ranks. Rank 0 chooses the step. Each rank reads the bytes of its
+/// shards, to the MiB, and compares them with their checksums.
+///
+/// Collective over `world`. A failure on one rank is an Error on all. Throws Error, before anything
+/// is changed, if folders or options differ between ranks, if there is no such step, and if names,
+/// sizes or types do not fit; then DamagedStep if a file is missing or damaged. If that shows as
+/// bytes are read, or reading fails, the parameters that were being loaded count as never filled:
+/// all ranks may load an older step. Objects take their states before the first parameter changes,
+/// and nn::Dropouts their counts after the last; those of each rank's own may be missing or
+/// unexpected.
+LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
+                const StateDict& state, const LoadOptions& options = {});
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::comm {
+class World;
+}
+
+namespace tessera::checkpoint {
+
+// The steps of a folder as those of one run: what it goes on from, and what is in its way.
+
+/// A run_id that no other run has, drawn by rank 0. Collective over `world`.
+std::string new_run_id(comm::World& world);
+
+/// The run_id of a step that was saved whole. Throws Error if there is no such step, and if `dir`
+/// has a whole step of another run, whichever of the two is the newer: the message names both. Rank
+/// 0 reads the manifests of all steps and tells the others. Collective over `world`.
+std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
+
+/// The run_id of the newest unfinished save in `dir`; nullopt if there is none. Rank 0 looks and
+/// tells the others. Collective over `world`.
+std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
+
+/// The highest step in `dir`, of those below `before`, that was saved whole, by its manifest;
+/// nullopt if there is none. Rank 0 looks and tells the others. Collective over `world`.
+std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
+                                        std::optional<std::int64_t> before = std::nullopt);
+
+/// The highest step in `dir`, whole or damaged, but for what unfinished saves have left; nullopt if
+/// there is none. Rank 0 looks and tells the others. Collective over `world`.
+std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
+
+/// The steps later than `after`, all or their manifests damaged, that a run which goes on from
+/// there has to withdraw before it saves them again. Throws Error where one of them is another
+/// run's, also an unfinished save, of another version, or cannot be read; so a run that begins asks
+/// with -1. Rank 0 looks and tells the others. Collective over `world`.
+std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
+                                            std::int64_t after, const std::string& run_id);
+
+/// Takes a step back that was found to be damaged: without its manifest it is the remains of a save
+/// of that run, which the next save removes once it is there itself, and which one of the same step
+/// takes over. Throws Error if the step is another run's; one whose manifest is damaged is taken
+/// for the run's own, so be sure that the folder is. For one rank.
+void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "tessera/comm/world.h"
+
+namespace tessera::comm {
+
+/// As fake_world(), with the device "meta": what is computed there has shapes and no values, so
+/// that a step of a model of any size, on any mesh, takes no memory. For planning.
+WorldPtr meta_world(int rank, int size);
+
+}  // namespace tessera::comm

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+
+/// Remembers results of a pure function, at most `capacity` of them. When it is full, an entry goes
+/// that was not used lately: second chance, the replacement of CLOCK (Corbato 1968). A hit then
+/// only sets a mark, so that readers share the lock. Thread safe; two threads that miss on one key
+/// may both compute it, and then share the first result. `Hash` and `Equal` may be transparent, to
+/// look up without making a Key.
+template <class Key, class Value, class Hash = std::hash<Key>, class Equal = std::equal_to<Key>>
+class BoundedCache {
+ public:
+  using ValuePtr = std::shared_ptr<const Value>;
+
+  /// Holds at most `capacity` entries, at least 1.
+  explicit BoundedCache(std::size_t capacity) : capacity_(capacity) {
+    TESSERA_CHECK(capacity > 0, "a cache of capacity 0 was asked for; give it at least 1");
+  }
+
+  /// The value of `key`, or nullptr. Counts a hit or a miss.
+  template <class LookUp>
+  ValuePtr find(const LookUp& key) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = entries_.find(key);
+    if (found == entries_.end()) {
+      misses_.fetch_add(1, std::memory_order_relaxed);
+      return nullptr;
+    }
+    hits_.fetch_add(1, std::memory_order_relaxed);
+    found->second.used.store(true, std::memory_order_relaxed);
+    return found->second.value;
+  }
+
+  /// Keeps `value` for `key`, unless there is one already; returns the one that is kept.
+  ValuePtr insert(Key key, Value value) {
+    auto made = std::make_shared<const Value>(std::move(value));
+    const std::unique_lock lock(mutex_);
+    const auto known = entries_.find(key);
+    if (known != entries_.end()) {
+      return known->second.value;
+    }
+    if (entries_.size() >= capacity_) {
+      evict();
+    }
+    const auto entry = entries_.try_emplace(std::move(key), std::move(made)).first;
+    order_.push_back(&*entry);
+    return entry->second.value;
+  }
+
+  /// The value of `key`, computed by `compute(key)` if it is not there. What `compute` throws
+  /// passes through and nothing is kept.
+  template <class Compute>
+  ValuePtr get(const Key& key, const Compute& compute) {
+    if (auto found = find(key)) {
+      return found;
+    }
+    return insert(key, compute(key));
+  }
+
+  void clear() {
+    const std::unique_lock lock(mutex_);
+    order_.clear();
+    entries_.clear();
+  }
+
+  std::size_t capacity() const { return capacity_; }
+  std::size_t size() const {
+    const std::shared_lock lock(mutex_);
+    return entries_.size();
+  }
+  std::int64_t hits() const { return hits_.load(std::memory_order_relaxed); }
+  std::int64_t misses() const { return misses_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Entry {
+    explicit Entry(ValuePtr v) : value(std::move(v)) {}
+    ValuePtr value;
+    mutable std::atomic<bool> used{false};
+  };
+  using Entries = std::unordered_map<Key, Entry, Hash, Equal>;
+
+  /// Drops the oldest entry that was not used since it was last looked at here.
+  void evict() {
+    while (order_.front()->second.used.exchange(false, std::memory_order_relaxed)) {
+      order_.splice(order_.end(), order_, order_.begin());
+    }
+    entries_.erase(entries_.find(order_.front()->first));
+    order_.pop_front();
+  }
+
+  const std::size_t capacity_;
+  mutable std::shared_mutex mutex_;
+  Entries entries_;
+  std::list<const typename Entries::value_type*> order_;  // oldest first
+  mutable std::atomic<std::int64_t> hits_{0};
+  mutable std::atomic<std::int64_t> misses_{0};
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <optional>
+
+namespace tessera::detail {
+
+/// Whether an environment variable is on ("1", "true", "on") or off ("0", "false", "off"); nullopt
+/// if it is not set, or empty. Throws Error, naming these, for any other value. Reads the
+/// environment at each call, so ask once where it counts. Thread safe unless somebody calls
+/// setenv() meanwhile.
+std::optional<bool> environment_switch(const char* name);
+
+/// Whether TESSERA_DEBUG is on, which has ranks compare what they do, at the cost of collectives
+/// and synchronisation. `unset`: the answer if it says nothing.
+bool debug_checks(bool unset = false);
+
+}  // namespace tessera::detail

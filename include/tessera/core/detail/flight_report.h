@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/core/detail/flight_record.h"
+
+namespace tessera::flight {
+
+// What the flight records of a job's ranks say together. Pure, but for now() and read_records().
+
+struct Call {
+  std::uint64_t order = 0;
+  std::uint64_t group = 0;
+  std::uint64_t number = 0;
+  std::int64_t thread = 0;
+  std::int64_t bytes = 0;
+  std::int64_t step = -1;
+  std::string group_name;
+  std::string collective;
+  std::string purpose = {};  ///< "unit 'layers.3'"
+  std::string caller = {};   ///< the function that the program called
+  CallState state = CallState::kBegun;
+  std::int64_t begun = 0;
+  std::int64_t waits_since = 0;
+  std::int64_t ended = 0;
+};
+
+struct Group {
+  std::uint64_t id = 0;
+  std::string name;
+  std::vector<int> ranks;
+  std::uint64_t begun = 0;  ///< how many calls, the set-up included
+  std::int64_t thread = 0;  ///< that makes the calls, or kSeveralThreads
+};
+
+struct Thread {
+  std::int64_t id = 0;
+  std::int64_t worked = 0;
+  Work work = Work::kNone;
+};
+
+/// A record as it was at a moment.
+struct RankReport {
+  int rank = 0;
+  int size = 0;
+  std::string host = {};
+  std::int64_t pid = 0;
+  RankState state = RankState::kRunning;
+  int exit_code = 0;
+  std::int64_t step = -1;
+  std::vector<Thread> threads = {};  ///< that communicate and have not ended
+  Activity activity = Activity::kUnknown;
+  /// Calls begun between two looks; nullopt: looked at once.
+  std::optional<std::uint64_t> progress = {};
+  std::uint64_t calls_begun = 0;
+  std::vector<Group> groups = {};
+  std::vector<Call> calls = {};  ///< the oldest first
+
+  const Group* find_group(std::uint64_t id) const;
+  /// The call that the rank, or one thread of it, waits in for the longest time; nullptr: none.
+  const Call* waiting(std::int64_t thread = 0) const;
+};
+
+/// "0-3, 8-14/2": ranks in order, as few characters as that gives.
+std::string ranks_text(const std::vector<int>& ranks);
+/// The reverse. What does not parse is left out.
+std::vector<int> parse_ranks(std::string_view text);
+/// "rank 1" or "ranks 0, 2-7".
+std::string name_ranks(const std::vector<int>& ranks);
+
+std::int64_t now();
+RankReport read(const Record& record);
+/// The reports of the files `world-W.rank-R.flight` of a folder, one vector a world, by rank.
+/// Throws Error if there are none.
+std::vector<std::vector<RankReport>> read_records(const std::string& folder);
+/// How such a file is called.
+std::string record_name(int world, int rank);
+
+/// "all_reduce for unit 'a' (call 7 of group 'dp'), called by clip_grad_norm_".
+std::string to_text(const Call& call);
+/// "after step 20" or, where no step is known, "after all_reduce (call 7 of group 'dp')".
+std::string progress_text(const RankReport& report);
+
+/// Why this rank will begin no call any more; "": it may. "rank 1 ended after step 20".
+std::string why_never(const RankReport& report);
+/// The ranks of the group of `member`'s call that have not begun it, or have begun another
+/// collective instead: that will never complete it. A rank without a report is left out.
+std::vector<int> missing_ranks(const std::vector<RankReport>& reports, const RankReport& member,
+                               const Call& call);
+/// What a rank does, without a time: "sleeps outside of collectives, after ...".
+std::string what_it_does(const RankReport& report, const std::vector<RankReport>& reports);
+/// When a rank last got on with work that its next call in a group waits for; 0: it has said so of
+/// none.
+std::int64_t last_work(const RankReport& report, std::uint64_t group);
+/// The ranks, beginning with `rank`, each of which waits for the next and the last for one of
+/// these: none of them can go on. Empty if there are no such ranks, or if other threads of theirs
+/// might help. Waits younger than `least` do not count. `group`: the one that the first rank waits
+/// in; 0: that of its longest wait.
+std::vector<int> deadlock(const std::vector<RankReport>& reports, int rank, std::int64_t at,
+                          std::int64_t least, std::uint64_t group = 0);
+/// Where a rank left the order of calls that the others keep; "": nowhere.
+std::string departure(const std::vector<RankReport>& reports);
+/// All of it: the departure, and a line for each rank or for those that do the same. `at`: says for
+/// how long they have done so at that time; nullopt: since when.
+std::vector<std::string> explain(const std::vector<RankReport>& reports,
+                                 std::optional<std::int64_t> at = std::nullopt);
+
+}  // namespace tessera::flight

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+
+#include "tessera/data/batch_loader.h"
+
+namespace tessera::data {
+
+/// Loads a rank's rows of the next step while this one is computed, on a thread of its own. What a
+/// step gets is what the loader gives it, whichever steps are asked for: it has no position. One
+/// thread at a time. The destructor waits for what is being read.
+class PrefetchLoader {
+ public:
+  /// Rows [first, last) of the batches of `loader`; `pinned` as BatchLoader::load() takes it.
+  /// Without `beside` load() reads the next step itself, before it returns: for who follows what is
+  /// allocated, in an order that does not depend on threads.
+  PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
+                 bool pinned = false, bool beside = true);
+  /// Those of `step`, and begins to load those of the step behind it. Throws what load() throws, at
+  /// the step that it is of.
+  BatchLoader::Batch load(std::int64_t step);
+
+ private:
+  void begin(std::int64_t step);
+
+  std::shared_ptr<const BatchLoader> loader_;
+  std::int64_t first_, last_;
+  bool pinned_, beside_;
+  std::int64_t step_ = -1;                 ///< the one that is being loaded
+  std::future<BatchLoader::Batch> batch_;  ///< of std::async: its destructor waits
+};
+
+}  // namespace tessera::data

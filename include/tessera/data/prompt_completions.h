@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tessera/data/samples.h"
+#include "tessera/data/tokenizer.h"
+
+namespace tessera::data {
+
+/// How objects become samples.
+struct PromptOptions {
+  std::string prompt_field = "prompt";
+  std::string completion_field = "completion";
+  std::optional<std::int64_t> begin = std::nullopt;  ///< a token before each prompt
+  std::int64_t end = 0;                              ///< a token behind each completion
+  bool truncate = false;                             ///< cut what is too long, at its end
+};
+
+/// A line of JSON Lines files.
+struct JsonLine {
+  std::string text;
+  std::string origin;  ///< file and line, for messages
+};
+
+/// Returns the next line, and nullopt when there is none any more.
+using JsonLines = std::function<std::optional<JsonLine>()>;
+
+/// The objects of JSON Lines, a sample each: the tokens of the prompt, of the completion and
+/// `end`, of which the prompt's are no targets, then `end` up to `sequence` tokens, no targets
+/// either. The completion's tokens are those that follow the prompt's in the tokens of both texts
+/// together, or where a token would reach over the border, those of the completion by itself. Reads
+/// and tokenizes all at once, passes over blank lines, and keeps the tokens, in 4 bytes each.
+/// Throws Error, with file and line, for what json_texts() refuses, for a sample of more than
+/// `sequence` + 1 tokens unless it is to be cut, for a prompt that leaves no room for a target, and
+/// for lines without objects.
+SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
+                                   std::int64_t sequence, const PromptOptions& options);
+/// The same of a file that is not compressed.
+SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
+                                   std::int64_t sequence, const PromptOptions& options);
+
+}  // namespace tessera::data

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <functional>
+
+namespace tessera::detail {
+
+/// Calls `callback` when the backward that runs has ended, for the rank that asks: what it counts,
+/// draws and waits for is this rank's, on whichever thread of autograd it is called. From within a
+/// backward or such a callback; then it is called after those that were queued before.
+void call_at_end_of_backward(std::function<void()> callback);
+
+}  // namespace tessera::detail

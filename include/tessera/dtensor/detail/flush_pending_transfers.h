@@ -1,0 +1,18 @@
+#pragma once
+
+namespace tessera {
+
+namespace comm {
+class Communicator;
+}
+
+/// Finishes the transfers that this rank has under way in the background
+/// (RedistributeOptions::async), its backward's too, and returns `group`. For a collective that is
+/// waited for at once: ranks may use the results of those transfers in different orders, and would
+/// otherwise wait for one another. On CPU; on a GPU the streams keep the order. Does not throw: a
+/// transfer that failed throws where its result is used. Not collective.
+///
+///     flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
+comm::Communicator& flush_pending_transfers(comm::Communicator& group);
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace tessera::detail {
+
+/// While it exists, factory functions on this thread that name no device make meta tensors. The
+/// implementation of nn::MetaDevice. Scopes nest.
+class MetaFactoryGuard {
+ public:
+  MetaFactoryGuard();
+  ~MetaFactoryGuard();
+  MetaFactoryGuard(const MetaFactoryGuard&) = delete;
+  MetaFactoryGuard& operator=(const MetaFactoryGuard&) = delete;
+
+ private:
+  bool outer_;
+  /// Sends operators without distributed tensors to the fallback as well.
+  c10::impl::IncludeDispatchKeyGuard guard_;
+};
+
+/// Whether this thread is inside such a scope.
+bool makes_meta_tensors();
+
+}  // namespace tessera::detail

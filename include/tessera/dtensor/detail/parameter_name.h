@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace tessera::detail {
+
+/// Notes, for messages, that `tensor` is the parameter of this FQN.
+/// libtorch keeps the name beside the tensor's gradient: copies and results have none.
+void name_parameter(const at::Tensor& tensor, const std::string& fqn);
+
+/// The FQN of the parameter that `tensor` is, or is a view of; empty if it is none.
+std::string parameter_name(const at::Tensor& tensor);
+
+}  // namespace tessera::detail

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/dtensor/detail/random_dispatch_key.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/kernels/detail/random.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::detail {
+
+struct LocalPart;
+
+/// Where the elements of a local tensor are in the tensor that one rank would have.
+struct RandomPlace {
+  kernels::GlobalPlace elements;
+  /// The sizes that the local tensor is viewed with, where `elements` divides its dimensions.
+  std::vector<std::int64_t> local_sizes;
+  /// Whether ranks draw for different elements.
+  bool is_part = false;
+};
+
+/// Of the elements of a tensor as its own layout says; of a plain one all.
+RandomPlace own_place(const at::Tensor& tensor);
+
+/// Fills `local`, a plain tensor of a floating-point type. Without autograd.
+void fill_random(const at::Tensor& local, const RandomPlace& place,
+                 const kernels::Distribution& distribution, RandomKey key);
+/// `local` with each element zeroed with probability `p`, and the others multiplied by 1/(1-p).
+at::Tensor dropout(const at::Tensor& local, const RandomPlace& place, double p, RandomKey key);
+
+/// What a random operator draws for.
+struct RandomCall {
+  std::string_view name;  ///< for messages
+  at::Tensor tensor;      ///< the one that is filled, or dropped from; plain or distributed
+  /// A tensor of the model that it has its sizes from; undefined: it was made of sizes alone.
+  at::Tensor source;
+  /// Of this call alone, and the same in its recomputation.
+  RandomKey id;
+};
+
+/// The rows that data-parallel ranks give to one forward, the first rank's first.
+class BatchRows {
+ public:
+  /// This rank's rows of an input of `sizes` (none: the forward had no tensor), on ranks that are
+  /// numbered by `dims`, 1-D meshes, the outermost first.
+  BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
+  /// Every tensor is part `index` of `count` equal ones.
+  BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
+
+  /// Whether a program said so (BatchPart), and not the input of a forward.
+  bool is_given() const { return index_ >= 0; }
+  /// Asks the other ranks how many rows they have, once. Returns the largest of each of `values` on
+  /// any rank; equally many on all. Collective, between the hosts.
+  std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
+  bool is_settled() const { return settled_; }
+  /// Moves `place`, of a tensor that would have these sizes on this rank alone, to its place in the
+  /// tensor of all rows. Collective as settle(). Throws Error where nobody can know.
+  void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
+
+ private:
+  bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
+
+  std::int64_t index_ = -1;  ///< < 0: that of rows
+  std::vector<DeviceMesh> dims_;
+  std::int64_t ranks_ = 1;
+  std::optional<std::vector<std::int64_t>> sizes_;
+  bool settled_ = false;
+  bool any_has_one_ = false;  ///< a rank that has exactly one row
+  std::int64_t before_ = 0;
+};
+
+/// A part of a program, the forward of a model above all, whose random operators draw on each rank
+/// what one rank would draw: those of at:: on plain tensors too, by the numbers of manual_seed.
+/// Recomputations share it with their forward.
+class RandomRegion {
+ public:
+  /// Within `outer` (or nullptr), and with its rows unless `rows` are given.
+  RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows);
+
+  const std::shared_ptr<BatchRows>& rows() const { return rows_; }
+  /// A distributed tensor has given away a local one that is not the same on all ranks. From now on
+  /// plain tensors may be parts of what one rank has.
+  void note_part(bool recorded);
+  /// Where the elements that `call` draws for are. Collective at the first call where data-parallel
+  /// ranks have rows to compare. Throws Error where nobody can know.
+  RandomPlace place_of(const RandomCall& call);
+
+ private:
+  RandomPlace find_place(const RandomCall& call);
+  LocalPart part_of_plain(const RandomCall& call) const;
+  RandomRegion& outermost() { return outer_ == nullptr ? *this : outer_->outermost(); }
+
+  std::shared_ptr<RandomRegion> outer_;
+  std::shared_ptr<BatchRows> rows_;
+  bool parts_ = false;             ///< given away
+  bool unrecorded_parts_ = false;  ///< some of them without a gradient
+  /// Of the outermost region: what was found in forward, for recomputations. In these autograd's
+  /// graph begins with their inputs.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
+};
+using RandomRegionPtr = std::shared_ptr<RandomRegion>;
+
+/// That of this thread, or nullptr. A backward has that of the thread that calls it.
+const RandomRegionPtr& random_region();
+/// In this thread's region; outside of one, every plain tensor is whole.
+RandomPlace random_place(const RandomCall& call);
+
+struct ActiveRegion {
+  RandomRegionPtr region;
+  bool replays = false;
+};
+
+/// While it exists, `region` is that of this thread; nullptr: none. `replays`: it has drawn the
+/// same numbers before, in forward.
+class RandomRegionScope {
+ public:
+  explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);
+
+ private:
+  CarriedScope<Carried::kRandomRegion, ActiveRegion> scope_;
+  c10::impl::IncludeDispatchKeyGuard guard_;
+};
+
+}  // namespace tessera::detail

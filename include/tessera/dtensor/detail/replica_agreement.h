@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/layout.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::detail {
+
+/// Ranks that are to have equal copies of something.
+struct Peers {
+  comm::Communicator* group = nullptr;  ///< of these ranks
+  std::vector<int> ranks;               ///< world ranks, in the order of the group
+  c10::Device device;                   ///< of the group's tensors
+};
+
+/// All ranks of a mesh.
+Peers peers_of(const DeviceMesh& mesh);
+/// The ranks along one dimension of a mesh, through this rank.
+Peers peers_along(const DeviceMesh& mesh, int dim);
+
+/// Whether the ranks along `mesh_dim` have copies: a layout neither shards nor is partial there.
+inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
+  return layout.sharded_dim(mesh_dim) < 0 && layout.partial_on(mesh_dim) == nullptr;
+}
+
+/// A copy of what all peers have.
+struct Replica {
+  std::string name;  ///< for messages: "parameter 'norm.weight'"
+  at::Tensor local;  ///< plain, on this rank; undefined: this rank has none
+};
+
+/// How equal copies are to be.
+enum class Equality : std::uint8_t {
+  kBitwise,
+  /// Differences are allowed that sums in another order may make: up to the square root of the
+  /// type's epsilon, as a share of the largest value near by.
+  kRounded,
+};
+
+/// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,
+/// names the first replica that differs, the ranks, and the first element with two of its values,
+/// and ends with `remedy`. All peers give as many, in the same order. Collective. What is equal
+/// costs one hash of the values, which the hosts exchange: no tensor is sent, and no traffic is
+/// counted.
+void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
+                    const std::string& what, const std::string& remedy);
+
+}  // namespace tessera::detail

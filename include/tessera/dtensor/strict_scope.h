@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/comm/detail/carried_scope.h"
+
+namespace tessera {
+
+/// While it exists, on this thread, communication that the program does not ask for throws Error:
+/// an implicit redistribution, and an operator without a sharding rule, which otherwise gathers
+/// with a warning. TESSERA_STRICT=1 does the same for the process. Backward runs under the scope
+/// that is active when backward() is called, whichever thread of autograd runs it.
+///
+/// Still allowed: item() and bool(), which ask for one value; and the reduction of a leaf's
+/// gradient to the leaf's own layout.
+class StrictScope {
+ public:
+  explicit StrictScope(bool strict = true) : scope_(strict) {}
+
+ private:
+  detail::CarriedScope<detail::Carried::kStrict, bool> scope_;
+};
+
+/// Whether this thread is strict.
+bool is_strict();
+
+/// While it exists, on this thread, plain tensors among an operator's distributed arguments count
+/// as replicated. The caller guarantees that they are equal on all ranks; TESSERA_DEBUG=1 compares
+/// their values. Without the scope such an argument is an Error, except for tensors of one element
+/// and in backward. PyTorch's implicit_replication.
+class ReplicationScope {
+ public:
+  explicit ReplicationScope(bool replicate = true);
+  ~ReplicationScope();
+  ReplicationScope(const ReplicationScope&) = delete;
+  ReplicationScope& operator=(const ReplicationScope&) = delete;
+
+ private:
+  bool outer_;
+};
+
+/// Whether a ReplicationScope is active on this thread.
+bool plain_tensors_are_replicated();
+
+/// How many times this thread, or a backward of what it computed, redistributed an argument because
+/// an operator needed another layout.
+std::int64_t implicit_redistributions();
+
+}  // namespace tessera

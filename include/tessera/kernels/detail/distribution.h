@@ -1,0 +1,63 @@
+#pragma once
+
+#include <variant>
+
+#include "tessera/kernels/detail/portable_math.h"
+
+namespace tessera::kernels {
+
+// Distributions as functions of one uniform number u in (0, 1), by inversion of their distribution
+// function. For host and device: the same bits on both. One number makes one value, so that the
+// value of an element does not depend on those before it.
+
+/// Uniform in (from, from + width).
+struct Uniform {
+  double from;
+  double width;
+  TESSERA_HOST_DEVICE double operator()(double u) const { return from + width * u; }
+};
+
+/// A normal distribution. Distributions with normal quantiles have probability() and
+/// from_quantile() apart, so that random.cpp can draw many at once:
+/// from_quantile(normal_quantile(probability(u))).
+struct Normal {
+  double mean;
+  double std;
+  TESSERA_HOST_DEVICE double probability(double u) const { return u; }
+  TESSERA_HOST_DEVICE double from_quantile(double z) const { return mean + std * z; }
+  TESSERA_HOST_DEVICE double operator()(double u) const {
+    return from_quantile(normal_quantile(probability(u)));
+  }
+};
+
+/// A normal distribution truncated to [low, high]. Where most of the interval is in the upper tail,
+/// the mirrored lower tail is drawn with a negative `std`: probabilities near 0 are represented
+/// more exactly than those near 1.
+struct TruncatedNormal {
+  double mean;
+  double std;
+  double low;
+  double high;
+  double first_probability;
+  double width;
+  TESSERA_HOST_DEVICE double probability(double u) const { return first_probability + width * u; }
+  TESSERA_HOST_DEVICE double from_quantile(double z) const {
+    const double value = mean + std * z;
+    return value < low ? low : (value > high ? high : value);
+  }
+  TESSERA_HOST_DEVICE double operator()(double u) const {
+    return from_quantile(normal_quantile(probability(u)));
+  }
+};
+
+struct Bernoulli {
+  double p;
+  TESSERA_HOST_DEVICE double operator()(double u) const { return u < p ? 1.0 : 0.0; }
+};
+
+using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
+
+/// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.
+TruncatedNormal truncated_normal(double mean, double std, double low, double high);
+
+}  // namespace tessera::kernels

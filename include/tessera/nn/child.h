@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// A module of another one, made and registered where it is declared:
+///
+///   struct Block : nn::Module<Block> {
+///     at::Tensor forward(const at::Tensor& x) { return x + mlp(norm(x)); }
+///     nn::Child<nn::RMSNorm> norm{*this, "norm", 512};
+///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
+///   };
+///
+/// It is what `register_module(name, std::make_shared<M>(args...))` in the constructor gives: FQNs
+/// are the same, and children are registered in the order of their declaration.
+template <class M>
+class Child {
+ public:
+  /// Makes the module of `args`. Throws c10::Error if the parent has one of this name.
+  template <class... Args>
+  Child(ModuleBase& parent, const std::string& name, Args&&... args)
+      : module_(parent.register_module(name, std::make_shared<M>(std::forward<Args>(args)...))) {}
+
+  /// Calls the module, with its hooks.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return (*module_)(std::forward<Args>(args)...);
+  }
+  M* operator->() const { return module_.get(); }
+  M& operator*() const { return *module_; }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::nn::detail {
+
+/// A number that changes whenever some slot gets storage that nobody has filled. A module that was
+/// found to be filled stays so until then.
+std::uint64_t fill_epoch();
+
+}  // namespace tessera::nn::detail

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace tessera::nn {
+
+/// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim
+/// optimizer that was made earlier still holds it, and would update values that nobody reads. So
+/// its gradient becomes a tensor that every operator refuses: step() and zero_grad() of such an
+/// optimizer throw Error with the reason. The values can still be read.
+void retire_parameter(const at::Tensor& replaced, const std::string& by);
+
+}  // namespace tessera::nn

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// Freezes the parameters of which an FQN matches one of the patterns (see matches_fqn): they get
+/// no gradient and no state of an optimizer, FSDP reduces nothing for them, and checkpoints hold
+/// them. A tied parameter may be named by any of its FQNs. To be called before or after
+/// parallelize_module and fully_shard, but not between a forward and its backward.
+///
+/// Not collective; freeze the same on every rank. Throws Error, before anything is changed, for a
+/// pattern that matches no parameter.
+void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
+
+/// Makes one parameter trainable or not.
+void set_trainable(ParameterSlot& slot, bool trainable);
+
+}  // namespace tessera::nn

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::nn {
+
+/// How visit_modules() walks a tree of modules.
+struct ModuleWalk {
+  /// A module that is registered at several places: at each of them, with each of its FQNs, instead
+  /// of only at the first.
+  bool every_place = false;
+  /// Children before their parent instead of after it.
+  bool children_first = false;
+  /// Leaves out the modules for which this is true, with all that is below them. Asked before the
+  /// module's children are. Empty: leaves out none.
+  std::function<bool(const torch::nn::Module& module)> skip{};
+};
+
+namespace detail {
+
+using ModuleVisitor = std::function<void(const std::string& fqn, torch::nn::Module& module)>;
+void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const ModuleWalk& walk);
+
+}  // namespace detail
+
+/// The FQN of what a module of FQN `parent` calls `name`: "layers.0" and "mlp" make "layers.0.mlp".
+std::string join_fqn(const std::string& parent, const std::string& name);
+
+/// Calls visit(fqn, module) for `root` (FQN "") and for every module below it, depth first, in
+/// order of registration, each once and before its children unless `walk` says otherwise.
+///
+///   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) { ... });
+///   nn::visit_modules(model, [](const std::string& fqn, torch::nn::Module& module) { ... });
+///
+/// A visitor that takes a ModuleBase does not see stock torch::nn modules, which have neither slots
+/// nor hooks; it sees what is below them. The visitor must not register modules.
+/// Not collective. Thread safety: that of reading the tree. Throws what the visitor throws.
+template <class Visit>
+void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+  if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {
+    detail::walk_modules(root, visit, walk);
+  } else {
+    const auto visit_base = [&visit](const std::string& fqn, torch::nn::Module& module) {
+      if (auto* base = dynamic_cast<ModuleBase*>(&module)) {
+        visit(fqn, *base);
+      }
+    };
+    detail::walk_modules(root, visit_base, walk);
+  }
+}
+
+/// The same for a tree that is only read.
+template <class Visit>
+void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+  // libtorch hands out the children of a const module as mutable ones, too.
+  auto& mutable_root = const_cast<torch::nn::Module&>(root);
+  if constexpr (std::is_invocable_v<const Visit&, const std::string&, const torch::nn::Module&>) {
+    visit_modules(
+        mutable_root,
+        [&visit](const std::string& fqn, torch::nn::Module& module) {
+          visit(fqn, std::as_const(module));
+        },
+        walk);
+  } else {
+    visit_modules(
+        mutable_root,
+        [&visit](const std::string& fqn, ModuleBase& module) { visit(fqn, std::as_const(module)); },
+        walk);
+  }
+}
+
+}  // namespace tessera::nn

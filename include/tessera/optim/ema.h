@@ -1,0 +1,41 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "tessera/optim/optimizer.h"
+
+namespace tessera::optim {
+
+/// An optimizer that also keeps an exponential moving average of the parameters that are trained
+/// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
+/// parameter. The average begins as the parameters are at the first step, or when state() is first
+/// asked for. It is kept beside the local shards, in fp32 where these are narrower, and is part of
+/// the state as "ema": checkpoints hold it, and a resumed run goes on with it exactly. Nothing is
+/// communicated for it.
+class Ema final : public Optimizer {
+ public:
+  /// Throws Error unless 0 <= decay < 1.
+  Ema(std::shared_ptr<Optimizer> inner, double decay);
+
+  const std::vector<nn::SlotPtr>& parameters() const override { return inner_->parameters(); }
+  void scale_lr(double factor) override { inner_->scale_lr(factor); }
+  std::vector<StateTensor> state() override;
+
+  /// Exchanges the parameters with their averages, for evaluation or an export; a second call gives
+  /// them back. Not to be called between a forward and its backward. Not collective. Throws Error
+  /// for parameters narrower than fp32, which would not come back as they were.
+  void swap();
+
+ private:
+  void update(double gradient_factor) override;
+  void make_averages();
+
+  std::shared_ptr<Optimizer> inner_;
+  double decay_;
+  std::vector<at::Tensor> averages_;  ///< beside parameters(); undefined for frozen ones
+};
+
+}  // namespace tessera::optim

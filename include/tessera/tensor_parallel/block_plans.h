@@ -1,0 +1,49 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "tessera/core/placement.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/mlp.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::tensor_parallel {
+
+/// Where the blocks of a plan stand in their model.
+struct BlockPlanOptions {
+  /// Of the block's input and result: Replicate, or with sequence parallelism Shard of the tokens'
+  /// dimension (Korthikanti et al. 2022).
+  Placement activations = Replicate{};
+  /// Whether the result is the local tensor, or a distributed one.
+  bool use_local_output = false;
+  /// As PrepareModuleInputOptions::regather, of the block's input.
+  bool regather = false;
+  /// Of an Attention with fewer key and value heads than ranks: each is computed on several
+  /// (replicated_heads_parallel).
+  bool replicate_kv_heads = false;
+};
+
+// The entries of a plan for one block, as Megatron-LM splits it (Shoeybi et al. 2019): column-wise
+// in, row-wise out. A block sends one all-reduce forward and one backward, or with sequence
+// parallelism an all-gather and a reduce-scatter each. `fqn`: the block's name or a pattern,
+// "layers.*.attn". Nothing is checked here: parallelize_module refuses heads that the ranks don't
+// divide. Other features need not divide.
+
+/// Of an nn::Embedding: each rank has a part of the vocabulary, row-wise. Its input is the same on
+/// all ranks; of the options, those of the result are read.
+ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
+/// Of an nn::Attention with these options. Throws Error for options that an Attention refuses, and
+/// for key and value heads in one projection that were to be replicated.
+ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
+                               const BlockPlanOptions& options = {});
+/// Of an nn::SwiGlu with these names.
+ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names = {},
+                             const BlockPlanOptions& options = {});
+/// Of an nn::GeluMlp with these names.
+ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
+                              const BlockPlanOptions& options = {});
+/// All entries of some plans, in order.
+ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/placement.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::tensor_parallel {
+
+// What the styles have in common, for those of a program as well.
+
+/// `tensor`, of a call of `module`, as a distributed tensor with placement `desired` on the 1-D
+/// `mesh`. A plain tensor is taken to be this rank's part of one with placement `layout` and global
+/// sizes `sizes` (default: those that the ranks' parts add up to, which they tell each other). With
+/// `regather`, what has to be gathered is by gather_again_in_backward().
+/// Collective if data must move, or sizes be told; differentiable. Throws Error if `tensor` is
+/// undefined or on another mesh, on all ranks if their parts are no shards of one tensor, and for
+/// plain tensors that are not what `layout` says (docs/tensor_parallel.md).
+at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
+                         const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
+                         std::optional<std::vector<std::int64_t>> sizes = {},
+                         bool regather = false);
+
+/// The distributed `tensor` redistributed to placement `layout`; its local tensor if
+/// `use_local_output`. Collective if data must move; differentiable.
+at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
+
+/// Whether a module is nn's Linear, or libtorch's in nn::Hooked; each has a `weight` and maybe a
+/// `bias`.
+bool is_linear(const nn::ModuleBase& module);
+/// The same of an Embedding, which has a `weight`.
+bool is_embedding(const nn::ModuleBase& module);
+
+/// Adds to `placements` the matrices of a Linear's adapter (nn::apply_lora), if it has one.
+void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Placement& b,
+                   std::vector<std::pair<nn::SlotPtr, Placement>>& placements);
+
+/// Throws Error unless `features` are `heads` heads of equal size, of which each rank of `mesh` can
+/// have as many. 0 heads: it can.
+void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
+                 const DeviceMesh& mesh);
+
+/// Throws Error: `style` does not fit `module`; `fits` says what it is for.
+[[noreturn]] void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module,
+                             const char* fits);
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""The training step of the stage `train` on PyTorch itself: the same model, FSDP2 with fp32 shards that computes
+in bf16, fused AdamW, clipping. One JSON object a step."""
+import argparse
+import json
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import torch_llama
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--seq", type=int, required=True)
+    parser.add_argument("--warm", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    return parser.parse_args()
+
+
+def sharded_model(config):
+    """As llama_train on one rank makes it: a unit a layer, freed after forward."""
+    mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
+    with torch.device("cuda"):
+        model = torch_llama.Llama(config)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def main():
+    options = parse()
+    config = torch_llama.read_config(options.config)
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    model = sharded_model(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    cos, sin = (table.to("cuda", torch.bfloat16) for table in torch_llama.rope_tables(config, options.seq))
+    tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device="cuda")
+
+    def step():
+        logits = model(tokens[:, :-1], cos, sin)
+        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for i in range(options.warm + options.steps):
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        if i >= options.warm:
+            print(json.dumps({"step_time_s": seconds, "tokens_per_s": tokens[:, 1:].numel() / seconds,
+                              "peak_memory_bytes": torch.cuda.max_memory_reserved()}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

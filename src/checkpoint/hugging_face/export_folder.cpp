@@ -1,0 +1,241 @@
+#include "hugging_face/export_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <regex>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "hugging_face/model_files.h"
+#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/input_file.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using Item = SafetensorsWriter::Item;
+using nlohmann::ordered_json;
+
+constexpr const char* kConfigFile = "config.json";
+/// Far above that of any model.
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+
+/// Of this export or another. Narrow: other files of the folder are the user's.
+bool is_shard(const std::string& name) {
+  static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
+  return std::regex_match(name, shard);
+}
+
+/// Of a tensor's values.
+std::int64_t bytes_of(const Item& item) {
+  return std::accumulate(item.sizes.begin(), item.sizes.end(),
+                         static_cast<std::int64_t>(c10::elementSize(item.dtype)),
+                         std::multiplies<>());
+}
+
+/// In order, each shard as full as the limit allows.
+/// A tensor larger than the limit gets a shard of its own.
+std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
+  std::vector<std::vector<Item>> shards(1);
+  std::int64_t bytes = 0;
+  for (const auto& item : items) {
+    if (!shards.back().empty() && bytes + bytes_of(item) > limit) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += bytes_of(item);
+    shards.back().push_back(item);
+  }
+  return shards;
+}
+
+/// `folder`, or the nearest folder above it that exists.
+std::filesystem::path existing_part(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(existing)) {
+    existing = existing.parent_path();
+  }
+  return existing;
+}
+
+ordered_json parsed(const std::string& text) {
+  return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
+/// Of the types that weights are exported in.
+const char* torch_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kDouble:
+      return "float64";
+    case c10::kFloat:
+      return "float32";
+    case c10::kBFloat16:
+      return "bfloat16";
+    case c10::kHalf:
+      return "float16";
+    default:
+      fail("weights can't be exported as ", c10::toString(dtype),
+           ": choose Float, Double, BFloat16 or Half");
+  }
+}
+
+/// The weights and the configuration are two files, which nobody can replace in one step: where
+/// they would change together, a reader could meet the one with the other.
+void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
+                       const char* config_file) {
+  const std::filesystem::path path = folder / config_file;
+  if (!std::filesystem::exists(path)) {
+    return;
+  }
+  const std::string text = detail::read_file(path, "a model configuration", kMaxConfigBytes);
+  const bool same =
+      text == config_json || nlohmann::json(parsed(text)) == nlohmann::json(parsed(config_json));
+  TESSERA_CHECK(same, "the folder '", folder.string(), "' holds a model with another ", config_file,
+                ", which cannot be replaced together with its weights; export to another folder, "
+                "or remove that model first");
+}
+
+}  // namespace
+
+void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
+                         std::int64_t bytes, const char* config_file) {
+  const std::filesystem::path existing = existing_part(folder);
+  const bool is_folder = std::filesystem::is_directory(existing);
+  TESSERA_CHECK(is_folder && access(existing.c_str(), W_OK) == 0, "cannot export to '",
+                folder.string(), "': ", existing.string(),
+                is_folder ? " is not writable" : " is not a folder", "; name another");
+  check_same_config(folder, config_json, config_file);
+  std::error_code error;
+  const auto space = std::filesystem::space(existing, error);
+  TESSERA_CHECK(error || static_cast<std::uintmax_t>(bytes) <= space.available, "the export to '",
+                folder.string(), "' takes ", bytes, " bytes, but the disk has room for ",
+                space.available, "; make room or name a folder elsewhere");
+}
+
+std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype) {
+  ordered_json config = parsed(config_json);
+  const std::string name = torch_name(dtype);
+  bool named = false, changed = false;
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (config.is_object() && config.contains(key)) {
+      named = true;
+      changed = changed || config[key] != name;
+      config[key] = name;
+    }
+  }
+  // Readers take weights of no type for fp32.
+  if (config.is_object() && !named && dtype != c10::kFloat) {
+    config["torch_dtype"] = name;
+    changed = true;
+  }
+  return changed ? config.dump(2) + "\n" : config_json;
+}
+
+std::int64_t bytes_of_all(const std::vector<Item>& items) {
+  std::int64_t bytes = 0;
+  for (const Item& item : items) {
+    bytes += bytes_of(item);
+  }
+  return bytes;
+}
+
+ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vector<Item>& items,
+                           std::string config_json, std::int64_t max_shard_bytes)
+    : folder_(folder), config_json_(std::move(config_json)) {
+  detail::create_folders(folder);
+  // Their names never come again, so that no later writer of the same file would find them.
+  detail::remove_leftovers(
+      folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
+  const auto shards = split_in_shards(items, max_shard_bytes);
+  const std::string prefix = shard_prefix();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    names_.push_back(shards.size() == 1 ? kSingleFile
+                                        : fmt::format("{}{:05}-of-{:05}.safetensors", prefix, i + 1,
+                                                      shards.size()));
+    writers_.emplace_back(folder / names_.back(), shards[i]);
+    for (const auto& item : shards[i]) {
+      shard_of_[item.name] = i;
+      total_bytes_ += bytes_of(item);
+    }
+  }
+}
+
+void ExportFolder::write(const std::string& name, std::span<const std::int64_t> offset,
+                         const at::Tensor& block) {
+  writers_[shard_of_.at(name)].write(name, offset, block);
+}
+
+void ExportFolder::publish() {
+  // All files are durable before the first is renamed.
+  for (auto& writer : writers_) {
+    writer.seal();
+  }
+  for (auto& writer : writers_) {
+    writer.publish();
+  }
+  if (writers_.size() > 1) {
+    detail::write_file(folder_ / kIndexFile, index_json());
+    remove(kSingleFile);  // which readers prefer
+  } else {
+    remove(kIndexFile);
+  }
+  remove_older_shards();
+  // With it a new folder is a model. An older one's says the same: see check_export_folder().
+  if (!std::filesystem::exists(folder_ / kConfigFile)) {
+    detail::write_file(folder_ / kConfigFile, config_json_);
+  }
+}
+
+/// The usual names for the first model of a folder, others for a later one.
+std::string ExportFolder::shard_prefix() const {
+  bool first = true;
+  std::error_code ignored;  // opening the first file says what is wrong
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
+    first &= !entry.path().filename().string().starts_with("model-");
+  }
+  return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
+}
+
+/// Sorted by name, as transformers writes it.
+std::string ExportFolder::index_json() const {
+  ordered_json index;
+  index["metadata"]["total_size"] = total_bytes_;
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [name, shard] : shard_of_) {
+    weight_map[name] = names_[shard];
+  }
+  index["weight_map"] = weight_map;
+  return index.dump(2) + "\n";
+}
+
+void ExportFolder::remove(const std::string& name) const {
+  if (std::filesystem::remove(folder_ / name)) {
+    detail::sync_folder(folder_);
+  }
+}
+
+/// Those of earlier exports, also of one that was killed.
+void ExportFolder::remove_older_shards() const {
+  std::set<std::string> older;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const auto name = entry.path().filename().string();
+    if (is_shard(name)) {
+      older.insert(name);
+    }
+  }
+  for (const auto& name : names_) {
+    older.erase(name);
+  }
+  for (const auto& name : older) {
+    remove(name);
+  }
+}
+
+}  // namespace tessera::checkpoint

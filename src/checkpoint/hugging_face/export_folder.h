@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/safetensors.h"
+
+namespace tessera::checkpoint {
+
+/// Throws Error if an export of so many bytes of weights with this configuration cannot be written
+/// to `folder`: it cannot be made or written, its file system has too little room, or it holds a
+/// model of another configuration. Makes nothing. `config_file`: the configuration's name there.
+void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
+                         std::int64_t bytes, const char* config_file = "config.json");
+
+/// The configuration with the type of the weights as they are written, where it names one or
+/// readers would take them for another. Throws Error for a type that weights are not exported in.
+std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
+
+/// The bytes of the values of tensors.
+std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
+
+/// The files of one export, on the rank that writes them. Until publish(), nothing but temporary
+/// files exists.
+class ExportFolder {
+ public:
+  /// Opens all files, and reserves room for them on the disk: a full disk shows before anything is
+  /// sent.
+  ExportFolder(const std::filesystem::path& folder,
+               const std::vector<SafetensorsWriter::Item>& items, std::string config_json,
+               std::int64_t max_shard_bytes);
+
+  void write(const std::string& name, std::span<const std::int64_t> offset,
+             const at::Tensor& block);
+
+  /// Whoever opens the folder at any moment, or after a crash, finds the older model whole or the
+  /// new one whole. One rename decides: that of the single file or of the index. Shards never take
+  /// the name of an older shard, and those of the older model are removed last, so that a reader
+  /// who has opened the older index meets its shards or none.
+  void publish();
+
+ private:
+  std::string shard_prefix() const;
+  std::string index_json() const;
+  void remove(const std::string& name) const;
+  void remove_older_shards() const;
+
+  std::filesystem::path folder_;
+  std::string config_json_;
+  std::vector<std::string> names_;
+  std::vector<SafetensorsWriter> writers_;  ///< in the order of `names_`
+  std::map<std::string, std::size_t> shard_of_;
+  std::int64_t total_bytes_ = 0;
+};
+
+}  // namespace tessera::checkpoint

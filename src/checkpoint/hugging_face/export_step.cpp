@@ -1,0 +1,122 @@
+// From the files of a step to those of a model, block by block: a file of the step is read from its
+// start to its end, and what it holds goes where it belongs.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hugging_face/export_folder.h"
+#include "inspect/step_blocks.h"
+#include "parameters/parameters.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/strict_json.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+bool is_weight(const std::string& name) {
+  return !name.starts_with("optimizer.");
+}
+
+bool is_adapter(const std::string& name) {
+  return name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
+}
+
+std::vector<SafetensorsWriter::Item> items_of_step(const Manifest& manifest,
+                                                   c10::ScalarType dtype) {
+  std::vector<SafetensorsWriter::Item> items;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    TESSERA_CHECK(
+        !is_adapter(name), "the checkpoint holds an adapter, '", name,
+        "', which an export of the model would leave out: load the checkpoint and merge the "
+        "adapters (nn::merge_lora); of llama_train's with its flags of adapters, "
+        "--initial-load STEP --steps 0 --merge-lora --save-hf DIR");
+    if (is_weight(name)) {
+      const c10::ScalarType stored = scalar_type_of(name, tensor);
+      items.push_back({name, is_convertible_type(stored, dtype) ? dtype : stored, tensor.sizes});
+    }
+  }
+  return items;
+}
+
+/// `entries`: of the step.
+void check_config(const std::string& config_json, const nlohmann::json& entries,
+                  const std::filesystem::path& step) {
+  try {
+    detail::parse_strict_json(config_json, {.depth = 16});
+  } catch (const Error& error) {
+    fail("the configuration for an export is not a JSON object (", error.what(),
+         "): give the config.json of the model");
+  }
+  if (const auto saved = entries.find("model"); saved != entries.end() && saved->is_object()) {
+    const std::string change = config_change(saved->dump(), config_json);
+    TESSERA_CHECK(change.empty(), "the configuration is not that of the checkpoint '",
+                  step.string(), "': ", change, "; give the config.json that it was trained with");
+  }
+}
+
+}  // namespace
+
+std::string config_change(const std::string& before, const std::string& now) {
+  constexpr std::array<std::string_view, 5> kNoComputation = {
+      "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"};
+  const auto one = nlohmann::json::parse(before), other = nlohmann::json::parse(now);
+  nlohmann::json keys = one;
+  keys.update(other);
+  for (const auto& [key, unused] : keys.items()) {
+    const nlohmann::json from = one.value(key, nlohmann::json());
+    const nlohmann::json to = other.value(key, nlohmann::json());
+    if (from != to && std::ranges::find(kNoComputation, key) == kNoComputation.end()) {
+      return fmt::format("\"{}\" is {} instead of {}", key, to.dump(), from.dump());
+    }
+  }
+  return "";
+}
+
+void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
+                         const std::string& config_json, c10::ScalarType dtype,
+                         const Progress& progress, const std::optional<FilesBesideWeights>& beside,
+                         std::int64_t max_shard_bytes) {
+  const Manifest manifest = manifest_in(step);
+  check_config(config_json, manifest.entries, step);
+  const auto items = items_of_step(manifest, dtype);
+  TESSERA_CHECK(!items.empty(), "the checkpoint '", step.string(),
+                "' holds no weights to export: give one that was saved with a model");
+  const std::string config = config_of_weights(config_json, dtype);
+  check_export_folder(folder, config, bytes_of_all(items));
+  if (beside) {
+    check_beside_weights(*beside, folder);
+  }
+  ExportFolder files(folder, items, config, max_shard_bytes);
+  std::uint64_t all = 0;
+  for (const auto& [name, tensor] : manifest.tensors) {
+    all += is_weight(name) ? bytes_of_tensor(tensor) : 0;
+  }
+  std::uint64_t done = 0;
+  read_blocks(step, manifest, is_weight,
+              [&](const std::string& name, auto offset, const at::Tensor& block) {
+                files.write(
+                    name, offset,
+                    is_convertible_type(block.scalar_type(), dtype) ? block.to(dtype) : block);
+                done += block.nbytes();
+                if (progress) {
+                  progress(done, all);
+                }
+              });
+  if (beside) {
+    copy_beside_weights(*beside, folder);
+  }
+  files.publish();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,165 @@
+// Loading in three passes: match parameters with the files' tensors and compare sizes and types,
+// check that the parameters can be written, then fill them. The first two change nothing, so that
+// weights which do not fit leave the model as it is. All ranks end a pass before one begins the
+// last.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "all_ranks.h"
+#include "blocks/blocks.h"
+#include "hugging_face/model_files.h"
+#include "parameters/parameters.h"
+#include "parameters/stored_tensors.h"
+#include "sharded/piece_reads.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+/// A parameter and a tensor of the files that fills it, or a part of it. The tensor's name is by
+/// the one of the parameter's names that the files have.
+struct Match {
+  nn::SlotPtr slot;
+  StoredTensor stored;
+  const SafetensorsFile* file;
+};
+
+/// Older Llama exports hold this buffer; a model computes it.
+bool is_computed(const std::string& name) {
+  return name.ends_with("rotary_emb.inv_freq");
+}
+
+/// Collects instead of throwing: the message then lists everything that does not fit, by kind.
+void compare(const Match& match, Mismatch& mismatch) {
+  const auto& entry = match.file->entry(match.stored.name);
+  const c10::ScalarType dtype = match.slot->persistent().scalar_type();
+  if (match.stored.sizes != entry.sizes) {
+    mismatch.different.push_back(fmt::format("{} (file [{}], model [{}])", match.stored.name,
+                                             fmt::join(entry.sizes, ", "),
+                                             fmt::join(match.stored.sizes, ", ")));
+  } else if (!is_convertible_type(entry.dtype, dtype)) {
+    mismatch.different.push_back(fmt::format("{} (file {}, model {})", match.stored.name,
+                                             entry.dtype_name, c10::toString(dtype)));
+  }
+}
+
+std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& files) {
+  std::vector<Match> matches;
+  Mismatch mismatch;
+  std::set<std::string> known;
+  for (const auto& [slot, names, is_buffer] : model_slots(module)) {
+    // By each of the parameter's names: the tensors that hold it, one or several.
+    std::vector<std::vector<StoredTensor>> by_name;
+    for (const std::string& name : names) {
+      by_name.push_back(stored_tensors(name, *slot));
+    }
+    for (std::size_t i = 0; i < by_name.front().size(); ++i) {
+      const StoredTensor* found = nullptr;
+      for (const std::vector<StoredTensor>& tensors : by_name) {
+        known.insert(tensors[i].name);
+        if (found == nullptr && files.tensors().contains(tensors[i].name)) {
+          found = &tensors[i];
+        }
+      }
+      if (found == nullptr) {
+        // Files of programs that don't save a buffer lack it.
+        if (!is_buffer) {
+          mismatch.missing.push_back(by_name.front()[i].name);
+        }
+        continue;
+      }
+      matches.push_back({slot, *found, files.tensors().at(found->name)});
+      compare(matches.back(), mismatch);
+    }
+  }
+  for (const auto& [name, file] : files.tensors()) {
+    if (!known.contains(name) && !is_computed(name)) {
+      mismatch.unexpected.push_back(name);
+    }
+  }
+  TESSERA_CHECK(mismatch.empty(), "the weights in '", files.folder().string(),
+                "' do not fit the model", listed("missing", mismatch.missing),
+                listed("unexpected", mismatch.unexpected), listed("different", mismatch.different),
+                ": use the config.json that belongs to these weights");
+  return matches;
+}
+
+/// Reads the blocks of this rank alone, in the order of the files.
+void fill(std::vector<Match> matches) {
+  std::ranges::stable_sort(matches, {}, [](const Match& match) {
+    return std::pair(match.file->path(), match.file->entry(match.stored.name).offset);
+  });
+  PieceReads reads;
+  for (const Match& match : matches) {
+    const auto& tensor = match.slot->persistent();
+    const auto& local = local_tensor(tensor);
+    for (const auto& box : owned_blocks(tensor)) {
+      match.stored.visit(box.global_offset, local_block(local, box),
+                         [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
+                           reads.add(*match.file, match.stored.name, offset, part);
+                         });
+    }
+  }
+  reads.run();
+}
+
+/// Runs a step of the load, on all ranks or on this one.
+using RunStep = std::function<void(const std::function<void()>& step)>;
+
+void load(nn::ModuleBase& module, const std::filesystem::path& folder, const RunStep& run) {
+  // Filling a leaf that requires a gradient is an error otherwise.
+  const at::NoGradGuard no_grad;
+  std::optional<ModelFiles> files;
+  std::vector<Match> matches;
+  run([&] {
+    files.emplace(folder);
+    matches = match_all(module, *files);
+    for (const Match& match : matches) {
+      check_fillable(*match.slot, match.stored.name);
+    }
+  });
+  const auto set_initialized = [&](bool filled) {
+    for (const Match& match : matches) {
+      match.slot->set_initialized(filled);
+    }
+  };
+  try {
+    run([&] { fill(matches); });
+  } catch (...) {
+    set_initialized(false);
+    throw;
+  }
+  set_initialized(true);
+}
+
+}  // namespace
+
+void load_hugging_face(nn::ModuleBase& module, comm::World& world,
+                       const std::filesystem::path& folder) {
+  const comm::CallerScope caller("load_hugging_face");
+  load(module, folder, [&](const std::function<void()>& step) { run_or_fail_on_all(world, step); });
+}
+
+void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder) {
+  load(module, folder, [](const std::function<void()>& step) { step(); });
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,211 @@
+// Adapters in the form of PEFT, Hugging Face's package for them.
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "all_ranks.h"
+#include "hugging_face/export_folder.h"
+#include "hugging_face/send_parameters.h"
+#include "parameters/parameters.h"
+#include "parameters/stored_tensors.h"
+#include "tessera/checkpoint/adapter.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nn::LoraLinear;
+
+constexpr const char* kAdapterFile = "adapter_model.safetensors";
+constexpr const char* kAdapterConfig = "adapter_config.json";
+
+std::int64_t rank_of(const LoraLinear& each) {
+  return each.branch->a->out_features();
+}
+
+/// PEFT's file has one of each for all.
+void check_alike(const LoraLinear& each, const LoraLinear& first) {
+  TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
+                    each.branch->dropout == first.branch->dropout,
+                "save_lora: the adapters of '", first.fqn, "' and '", each.fqn,
+                "' differ in rank, alpha or dropout; give all the same options");
+}
+
+std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
+  const std::vector<LoraLinear> adapters = nn::lora_linears(module);
+  TESSERA_CHECK(!adapters.empty(), "save_lora: a ", module.name(),
+                " has no adapters; call nn::apply_lora before training");
+  for (const LoraLinear& each : adapters) {
+    check_alike(each, adapters.front());
+  }
+  return adapters;
+}
+
+std::string last_segment(const std::string& fqn) {
+  return fqn.substr(fqn.rfind('.') + 1);  // npos + 1 is 0
+}
+
+/// The FQNs that a module has in Hugging Face's model: of a fused Linear those of its parts.
+std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
+  const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
+  if (fused == nullptr) {
+    return {fqn};
+  }
+  const std::size_t end = fqn.rfind('.');
+  const std::string parent = end == std::string::npos ? "" : fqn.substr(0, end);
+  std::vector<std::string> names;
+  for (const nn::FusedPart& part : fused->parts()) {
+    names.push_back(nn::join_fqn(parent, part.name));
+  }
+  return names;
+}
+
+/// PEFT takes a name for all modules whose FQN it is or ends: "q_proj" where each q_proj has an
+/// adapter, else the FQNs.
+std::vector<std::string> target_modules(const nn::ModuleBase& module,
+                                        const std::vector<LoraLinear>& adapters) {
+  std::map<std::string, std::ptrdiff_t> without;  // modules of this name, less those with adapters
+  nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
+    for (const std::string& stored : stored_modules(fqn, each)) {
+      ++without[last_segment(stored)];
+    }
+  });
+  std::vector<std::string> targets;
+  for (const LoraLinear& each : adapters) {
+    for (const std::string& stored : stored_modules(each.fqn, *each.linear)) {
+      --without[last_segment(stored)];
+      targets.push_back(stored);
+    }
+  }
+  std::vector<std::string> names;
+  for (const std::string& target : targets) {
+    const std::string name = last_segment(target);
+    names.push_back(without[name] == 0 ? name : target);
+  }
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear>& adapters,
+                      const std::string& base_model) {
+  const LoraLinear& first = adapters.front();
+  const nlohmann::ordered_json config = {
+      {"base_model_name_or_path", base_model},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"lora_alpha", first.branch->scale * static_cast<double>(rank_of(first))},
+      {"lora_dropout", first.branch->dropout},
+      {"peft_type", "LORA"},
+      {"r", rank_of(first)},
+      {"target_modules", target_modules(module, adapters)},
+      {"task_type", "CAUSAL_LM"}};
+  return config.dump(2) + "\n";
+}
+
+std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
+  std::vector<NamedParameter> parameters;
+  for (const auto& [name, slot] : nn::lora_slots(module)) {
+    parameters.push_back({slot, {name}});
+  }
+  return parameters;
+}
+
+/// Under the names of the Linear's weight in files, of which a fused one has several: A is the same
+/// for all parts, and B is split as the weight's rows are.
+void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
+  SentParameter a{each.branch->a->weight.slot(), {}};
+  SentParameter b{each.branch->b->weight.slot(),
+                  stored_tensors(nn::join_fqn(each.fqn, "weight"), *each.linear->weight.slot())};
+  for (StoredTensor& part : b.tensors) {
+    const std::string module = part.name.substr(0, part.name.size() - std::string("weight").size());
+    const std::string name = "base_model.model." + module;
+    a.tensors.push_back(
+        {.name = name + "lora_A.weight", .sizes = a.slot->persistent().sizes().vec()});
+    part.name = name + "lora_B.weight";
+    part.sizes[1] = rank_of(each);
+  }
+  sent.push_back(std::move(a));
+  sent.push_back(std::move(b));
+}
+
+std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
+  std::vector<SentParameter> sent;
+  for (const LoraLinear& each : nn::lora_linears(module)) {
+    add_sent(sent, each);
+  }
+  return sent;
+}
+
+/// The configuration, of adapters that can be saved to the folder.
+std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                           const std::string& base_model) {
+  std::error_code missing;  // base_model may be a name
+  TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
+                "the adapters were to be "
+                "saved to '",
+                folder.string(),
+                "', but that is the folder of the model that they belong to; name another");
+  const std::string config = config_of(module, adapters_of(module), base_model);
+  check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
+                      kAdapterConfig);
+  return config;
+}
+
+}  // namespace
+
+void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& folder,
+                     const std::string& base_model) {
+  checked_config(module, folder, base_model);
+}
+
+void save_lora(const nn::ModuleBase& module, comm::World& world,
+               const std::filesystem::path& folder, const std::string& base_model) {
+  const comm::CallerScope caller("save_lora");
+  const at::NoGradGuard no_grad;
+  std::vector<SentParameter> parameters;
+  std::string config;
+  // On rank 0 alone. Its destructor removes the temporary file if anything below throws.
+  std::optional<SafetensorsWriter> file;
+  run_or_fail_on_all(world, [&] {
+    adapters_of(module);
+    check_filled(parameters_of(module));
+    parameters = sent_adapters(module);
+    if (world.rank() == 0) {
+      config = checked_config(module, folder, base_model);
+      detail::create_folders(folder);
+      file.emplace(folder / kAdapterFile, items_of(parameters));
+    }
+  });
+  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
+    file->write(name, offset, block);
+  });
+  send_all(parameters, world, receiver);
+  run_or_fail_on_all(world, [&] {
+    if (file) {
+      receiver.check();
+      file->finish();
+      // With it the folder is an adapter. An older one's says the same.
+      detail::write_file(folder / kAdapterConfig, config);
+    }
+  });
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,130 @@
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "inspect/step_blocks.h"
+#include "sharded/stored_step.h"
+#include "tessera/checkpoint/inspect.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+/// Of two tensors, as far as they have been read.
+struct Difference {
+  double absolute = 0;
+  double relative = 0;  ///< to the larger of the two values
+
+  /// A NaN on one side alone, and infinities that are not equal, count as infinitely far.
+  void add(const at::Tensor& a, const at::Tensor& b) {
+    if (a.numel() == 0 || at::equal(a, b)) {
+      return;
+    }
+    const at::Tensor x = a.to(at::kDouble);
+    const at::Tensor y = b.to(at::kDouble);
+    const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+    const double infinity = std::numeric_limits<double>::infinity();
+    const at::Tensor distance =
+        x.sub(y).abs().nan_to_num(infinity, infinity).masked_fill(same, 0.0);
+    const at::Tensor scale = at::maximum(x.abs(), y.abs());
+    const at::Tensor ratio = distance.div(scale).nan_to_num(infinity).masked_fill(same, 0.0);
+    absolute = std::max(absolute, distance.max().item<double>());
+    relative = std::max(relative, ratio.max().item<double>());
+  }
+};
+
+class StepComparison {
+ public:
+  StepComparison(const std::filesystem::path& step, const std::filesystem::path& other)
+      : folder_(step), one_(manifest_in(step)), other_(other, manifest_in(other)) {
+    for (const auto& [name, tensor] : one_.tensors) {
+      compare_described(name, tensor);
+    }
+    for (const auto& [name, tensor] : other_.manifest().tensors) {
+      if (!one_.tensors.contains(name)) {
+        add(name, "only in the second");
+      }
+    }
+  }
+
+  void compare_values(const Progress& progress) {
+    std::uint64_t done = 0;
+    std::map<std::string, Difference> differences;
+    read_blocks(
+        folder_, one_, [this](const std::string& name) { return comparable_.contains(name); },
+        [&](const std::string& name, auto offset, const at::Tensor& block) {
+          const ManifestTensor& tensor = *other_.find(name);
+          const at::Tensor values = at::empty(block.sizes(), scalar_type_of(name, tensor));
+          other_.want(name, offset, values);
+          other_.read();
+          differences[name].add(block, values);
+          done += block.nbytes();
+          if (progress) {
+            progress(done, all_);
+          }
+        });
+    for (const auto& [name, difference] : differences) {
+      if (difference.absolute > 0) {
+        add(name, fmt::format("largest difference {:.6g}, relative {:.6g}", difference.absolute,
+                              difference.relative));
+      }
+    }
+  }
+
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    for (const auto& [name, faults] : faults_) {
+      lines.push_back(fmt::format("{}: {}", name, fmt::join(faults, "; ")));
+    }
+    return lines;
+  }
+
+ private:
+  void add(const std::string& name, std::string fault) {
+    faults_[name].push_back(std::move(fault));
+  }
+
+  void compare_described(const std::string& name, const ManifestTensor& tensor) {
+    const auto found = other_.manifest().tensors.find(name);
+    if (found == other_.manifest().tensors.end()) {
+      return add(name, "only in the first");
+    }
+    const ManifestTensor& same = found->second;
+    if (tensor.dtype != same.dtype) {
+      add(name, tensor.dtype + " and " + same.dtype);
+    }
+    if (tensor.sizes != same.sizes) {
+      return add(name, fmt::format("[{}] and [{}]", fmt::join(tensor.sizes, ", "),
+                                   fmt::join(same.sizes, ", ")));
+    }
+    comparable_.insert(name);
+    all_ += bytes_of_tensor(tensor);
+  }
+
+  std::filesystem::path folder_;
+  Manifest one_;
+  StoredStep other_;
+  std::set<std::string> comparable_;
+  std::uint64_t all_ = 0;
+  std::map<std::string, std::vector<std::string>> faults_;
+};
+
+}  // namespace
+
+std::vector<std::string> compare_steps(const std::filesystem::path& step,
+                                       const std::filesystem::path& other,
+                                       const Progress& progress) {
+  StepComparison comparison(step, other);
+  comparison.compare_values(progress);
+  return comparison.lines();
+}
+
+}  // namespace tessera::checkpoint

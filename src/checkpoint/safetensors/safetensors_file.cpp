@@ -1,0 +1,174 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "blocks/blocks.h"
+#include "checksum/granules.h"
+#include "safetensors/run_reader.h"
+#include "safetensors/safetensors_header.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/input_file.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors is little endian");
+
+constexpr const char* kHowToMend = ": copy or write it again";
+
+}  // namespace
+
+struct SafetensorsFile::Impl {
+  Impl(detail::InputFile opened, std::vector<std::uint32_t> sums)
+      : file(std::move(opened), std::move(sums)) {}
+
+  CheckedFile file;
+  SafetensorsHeader header;
+
+  /// Faults of the content name the file and say what helps; those of opening and reading it do so
+  /// themselves.
+  void read_header();
+
+ private:
+  std::string invalid() const {
+    return "'" + file.path().string() + "' is not a valid safetensors file: ";
+  }
+};
+
+void SafetensorsFile::Impl::read_header() {
+  const std::uint64_t file_bytes = file.size();
+  std::uint64_t header_bytes = 0;
+  TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
+                " bytes: it is truncated", kHowToMend);
+  file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+  // Before the allocation below: the number comes from the file.
+  TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
+                " bytes, more than ", kMaxHeaderBytes, kHowToMend);
+  const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
+  TESSERA_CHECK(data_begin <= file_bytes, invalid(), "its header ends at ", data_begin,
+                ", but the file has only ", file_bytes, " bytes: it is truncated", kHowToMend);
+  std::string json(header_bytes, '\0');
+  file.read_at(sizeof(header_bytes), std::as_writable_bytes(std::span(json)));
+  try {
+    header = parse_header(json, file_bytes - data_begin);
+  } catch (const Error& error) {
+    fail(invalid(), error.what(), kHowToMend);
+  }
+  // From the start of the data to the start of the file.
+  for (auto& [name, entry] : header.tensors) {
+    entry.offset += data_begin;
+  }
+}
+
+namespace {
+
+/// A bool that is neither 0 nor 1 is undefined behaviour for whoever reads it.
+void check_bools(const at::Tensor& tensor, const std::string& name) {
+  if (tensor.scalar_type() != at::kBool) {
+    return;
+  }
+  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  const bool valid =
+      std::all_of(bytes, bytes + tensor.numel(), [](unsigned char byte) { return byte <= 1; });
+  TESSERA_CHECK(valid, "tensor '", name,
+                "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
+}
+
+/// Whether the bytes of a file can go straight to `block`. Bools are looked at before.
+bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
+  return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
+         type != at::kBool;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, Symlinks symlinks,
+                                 std::vector<std::uint32_t> sums)
+    : impl_(std::make_unique<Impl>(detail::InputFile(path, "a safetensors file", symlinks),
+                                   std::move(sums))) {
+  impl_->read_header();
+}
+
+SafetensorsFile::~SafetensorsFile() = default;
+SafetensorsFile::SafetensorsFile(SafetensorsFile&&) noexcept = default;
+
+const std::map<std::string, TensorEntry>& SafetensorsFile::tensors() const {
+  return impl_->header.tensors;
+}
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
+  return impl_->header.metadata;
+}
+const std::filesystem::path& SafetensorsFile::path() const {
+  return impl_->file.path();
+}
+
+const TensorEntry& SafetensorsFile::entry(const std::string& name) const {
+  const auto found = tensors().find(name);
+  TESSERA_CHECK(found != tensors().end(), "'", path().string(), "' has no tensor '", name,
+                "': give the file that belongs to this model");
+  return found->second;
+}
+
+const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
+                                               std::span<const std::int64_t> offset,
+                                               std::span<const std::int64_t> sizes) const {
+  const auto& item = entry(name);
+  TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
+                path().string(), "' has the type ", item.dtype_name,
+                ", which libtorch lacks: convert the file first");
+  // With it, and with the header's checks, every run of the block lies within the file.
+  check_block(item.sizes, offset, sizes);
+  return item;
+}
+
+void SafetensorsFile::read_bytes(const TensorEntry& item, std::span<const std::int64_t> offset,
+                                 const at::Tensor& out) const {
+  const auto itemsize = static_cast<std::uint64_t>(out.element_size());
+  const std::span<const std::int64_t> sizes(out.sizes().data(), out.sizes().size());
+  RunReader reader(static_cast<std::byte*>(out.mutable_data_ptr()),
+                   [this](std::uint64_t at, std::byte* out, std::uint64_t count) {
+                     impl_->file.read_at(at, {out, count});
+                   });
+  for_each_run(item.sizes, offset, sizes, [&](std::int64_t element, std::int64_t count) {
+    reader.add(item.offset + static_cast<std::uint64_t>(element) * itemsize,
+               static_cast<std::uint64_t>(count) * itemsize);
+  });
+  reader.flush();
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name, std::span<const std::int64_t> offset,
+                                 std::span<const std::int64_t> sizes) const {
+  const TensorEntry& item = entry_with(name, offset, sizes);
+  auto result =
+      at::empty(at::IntArrayRef(sizes.data(), sizes.size()), at::TensorOptions(item.dtype));
+  read_bytes(item, offset, result);
+  check_bools(result, name);
+  return result;
+}
+
+at::Tensor SafetensorsFile::read(const std::string& name) const {
+  const auto& sizes = entry(name).sizes;
+  return read(name, std::vector<std::int64_t>(sizes.size(), 0), sizes);
+}
+
+void SafetensorsFile::read_into(const std::string& name, std::span<const std::int64_t> offset,
+                                const at::Tensor& block) const {
+  const std::span<const std::int64_t> sizes(block.sizes().data(), block.sizes().size());
+  const TensorEntry& item = entry_with(name, offset, sizes);
+  if (takes_bytes(block, item.dtype)) {
+    read_bytes(item, offset, block);
+    block.unsafeGetTensorImpl()->bump_version();  // as copy_() does
+  } else {
+    block.copy_(read(name, offset, sizes));
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "save/prepare_save.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+/// A save on a thread of its own. Thread safety: one thread at a time.
+class BackgroundSave {
+ public:
+  /// Makes the thread, which waits for begin(). Throws Error where there can be none.
+  BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+  /// Waits; saves nothing if it has not begun. An error that nobody was told is a warning.
+  ~BackgroundSave();
+
+  /// Once, when the threads of all ranks are there.
+  void begin();
+  bool done() const { return done_; }
+  /// Waits; throws what the save has thrown.
+  void wait();
+  /// The same, but throws nothing a second time.
+  void wait_once();
+
+ private:
+  void join();
+  void run(PreparedSave prepared);
+
+  comm::CommunicatorPtr hosts_;
+  std::exception_ptr error_;
+  bool told_ = false;
+  std::atomic<bool> done_{false};
+  bool begun_ = false;
+  std::promise<bool> go_;  ///< whether to save
+  std::thread thread_;
+};
+
+/// Waits for the save under way on this group, so that the group is free. An error of it that
+/// nobody was told on some rank is thrown on all. Collective over `hosts`.
+void end_save_under_way(comm::Communicator& hosts);
+
+/// Copies to the hosts' memory what is to be saved and begins to save it. The group is in use until
+/// that has ended. Collective over `hosts`. Throws Error on all ranks if it can't begin on one.
+std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
+                                           PreparedSave prepared);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,50 @@
+// Who writes what. A pure function of the state's layouts, which every rank computes for all ranks:
+// nothing is gathered to plan a save, however many ranks there are.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sharded/state_entries.h"
+
+namespace tessera::checkpoint {
+
+/// Rows of a chunk, and where they are in the local tensor.
+struct ChunkPart {
+  std::int64_t row = 0;  ///< of the chunk; 0 for a scalar
+  std::vector<std::int64_t> local_offset;
+  std::vector<std::int64_t> sizes;
+};
+
+/// A block of an entry that one rank writes.
+struct PlannedChunk {
+  std::size_t entry = 0;
+  int rank = 0;
+  int file = 0;  ///< of the rank's, from 1
+  std::vector<std::int64_t> offset, sizes;
+  std::vector<ChunkPart> parts;  ///< one after another
+};
+
+struct SavePlan {
+  std::vector<PlannedChunk> chunks;  ///< in the order of the entries
+  int files = 1;                     ///< that a rank has at most
+
+  /// "shard-00000-model-00001-of-00002.safetensors".
+  std::string file_name(const PlannedChunk& chunk) const;
+};
+
+/// Chunks that several ranks hold go to the one that has least to write; large ones are divided
+/// among them.
+SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size);
+
+/// Of the folder of a step, the names, types, sizes and chunks of a state, and `others`, what else
+/// ranks must have alike: equal on ranks that save the same to the same place.
+std::int64_t fingerprint(const std::filesystem::path& folder,
+                         const std::vector<StateEntry>& entries, const SavePlan& plan,
+                         const std::string& others);
+
+}  // namespace tessera::checkpoint

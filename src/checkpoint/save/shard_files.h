@@ -1,0 +1,43 @@
+// What one rank writes, as blocks of memory: of the state itself, or of a copy on the host that a
+// save in the background writes while the state changes.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "save/save_plan.h"
+
+namespace tessera::checkpoint {
+
+/// Rows of a chunk.
+struct RowBlock {
+  std::int64_t row = 0;  ///< of the chunk; 0 for a scalar
+  at::Tensor values;
+};
+
+/// A block of a tensor, in a file.
+struct FileChunk {
+  std::string tensor;  ///< its stored name
+  c10::ScalarType dtype;
+  std::vector<std::int64_t> offset, sizes;
+  std::vector<RowBlock> blocks;  ///< one after another
+};
+
+struct ShardFile {
+  std::string name;
+  std::vector<FileChunk> chunks;
+};
+
+/// The files of a rank, by name. The blocks share the memory of the state.
+std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
+                                   int rank);
+
+/// Puts copies on the host in place of the blocks; of a GPU's, in page-locked memory. Returns when
+/// the state may change.
+void copy_to_host(std::vector<ShardFile>& files);
+
+}  // namespace tessera::checkpoint

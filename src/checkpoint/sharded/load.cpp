@@ -1,0 +1,270 @@
+// A load in two steps that all ranks end together: the first reads the manifest and all headers
+// that a rank needs and compares everything, the second fills the tensors.
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Device.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "all_ranks.h"
+#include "blocks/blocks.h"
+#include "parameters/parameters.h"
+#include "safetensors/format.h"
+#include "sharded/dropout_calls.h"
+#include "sharded/manifest.h"
+#include "sharded/objects.h"
+#include "sharded/shards_of_others.h"
+#include "sharded/state_entries.h"
+#include "sharded/step_folder.h"
+#include "sharded/stored_step.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/parameter.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Rank 0 chooses the step, but what is left out each rank decides for itself: ranks that disagree
+/// would leave a mixture of old and new values.
+void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
+  std::int64_t own = 0;
+  run_or_fail_on_all(world, [&] {
+    const std::string request = nlohmann::json{fs::absolute(path).lexically_normal().string(),
+                                               options.exclude, options.partial}
+                                    .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    own = detail::crc32c(std::as_bytes(std::span(request)));
+  });
+  const auto others =
+      comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
+  TESSERA_CHECK(others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
+                " load from another folder or step than rank 0, or with another exclude or "
+                "partial: pass the same on all ranks");
+}
+
+/// A step as rank 0 sees it: on a network file system the others may still see an older state of
+/// the folder.
+StoredStep open_step(comm::World& world, const fs::path& path) {
+  std::string folder;
+  std::string text;
+  // Rank 0 alone knows where the text is from, and refuses it for all.
+  Checksums checksums = Checksums::kOptional;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      folder = find_step(path).string();
+      const bool others = has_shards_of_others(folder);
+      text = others ? to_text(manifest_of_shards(folder)) : read_manifest_text(folder);
+      checksums = others ? Checksums::kOptional : Checksums::kRequired;
+    }
+  });
+  const c10::Device device(world.options().device);
+  const auto group = all_ranks(world);
+  folder = comm::broadcast_text(*group, device, 0, folder);
+  text = comm::broadcast_text(*group, device, 0, text);
+  std::optional<StoredStep> step;
+  run_or_fail_on_all(world, [&] {
+    step.emplace(folder, parse_manifest(text, fs::path(folder) / kManifestFile, checksums));
+  });
+  return std::move(*step);
+}
+
+/// An entry of the state, and its name in the checkpoint.
+struct Filling {
+  StateEntry entry;
+  std::string name;
+};
+
+/// Compares a state with a step: what is to be filled, and the report.
+class Comparison {
+ public:
+  Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
+    report_.step = step.manifest().step;
+    report_.run_id = step.manifest().run_id;
+    report_.entries = step.manifest().entries;
+  }
+
+  void add(const StateEntry& entry) {
+    known_.insert(entry.names.begin(), entry.names.end());
+    const std::size_t before = fillings_.size();
+    if (!is_excluded(entry.names.front(), options_)) {
+      find_filling(entry);
+    }
+    if (entry.is_parameter && fillings_.size() == before) {
+      incomplete_.emplace(entry.slot.get(), entry.slot->initialized());
+    }
+  }
+
+  /// Whether the parameter has all its values once the step has filled its parts: what the step
+  /// leaves out had values before.
+  bool will_be_whole(const nn::ParameterSlot& slot) const {
+    const auto found = incomplete_.find(&slot);
+    return found == incomplete_.end() || found->second;
+  }
+
+  /// Throws Error for what does not fit and was not asked to be left out.
+  void finish(const StateDict& state) {
+    for (const auto& [name, tensor] : step_.manifest().tensors) {
+      const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
+                           return known_.contains(tied);
+                         });
+      if (!known && !is_excluded(name, options_)) {
+        report_.unexpected.push_back(name);
+      }
+    }
+    compare_stateful(step_.manifest(), state, options_, report_);
+    Mismatch mismatch;
+    mismatch.different = different_;
+    if (!options_.partial) {
+      mismatch.missing = report_.missing;
+      mismatch.unexpected = report_.unexpected;
+    }
+    TESSERA_CHECK(mismatch.empty(), "the checkpoint '", step_.folder().string(),
+                  "' does not fit the model and optimizer", listed("missing", mismatch.missing),
+                  listed("unexpected", mismatch.unexpected),
+                  listed("different", mismatch.different),
+                  ": load what was saved, exclude names, or allow a partial load");
+    compare_rank_states(step_.manifest(), state, options_, report_);
+  }
+
+  const std::vector<Filling>& fillings() const { return fillings_; }
+  const LoadReport& report() const { return report_; }
+
+ private:
+  void find_filling(const StateEntry& entry) {
+    const auto found = std::ranges::find_if(
+        entry.names, [this](const std::string& name) { return step_.find(name) != nullptr; });
+    if (found == entry.names.end()) {
+      report_.missing.push_back(entry.names.front());
+    } else if (fits(entry, *found)) {
+      fillings_.push_back({entry, *found});
+    }
+  }
+
+  bool fits(const StateEntry& entry, const std::string& name) {
+    const ManifestTensor& stored = *step_.find(name);
+    if (stored.sizes != entry.stored.sizes) {
+      if (options_.partial) {
+        report_.reshaped.push_back(name);
+      } else {
+        different_.push_back(fmt::format("{} (checkpoint [{}], here [{}])", name,
+                                         fmt::join(stored.sizes, ", "),
+                                         fmt::join(entry.stored.sizes, ", ")));
+      }
+      return false;
+    }
+    const c10::ScalarType from = find_dtype(stored.dtype)->scalar_type;
+    const c10::ScalarType to = entry.tensor.scalar_type();
+    if (!is_convertible_type(from, to)) {
+      if (options_.partial) {
+        report_.reshaped.push_back(name);
+      } else {
+        different_.push_back(
+            fmt::format("{} (checkpoint {}, here {})", name, stored.dtype, c10::toString(to)));
+      }
+      return false;
+    }
+    if (from != to) {
+      report_.cast.push_back(name);
+    }
+    return true;
+  }
+
+  const StoredStep& step_;
+  const LoadOptions& options_;
+  LoadReport report_;
+  std::vector<std::string> different_;
+  std::set<std::string> known_;
+  std::vector<Filling> fillings_;
+  /// The parameters of which a part is not filled, and whether they had values before.
+  std::map<const nn::ParameterSlot*, bool> incomplete_;
+};
+
+/// Calls `visit(offset, block)` for the blocks of a stored tensor that this rank needs, with the
+/// place in memory of each.
+template <class Visit>
+void for_each_needed(const Filling& filling, const Visit& visit) {
+  const at::Tensor local = local_tensor(filling.entry.tensor).detach();
+  for (const Box& box : owned_blocks(filling.entry.tensor)) {
+    filling.entry.stored.visit(box.global_offset, local_block(local, box), visit);
+  }
+}
+
+void want_filling(const Filling& filling, StoredStep& step) {
+  check_fillable(*filling.entry.slot, filling.name);
+  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+    step.want(filling.name, offset, block);
+  });
+}
+
+void set_filled(const Comparison& comparison) {
+  for (const Filling& filling : comparison.fillings()) {
+    if (filling.entry.is_parameter) {
+      nn::ParameterSlot& slot = *filling.entry.slot;
+      slot.set_initialized(comparison.will_be_whole(slot));
+    }
+  }
+}
+
+/// A parameter of which only the optimizer's state was to be filled still has its values.
+void set_unfilled(const std::vector<Filling>& fillings) {
+  for (const Filling& filling : fillings) {
+    if (filling.entry.is_parameter) {
+      filling.entry.slot->set_initialized(false);
+    }
+  }
+}
+
+}  // namespace
+
+LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict& state,
+                const LoadOptions& options) {
+  const comm::CallerScope caller("checkpoint::load");
+  const at::NoGradGuard no_grad;
+  check_same_request(world, dir_or_step, options);
+  StoredStep step = open_step(world, dir_or_step);
+  Comparison comparison(step, options);
+  run_or_fail_on_all(world, [&] {
+    for (const StateEntry& entry : state_entries(state)) {
+      comparison.add(entry);
+    }
+    comparison.finish(state);
+    for (const Filling& filling : comparison.fillings()) {
+      want_filling(filling, step);
+    }
+  });
+  read_or_fail_on_all(world, [&] { step.check(); });
+  // By themselves: what they refuse is known before a parameter changes.
+  run_or_fail_on_all(
+      world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
+  try {
+    read_or_fail_on_all(world, [&] { step.read(); });
+  } catch (...) {
+    set_unfilled(comparison.fillings());
+    throw;
+  }
+  set_filled(comparison);
+  set_dropout_calls(state.model, step.manifest().dropout_calls, options);
+  return comparison.report();
+}
+
+}  // namespace tessera::checkpoint

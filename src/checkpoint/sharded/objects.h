@@ -1,0 +1,45 @@
+// The objects of a state dict that are no tensors: their states are JSON in the manifest.
+
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "sharded/manifest.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+/// The names of the objects that are saved, for ranks to compare. Throws Error for a name that is
+/// empty or used twice.
+std::string names_of_objects(const StateDict& state);
+
+/// Throws Error for JSON that would be read as other than was saved. `what`: for the message.
+void check_storable(const nlohmann::json& state, const std::string& what);
+
+/// Puts the states of objects that are equal on all ranks into a manifest. Throws Error for a state
+/// that is not storable.
+void add_stateful(Manifest& manifest, const StateDict& state);
+/// The states of this rank's own that are saved, by name. Throws Error as above.
+nlohmann::json own_rank_states(const NamedRankStates& objects);
+/// Lists of all ranks' states, by name, from the text of each rank's own.
+nlohmann::json rank_state_lists(const std::vector<std::string>& of_ranks);
+
+/// Whether options.exclude names this.
+bool is_excluded(const std::string& name, const LoadOptions& options);
+/// Adds to the report which objects the manifest lacks, and which it has that the state lacks.
+void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
+                      LoadReport& report);
+/// The same for those of each rank's own.
+void compare_rank_states(const Manifest& manifest, const StateDict& state,
+                         const LoadOptions& options, LoadReport& report);
+/// Gives objects of this rank's own their state from such lists, as RankState says, or resets them.
+void load_rank_states(const nlohmann::json& lists, const NamedRankStates& objects,
+                      const LoadOptions& options, int rank, int world_size);
+/// Gives all objects what the manifest has for them.
+void load_objects(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
+                  int rank, int world_size);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,100 @@
+#include "sharded/shards_of_others.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "safetensors/natural_numbers.h"
+#include "sharded/step_folder.h"
+#include "sharded/tiling.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/strict_json.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::vector<std::string> shard_files(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (is_shard_name(entry.path().filename().string())) {
+      names.push_back(entry.path().filename().string());
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::json& info) {
+  try {
+    return natural_numbers(info.at("saved_offsets"), "its saved_offsets");
+  } catch (const Error& error) {
+    fail("tensor '", tensor, "': ", error.what());
+  }
+}
+
+/// Adds the blocks of one file. A tensor is as large as its blocks reach.
+void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
+  const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
+  TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");
+  const nlohmann::json info = detail::parse_strict_json(metadata->second);
+  for (const auto& [name, entry] : file.tensors()) {
+    TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO lacks tensor '", name, "'");
+    ManifestChunk chunk{manifest.files.size(), offsets_of(name, info[name]), entry.sizes};
+    ManifestTensor& tensor = manifest.tensors[name];
+    TESSERA_CHECK(chunk.offset.size() == chunk.sizes.size() &&
+                      (tensor.chunks.empty() || (tensor.dtype == entry.dtype_name &&
+                                                 tensor.sizes.size() == chunk.sizes.size())),
+                  "tensor '", name, "' has other dimensions or another type than elsewhere");
+    tensor.dtype = entry.dtype_name;
+    tensor.sizes.resize(chunk.sizes.size());
+    for (std::size_t dim = 0; dim < chunk.sizes.size(); ++dim) {
+      std::int64_t end = 0;
+      TESSERA_CHECK(!__builtin_add_overflow(chunk.offset[dim], chunk.sizes[dim], &end), "tensor '",
+                    name, "' begins at ", chunk.offset[dim]);
+      tensor.sizes[dim] = std::max(tensor.sizes[dim], end);
+    }
+    tensor.chunks.push_back(std::move(chunk));
+  }
+}
+
+}  // namespace
+
+bool has_shards_of_others(const std::filesystem::path& folder) {
+  std::error_code error;
+  return !std::filesystem::exists(folder / kManifestFile, error) && !is_marked(folder) &&
+         !shard_files(folder).empty();
+}
+
+Manifest manifest_of_shards(const std::filesystem::path& folder) {
+  Manifest manifest;
+  for (const std::string& name : shard_files(folder)) {
+    const SafetensorsFile file(folder / name, Symlinks::kRefuse);
+    try {
+      add_blocks(manifest, file);
+    } catch (const nlohmann::json::exception& error) {
+      fail("'", (folder / name).string(),
+           "' has a DCP_SHARDING_INFO that is not valid: ", error.what(), ": write it again");
+    } catch (const Error& error) {
+      fail("'", (folder / name).string(), "' is no shard of a checkpoint: ", error.what(),
+           ": write it again with save_distributed");
+    }
+    manifest.files.push_back({name, std::filesystem::file_size(folder / name), {}});
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    try {
+      check_tiling(tensor);
+    } catch (const Error& error) {
+      fail("the shards in '", folder.string(), "' are not complete: tensor '", name,
+           "': ", error.what(), ": copy all of them");
+    }
+  }
+  return manifest;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+
+#include "sharded/manifest.h"
+
+namespace tessera::checkpoint {
+
+/// Whether a folder has what PyTorch's HuggingFaceStorageWriter writes with save_distributed:
+/// shards without a manifest, and without the marker of an unfinished save of ours.
+bool has_shards_of_others(const std::filesystem::path& folder);
+
+/// What those say together, as a manifest without checksums. A last shard that is missing can't be
+/// told from a smaller tensor. Throws Error for files that are not valid, that do not say where
+/// their blocks are, and for blocks that overlap or leave holes.
+Manifest manifest_of_shards(const std::filesystem::path& folder);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sharded/manifest.h"
+#include "sharded/piece_reads.h"
+#include "tessera/checkpoint/safetensors.h"
+
+namespace tessera::checkpoint {
+
+/// A step on the disk, for reading. What is wanted is gathered first: then one file after another
+/// is opened, however many ranks have written the step.
+class StoredStep {
+ public:
+  StoredStep(std::filesystem::path folder, Manifest manifest);
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::filesystem::path& folder() const { return folder_; }
+  /// The tensor of this name, also where that is a tied one's other name; nullptr if there is none.
+  const ManifestTensor* find(const std::string& name) const;
+
+  /// Notes that `block` is to be filled with the values of a tensor at `offset`, converted to its
+  /// type.
+  void want(const std::string& name, std::span<const std::int64_t> offset, const at::Tensor& block);
+  /// Checks the headers of the files that have what is wanted. Throws Error for a file that is
+  /// missing, has another size, or is not what the manifest says.
+  void check() const;
+  /// Fills the blocks, by several threads where there is much; then nothing is wanted. Throws Error
+  /// as check() does, and for bytes that are not those that were written.
+  void read(const ReadLimits& limits = {});
+
+ private:
+  /// A part of a chunk, and where it goes.
+  struct Wanted {
+    std::string name;  ///< that the file has
+    const ManifestTensor* tensor;
+    const ManifestChunk* chunk;
+    std::vector<std::int64_t> from;  ///< within the chunk
+    at::Tensor target;
+  };
+
+  /// The name under which the files have it.
+  const std::string& stored_name(const std::string& name) const;
+  /// Opens a file and compares what is wanted of it with its header.
+  SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  std::map<std::string, std::string> stored_names_;
+  std::map<std::size_t, std::vector<Wanted>> wanted_;  ///< by file
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "sharded/manifest.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::checkpoint {
+
+/// What two blocks of one tensor have in common; nullopt: nothing. `local_offset` of the result is
+/// from the start of the second.
+std::optional<Box> common_block(std::span<const std::int64_t> offset,
+                                std::span<const std::int64_t> sizes,
+                                std::span<const std::int64_t> other_offset,
+                                std::span<const std::int64_t> other_sizes);
+
+/// Throws Error unless the chunks of a tensor, which lie within it, have each element once.
+void check_tiling(const ManifestTensor& tensor);
+
+}  // namespace tessera::checkpoint

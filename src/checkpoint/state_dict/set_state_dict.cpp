@@ -1,0 +1,208 @@
+// State dicts back into a model or an optimizer. All is compared before anything is changed.
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Device.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "all_ranks.h"
+#include "blocks/blocks.h"
+#include "parameters/parameters.h"
+#include "safetensors/format.h"
+#include "sharded/tiling.h"
+#include "state_dict/state_items.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using Items = std::function<std::vector<StateItem>()>;
+
+/// The dict of rank 0: its own tensors there, tensors without values on the others.
+TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
+  nlohmann::json outline = nlohmann::json::object();
+  for (const auto& [name, tensor] : state) {
+    outline[name] = {static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()};
+  }
+  const std::string text = comm::broadcast_text(
+      *all_ranks(world), c10::Device(world.options().device), 0, outline.dump());
+  if (world.rank() == 0) {
+    return state;
+  }
+  TensorDict tensors;
+  outline = nlohmann::json::parse(text);
+  for (const auto& [name, each] : outline.items()) {
+    tensors[name] =
+        at::empty(each.at(1).get<std::vector<std::int64_t>>(),
+                  at::device(at::kMeta).dtype(static_cast<c10::ScalarType>(each.at(0).get<int>())));
+  }
+  return tensors;
+}
+
+/// What is filled, and from what.
+struct Source {
+  const StateItem* item;
+  at::Tensor value;
+};
+
+/// Throws Error if the value does not fit.
+void check_source(const Source& source, const StateDictOptions& options) {
+  const at::Tensor& into = source.item->tensor;
+  const at::Tensor& value = source.value;
+  const std::string& name = source.item->names.front();
+  check_fillable(*source.item->slot, name);
+  TESSERA_CHECK(value.sizes() == into.sizes(), "'", name, "' has the sizes [",
+                fmt::format("{}", fmt::join(value.sizes(), ", ")), "] in the state dict and [",
+                fmt::format("{}", fmt::join(into.sizes(), ", ")),
+                "] here: make the model that it is of");
+  TESSERA_CHECK(is_convertible_type(value.scalar_type(), into.scalar_type()), "'", name, "' is ",
+                c10::toString(value.scalar_type()), " in the state dict and ",
+                c10::toString(into.scalar_type()), " here: convert it first");
+  const bool distributed = tessera::is_distributed(value);
+  TESSERA_CHECK(!options.full_state_dict || !distributed, "'", name,
+                "' of a full state dict is distributed: pass whole tensors, or leave "
+                "full_state_dict out");
+  if (!options.full_state_dict) {
+    TESSERA_CHECK(distributed == tessera::is_distributed(into) &&
+                      (!distributed || sharding_spec(value) == sharding_spec(into)),
+                  "'", name,
+                  "' is sharded otherwise in the state dict than here: get a full state dict, "
+                  "and set full_state_dict");
+  }
+}
+
+/// Compares a state dict with what it is for.
+std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
+                                  const StateDictOptions& options, IncompatibleKeys& keys) {
+  std::vector<Source> sources;
+  std::set<std::string> known;
+  for (const StateItem& item : items) {
+    known.insert(item.names.begin(), item.names.end());
+    const auto found = std::ranges::find_if(
+        item.names, [&state](const std::string& name) { return state.contains(name); });
+    if (item.is_left_out) {
+      continue;
+    }
+    if (found == item.names.end()) {
+      keys.missing.push_back(item.names.front());
+    } else {
+      sources.push_back({&item, state.at(*found)});
+    }
+  }
+  for (const auto& [name, tensor] : state) {
+    if (!known.contains(name)) {
+      keys.unexpected.push_back(name);
+    }
+  }
+  TESSERA_CHECK(!options.strict || (keys.missing.empty() && keys.unexpected.empty()),
+                "the state dict does not fit", listed("missing", keys.missing),
+                listed("unexpected", keys.unexpected),
+                ": pass what was got of this model, or leave strict out");
+  for (const Source& source : sources) {
+    check_source(source, options);
+  }
+  return sources;
+}
+
+/// Copies what this rank has of a piece of a tensor, which begins at `offset`.
+void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
+                const at::Tensor& piece) {
+  const at::Tensor local = local_tensor(tensor).detach();
+  for (const Box& box : owned_blocks(tensor)) {
+    // From the start of the piece.
+    if (const auto here = common_block(box.global_offset, box.sizes, offset, piece.sizes())) {
+      std::vector<std::int64_t> within = here->global_offset;
+      std::ranges::transform(within, box.global_offset, within.begin(), std::minus<>());
+      block_at(local_block(local, box), within, here->sizes)
+          .copy_(block_at(piece, here->local_offset, here->sizes));
+    }
+  }
+}
+
+void fill_from_rank0(comm::World& world, const Source& source) {
+  const c10::Device device(world.options().device);
+  const auto group = all_ranks(world);
+  const at::Tensor& value = source.value;
+  const at::IntArrayRef all = value.sizes();
+  for_each_piece(all, kMostPieceBytes / value.element_size(), [&](auto offset, auto sizes) {
+    const at::Tensor piece = block_at(value, offset, sizes);
+    const at::Tensor sent =
+        world.rank() == 0 ? piece.detach().to(device).contiguous()
+                          : at::empty(piece.sizes(), at::device(device).dtype(piece.scalar_type()));
+    group->broadcast(sent, 0)->wait();
+    fill_piece(source.item->tensor, offset, sent);
+  });
+}
+
+void fill(comm::World& world, const Source& source, const StateDictOptions& options) {
+  if (options.broadcast_from_rank0) {
+    fill_from_rank0(world, source);
+  } else if (options.full_state_dict) {
+    const std::vector<std::int64_t> whole(static_cast<std::size_t>(source.value.dim()), 0);
+    fill_piece(source.item->tensor, whole, source.value.detach());
+  } else {
+    local_tensor(source.item->tensor).copy_(local_tensor(source.value).detach());
+  }
+}
+
+/// `fills_slots`: the items are parameters.
+IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
+                                const StateDictOptions& options, const Items& items_of,
+                                bool fills_slots) {
+  const at::NoGradGuard no_grad;
+  std::vector<StateItem> items;
+  std::vector<Source> sources;
+  IncompatibleKeys keys;
+  run_or_fail_on_all(world, [&] {
+    TESSERA_CHECK(!options.broadcast_from_rank0 || options.full_state_dict,
+                  "broadcast_from_rank0 is for full state dicts: set full_state_dict too");
+    items = items_of();
+  });
+  const TensorDict values = options.broadcast_from_rank0 ? outline_of_rank0(world, state) : state;
+  run_or_fail_on_all(world, [&] { sources = compare_state(items, values, options, keys); });
+  try {
+    for (const Source& source : sources) {
+      fill(world, source, options);
+      if (fills_slots) {
+        source.item->slot->set_initialized(true);
+      }
+    }
+  } catch (...) {
+    world.abort();  // the others wait for this rank
+    throw;
+  }
+  return keys;
+}
+
+}  // namespace
+
+IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
+                                      const TensorDict& state, const StateDictOptions& options) {
+  const comm::CallerScope caller("set_model_state_dict");
+  return set_state_dict(
+      world, state, options, [&] { return model_items(model, options); }, /*fills_slots=*/true);
+}
+
+IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
+                                          const NamedTensors& named_state, const TensorDict& state,
+                                          const StateDictOptions& options) {
+  const comm::CallerScope caller("set_optimizer_state_dict");
+  return set_state_dict(
+      world, state, options, [&] { return optimizer_items(model, named_state, options); },
+      /*fills_slots=*/false);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,183 @@
+// Small collectives by which ranks compare values and share verdicts. They use nothing but a
+// Communicator, and so run on every back end. Each begins below autograd: the caller may be
+// recording a graph, in which these tensors have no place.
+
+#include "tessera/comm/detail/agreement.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace tessera::comm {
+namespace {
+
+/// Over memory of the host that the caller keeps. Made without a factory function, of which a
+/// MetaDevice scope would make a tensor without memory.
+at::Tensor over(const std::int64_t* values, std::size_t count) {
+  return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
+                       at::kLong);
+}
+
+/// Where values travel for a group on `device`. Meta tensors have none (meta_world).
+c10::Device carrier(c10::Device device) {
+  return device.is_meta() ? c10::Device(c10::kCPU) : device;
+}
+
+/// `own`, padded with zeros to `length` bytes, on `device`.
+at::Tensor to_bytes(std::string own, std::size_t length, c10::Device device) {
+  // The copy is needed on a CPU too: the bytes belong to `own`, which ends with this function.
+  own.resize(length);
+  return at::from_blob(own.data(), {static_cast<std::int64_t>(length)}, at::kByte)
+      .to(carrier(device), at::kByte, /*non_blocking=*/false, /*copy=*/true);
+}
+
+/// What is behind `length` is padding.
+std::string to_text(const at::Tensor& bytes, std::int64_t length) {
+  const at::Tensor host = bytes.cpu();
+  return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
+}
+
+/// The number of all ranks, reduced. 4 bytes, not 8: factorisations of a batch pay this on every
+/// call.
+int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
+  // A copy on a CPU as well: all_reduce writes it.
+  const at::Tensor number =
+      at::from_blob(&own, {1}, at::kInt)
+          .to(carrier(device), at::kInt, /*non_blocking=*/false, /*copy=*/true);
+  group.all_reduce(number, op)->wait();
+  return number.cpu().const_data_ptr<int>()[0];
+}
+
+/// What `work` throws, in one line; empty if nothing.
+std::string message_of(const std::function<void()>& work) {
+  std::string message;
+  try {
+    work();
+    return message;
+    // Its what() would append a stack trace.
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  message.resize(std::min(message.find('\n'), message.size()));
+  return message.empty() ? "an error without a message" : message;
+}
+
+}  // namespace
+
+bool any_rank(Communicator& group, c10::Device device, bool own) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return reduce(group, device, own ? 1 : 0, ReduceOp::kMax) != 0;
+}
+
+std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
+                                                     const std::vector<std::int64_t>& own) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor input = over(own.data(), own.size()).to(carrier(device));
+  const at::Tensor output = at::empty({group.size() * input.numel()}, input.options());
+  group.all_gather(output, input)->wait();
+  const at::Tensor found = output.cpu();
+  const auto* first = found.const_data_ptr<std::int64_t>();
+  std::vector<std::vector<std::int64_t>> all;
+  for (int rank = 0; rank < group.size(); ++rank, first += own.size()) {
+    all.emplace_back(first, first + own.size());
+  }
+  return all;
+}
+
+// Each rank sets flags in a place of its own: one that says that it is there, and one for each bit
+// of its values.
+std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
+                                                       const std::vector<std::int64_t>& own) {
+  constexpr std::size_t kBits = 64;
+  const std::size_t place = 1 + kBits * own.size();
+  std::vector<std::uint8_t> flags(place * static_cast<std::size_t>(group.size()));
+  std::uint8_t* mine = flags.data() + place * static_cast<std::size_t>(group.rank());
+  *mine++ = 1;
+  for (const std::int64_t value : own) {
+    for (std::size_t bit = 0; bit < kBits; ++bit) {
+      *mine++ = (static_cast<std::uint64_t>(value) >> bit) & 1U;
+    }
+  }
+  group.any_rank(flags);
+  std::vector<std::vector<std::int64_t>> all(static_cast<std::size_t>(group.size()), own);
+  const std::uint8_t* theirs = flags.data();
+  for (std::vector<std::int64_t>& values : all) {
+    if (*theirs++ == 0) {
+      theirs += place - 1;
+      continue;
+    }
+    for (std::int64_t& value : values) {
+      std::uint64_t bits = 0;
+      for (std::size_t bit = 0; bit < kBits; ++bit) {
+        bits |= static_cast<std::uint64_t>(*theirs++) << bit;
+      }
+      value = static_cast<std::int64_t>(bits);
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
+                                      const std::string& own) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto lengths = gather_values(group, device, {static_cast<std::int64_t>(own.size())});
+  // An all-gather moves equally many bytes from each rank, so all are padded to the longest.
+  const auto longest = std::ranges::max_element(lengths)->front();
+  const at::Tensor input = to_bytes(own, static_cast<std::size_t>(longest), device);
+  const at::Tensor output = at::empty({group.size(), longest}, input.options());
+  group.all_gather(output, input)->wait();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    texts.push_back(to_text(output[rank], lengths[static_cast<std::size_t>(rank)].front()));
+  }
+  return texts;
+}
+
+std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own) {
+  const auto all = gather_values(group, device, {own});
+  std::vector<int> others;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != all.front()) {
+      others.push_back(static_cast<int>(rank));
+    }
+  }
+  return others;
+}
+
+/// Two broadcasts, because the peers cannot allocate before they know the length.
+std::string broadcast_text(Communicator& group, c10::Device device, int root,
+                           const std::string& own) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto own_length = static_cast<std::int64_t>(own.size());
+  const at::Tensor length =
+      over(&own_length, 1).to(carrier(device), at::kLong, false, /*copy=*/true);
+  group.broadcast(length, root)->wait();
+  const std::int64_t count = length.cpu().const_data_ptr<std::int64_t>()[0];
+  const at::Tensor bytes = to_bytes(own, static_cast<std::size_t>(count), device);
+  group.broadcast(bytes, root)->wait();
+  return to_text(bytes, count);
+}
+
+std::optional<Failure> first_failure(Communicator& group, c10::Device device,
+                                     const std::function<void()>& work) {
+  // Before the guard: the work runs in the dispatch state of the caller.
+  const std::string own = message_of(work);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // A rank without a failure gives a number behind all ranks, so that the minimum is the first rank
+  // that failed.
+  const int first =
+      reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
+  if (first == group.size()) {
+    return std::nullopt;
+  }
+  return Failure{first, broadcast_text(group, device, first, own)};
+}
+
+}  // namespace tessera::comm

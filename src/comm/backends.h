@@ -1,0 +1,60 @@
+// The back ends for collectives that are part of this library, and the Work that several of them
+// return. NCCL's is in libtessera_cuda.so and comes through cuda/cuda_backend.h. Worlds choose
+// among them (rendezvous/store_world.cpp) and wrap what they choose
+// (checked/checked_communicator.h).
+
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "group_info.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::comm {
+
+/// A group of one rank: every collective is a copy, or nothing.
+CommunicatorPtr make_solo_communicator();
+
+/// Rank `rank` of `size` ranks of which the others do not exist: this rank's data stands for
+/// theirs. `start` makes the Work of each call, of a collective and this rank's bytes; nullptr, or
+/// none: it is done.
+using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
+CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
+
+/// Collectives of CPU tensors through memory that the ranks share. Collective; nullptr on every
+/// rank if one of them cannot reach the memory (another host or container) or has TESSERA_SHM=0.
+/// `store` is this group's alone.
+///
+/// A call puts this rank's data into the shared memory and returns; Work::wait() reads the peers'.
+/// One call is under way at a time: the next one first waits for it.
+CommunicatorPtr make_shm_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                      const GroupInfo& group);
+
+/// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone;
+/// `address` is this host's, and the peers reach it. Collective. Reduce-scatter is an all-to-all
+/// and a local sum: libtorch's own costs a whole all-reduce.
+CommunicatorPtr make_gloo_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const GroupInfo& group, const std::string& address);
+
+/// Collectives of CUDA tensors through `host`, a communicator of CPU tensors: for ranks that share
+/// a GPU, which NCCL refuses. Inputs are copied to pinned memory by the call, which therefore waits
+/// for the current stream; results are copied back, on the then current stream, by Work::wait().
+CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
+
+/// The Work of a collective that was complete when its call returned.
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+/// One object for all of them: it has no state.
+inline WorkPtr done_work() {
+  static const WorkPtr done = std::make_shared<DoneWork>();
+  return done;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,380 @@
+// The wrapper of every group of a world. Back ends see only calls that are valid on this rank, and
+// contain neither checks of arguments nor counters.
+
+#include "checked/checked_communicator.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+
+#include "backends.h"
+#include "checked/call_history.h"
+#include "checked/timed_work.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/error.h"
+#include "watch/watchdog.h"
+
+namespace tessera::comm {
+namespace {
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+}
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    bytes += bytes_of(tensor);
+  }
+  return bytes;
+}
+
+/// Notes in the flight record when this thread waits for a call, and when it is done.
+class RecordedWork final : public Work {
+ public:
+  RecordedWork(WorkPtr inner, std::shared_ptr<GroupWatch> watch, const BegunCall& call)
+      : inner_(std::move(inner)), watch_(std::move(watch)), call_(call) {}
+
+  void wait() override {
+    if (noted_) {
+      inner_->wait();
+      return;
+    }
+    noted_ = true;
+    watch_->waits(call_);
+    try {
+      inner_->wait();
+    } catch (...) {
+      watch_->failed(call_);
+      throw;
+    }
+    if (auto progress = inner_->device_progress()) {
+      watch_->world().watchdog().await_device(std::move(progress), call_);
+    } else {
+      watch_->done(call_);
+    }
+  }
+
+  std::function<bool()> device_progress() override { return inner_->device_progress(); }
+
+ private:
+  WorkPtr inner_;
+  std::shared_ptr<GroupWatch> watch_;
+  BegunCall call_;
+  bool noted_ = false;
+};
+
+/// Every method checks, counts and records, then forwards; see make_checked_communicator().
+/// In each call the check comes first, so that a bad argument neither counts nor reaches a peer;
+/// then the count and the record; then, with TESSERA_DEBUG, the comparison, which is itself
+/// collective; then the call.
+class CheckedCommunicator final : public Communicator {
+ public:
+  CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
+                      std::unique_ptr<LazyHostGroup> hosts)
+      : Communicator(inner->rank(), inner->size()),
+        inner_(std::move(inner)),
+        group_(std::move(group)),
+        traffic_(std::move(traffic)),
+        hosts_(std::move(hosts)) {}
+
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    check_pair("all_gather", output, input);
+    check_ratio("all_gather", output, "output", input, "input");
+    return watched("all_gather", bytes_of(input), [&] {
+      compare_purposes("all_gather", input);
+      return inner_->all_gather(output, input);
+    });
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    check_tensor("all_reduce", tensor, "tensor");
+    check_op("all_reduce", tensor, op);
+    return watched("all_reduce", bytes_of(tensor), [&] { return inner_->all_reduce(tensor, op); });
+  }
+
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    check_pair("reduce_scatter", output, input);
+    check_ratio("reduce_scatter", input, "input", output, "output");
+    check_op("reduce_scatter", input, op);
+    return watched("reduce_scatter", bytes_of(input), [&] {
+      compare_purposes("reduce_scatter", input);
+      return inner_->reduce_scatter(output, input, op);
+    });
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    check_group("all_gather", outputs, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_ratio("all_gather", outputs[i], "output", inputs[i], "input");
+    }
+    return watched("all_gather", bytes_of(inputs), [&] {
+      compare_purposes("all_gather", inputs.front());
+      return inner_->all_gather_group(outputs, inputs);
+    });
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    check_group("reduce_scatter", outputs, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_ratio("reduce_scatter", inputs[i], "input", outputs[i], "output");
+    }
+    check_op("reduce_scatter", inputs.front(), op);
+    return watched("reduce_scatter", bytes_of(inputs), [&] {
+      compare_purposes("reduce_scatter", inputs.front());
+      return inner_->reduce_scatter_group(outputs, inputs, op);
+    });
+  }
+
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    check_open("allocate");
+    return inner_->allocate(numel, options);
+  }
+
+  bool moves_groups_in_place() const override { return inner_->moves_groups_in_place(); }
+  bool compares_calls() const override { return inner_->compares_calls(); }
+  bool keeps_order_on_device() const override { return inner_->keeps_order_on_device(); }
+  void set_purpose(std::string purpose) override {
+    Communicator::set_purpose(purpose);
+    inner_->set_purpose(std::move(purpose));
+  }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    check_pair("all_to_all", output, input);
+    check_counts(output, output_counts, "output");
+    check_counts(input, input_counts, "input");
+    return watched("all_to_all", bytes_of(input),
+                   [&] { return inner_->all_to_all(output, input, output_counts, input_counts); });
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    check_tensor("broadcast", tensor, "tensor");
+    TESSERA_CHECK(root >= 0 && root < size(), describe(group_, "broadcast"), ": root ", root,
+                  " is outside the group; pass a rank of the group, 0 to ", size() - 1);
+    // Only the root sends.
+    return watched("broadcast", root == rank() ? bytes_of(tensor) : 0,
+                   [&] { return inner_->broadcast(tensor, root); });
+  }
+
+  void barrier() override {
+    check_open("barrier");
+    remember("barrier");
+    recorded("barrier", 0, [&] {
+      inner_->barrier();
+      return done_work();
+    });
+  }
+  void any_rank(std::span<std::uint8_t> flags) override {
+    // The flags are on the host, and NCCL takes nothing from there.
+    if (hosts_ != nullptr) {
+      check_open("any_rank");
+      hosts_->get().any_rank(flags);
+      return;
+    }
+    recorded("any_rank", static_cast<std::int64_t>(flags.size()), [&] {
+      inner_->any_rank(flags);
+      return done_work();
+    });
+  }
+  void abort() override {
+    if (group_.watch != nullptr) {
+      group_.watch->world().give_up();
+    }
+    if (hosts_ != nullptr) {
+      hosts_->abort();  // first: it takes no time
+    }
+    inner_->abort();
+  }
+
+  void shutdown(std::chrono::milliseconds patience) override {
+    if (ended_.exchange(true)) {
+      return;
+    }
+    if (!inner_->keeps_order_on_device()) {
+      inner_->shutdown(patience);
+      return;
+    }
+    // Its ranks wait for each other: a call like others, which says who has come.
+    recorded("shutdown", 0, [&] {
+      inner_->shutdown(patience);
+      return done_work();
+    });
+  }
+
+  void agree_on_calls(const std::string& local_error) override {
+    if (hosts_ == nullptr) {
+      return;
+    }
+    check_open("agreement on the calls");
+    if (!local_error.empty()) {
+      history_.add("an error (" + local_error + ")");
+    }
+    // Emptied even if the comparison throws: the group can be used afterwards, from a fresh start.
+    const CallHistory history = std::exchange(history_, {});
+    std::string difference;
+    const CallerScope caller("agree_on_calls");
+    try {
+      difference = first_difference(history, hosts_->get(), group_.ranks);
+    } catch (const PeerError& error) {
+      throw PeerError(detail::concat(describe(group_, "agreement on the calls"), ", after ",
+                                     history.last(), ": ", error.what()));
+    }
+    TESSERA_CHECK(difference.empty(), describe(group_, "agreement on the calls"),
+                  ": the ranks' calls since the last agreement differ: ", difference,
+                  "; make the ranks issue the same collectives in the same order");
+  }
+
+  std::string name() const override { return inner_->name(); }
+
+ private:
+  /// Counts and records a call that is about to be made: a call that throws was still asked for.
+  template <class Start>
+  WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
+    check_open(collective);
+    const CollectiveCallPtr call =
+        size() > 1 ? traffic_->record(group_.name, collective, bytes, purpose()) : nullptr;
+    remember(collective);
+    return timed(traffic_, call, recorded(collective, bytes, start));
+  }
+
+  /// Notes the call in the flight record, from its beginning to its end.
+  template <class Start>
+  WorkPtr recorded(const char* collective, std::int64_t bytes, Start&& start) {
+    if (group_.watch == nullptr) {
+      return start();
+    }
+    const BegunCall call = group_.watch->begin(collective, purpose(), bytes);
+    try {
+      WorkPtr work = start();
+      if (work == done_work()) {
+        group_.watch->done(call);
+        return work;
+      }
+      group_.watch->returned(call);
+      return std::make_shared<RecordedWork>(std::move(work), group_.watch, call);
+    } catch (...) {
+      group_.watch->failed(call);
+      throw;
+    }
+  }
+
+  void check_open(const char* collective) const {
+    TESSERA_CHECK(!ended_, describe(group_, with_purpose(collective, purpose()).c_str()),
+                  kWorldHasEnded);
+  }
+
+  void remember(const char* collective) {
+    // Only calls with a purpose are compared: see agree_on_calls().
+    if (hosts_ != nullptr && !purpose().empty()) {
+      history_.add(with_purpose(collective, purpose()));
+    }
+  }
+
+  void check_tensor(const char* collective, const at::Tensor& tensor, const char* which) const {
+    TESSERA_CHECK(tensor.defined(), describe(group_, collective), ": the ", which,
+                  " is undefined; pass an allocated tensor");
+    TESSERA_CHECK(tensor.is_contiguous(), describe(group_, collective), ": the ", which,
+                  " is not contiguous; pass tensor.contiguous()");
+  }
+
+  void check_pair(const char* collective, const at::Tensor& output, const at::Tensor& input) const {
+    check_tensor(collective, output, "output");
+    check_tensor(collective, input, "input");
+    TESSERA_CHECK(output.scalar_type() == input.scalar_type(), describe(group_, collective),
+                  ": the output is ", output.scalar_type(), ", the input ", input.scalar_type(),
+                  "; give both one type");
+    TESSERA_CHECK(output.device() == input.device(), describe(group_, collective),
+                  ": the output is on ", output.device(), ", the input on ", input.device(),
+                  "; put both on the group's device");
+  }
+
+  void check_group(const char* collective, const std::vector<at::Tensor>& outputs,
+                   const std::vector<at::Tensor>& inputs) const {
+    TESSERA_CHECK(!inputs.empty() && outputs.size() == inputs.size(), describe(group_, collective),
+                  ": a group of ", outputs.size(), " outputs and ", inputs.size(),
+                  " inputs; give one output for each input, and at least one");
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_pair(collective, outputs[i], inputs[i]);
+      TESSERA_CHECK(inputs[i].scalar_type() == inputs[0].scalar_type(),
+                    describe(group_, collective), ": a group of ", inputs[0].scalar_type(), " and ",
+                    inputs[i].scalar_type(), "; give all tensors of a group one type");
+    }
+  }
+
+  void check_ratio(const char* collective, const at::Tensor& big, const char* big_name,
+                   const at::Tensor& small, const char* small_name) const {
+    TESSERA_CHECK(big.numel() == small.numel() * size(), describe(group_, collective), ": the ",
+                  big_name, " has ", big.numel(), " elements, which is not ", size(), " times the ",
+                  small.numel(), " of the ", small_name, "; allocate ", small.numel() * size());
+  }
+
+  void check_op(const char* collective, const at::Tensor& tensor, ReduceOp op) const {
+    const bool floating = tensor.is_floating_point() || tensor.is_complex();
+    TESSERA_CHECK(floating || op != ReduceOp::kAvg, describe(group_, collective), ": avg of ",
+                  tensor.scalar_type(),
+                  " would round; reduce with sum, or convert to a float type");
+    TESSERA_CHECK(tensor.scalar_type() != at::kBool || op != ReduceOp::kSum,
+                  describe(group_, collective),
+                  ": sum of Bool has no meaning; reduce with max (any), min (all) or convert");
+    TESSERA_CHECK(!tensor.is_complex() || (op != ReduceOp::kMax && op != ReduceOp::kMin),
+                  describe(group_, collective), ": ", to_string(op),
+                  " of complex numbers has no meaning; reduce with sum");
+  }
+
+  void check_counts(const at::Tensor& tensor, std::span<const std::int64_t> counts,
+                    const char* which) const {
+    const bool right_length = static_cast<int>(counts.size()) == size();
+    const bool negative = std::ranges::any_of(counts, [](std::int64_t count) { return count < 0; });
+    const auto sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    TESSERA_CHECK(right_length && !negative && sum == tensor.numel(),
+                  describe(group_, "all_to_all"), ": the ", which, " counts (", counts.size(),
+                  " of them, sum ", sum, ") do not fit ", size(), " ranks and ", tensor.numel(),
+                  " elements; give one count >= 0 per rank that sum to the elements");
+  }
+
+  /// With TESSERA_DEBUG. Back ends that compare nothing would move one rank's bytes to where
+  /// another rank expects something else. Collective, and not counted.
+  void compare_purposes(const char* collective, const at::Tensor& like) {
+    // The comparison goes through `inner_` itself: through this wrapper it would be counted.
+    if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
+      return;
+    }
+    const std::string own = with_purpose(collective, purpose());
+    const std::vector<std::string> all = gather_texts(*inner_, like.device(), own);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      TESSERA_CHECK(all[rank] == own, describe(group_, collective), ": this rank calls ", own,
+                    ", rank ", group_.ranks[rank], " calls ", all[rank],
+                    "; make the ranks issue the same collectives in order");
+    }
+  }
+
+  // The back end.
+  CommunicatorPtr inner_;
+  GroupInfo group_;
+  TrafficCounterPtr traffic_;
+  // nullptr where the back end compares each call by itself.
+  std::unique_ptr<LazyHostGroup> hosts_;
+  bool compares_purposes_ = detail::debug_checks();
+  /// By shutdown(), while another thread may use the group.
+  std::atomic<bool> ended_ = false;
+  // Since the last agree_on_calls(). Kept only if there is a group to compare in.
+  CallHistory history_;
+};
+
+}  // namespace
+
+CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
+                                          TrafficCounterPtr traffic,
+                                          std::unique_ptr<LazyHostGroup> hosts) {
+  return std::make_shared<CheckedCommunicator>(std::move(inner), std::move(group),
+                                               std::move(traffic), std::move(hosts));
+}
+
+}  // namespace tessera::comm

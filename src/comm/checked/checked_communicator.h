@@ -1,0 +1,24 @@
+// What stands between a world's groups and their back ends. Custom communicators that a program
+// gives to a mesh are not wrapped again: they usually stand on groups that are.
+
+#pragma once
+
+#include <memory>
+
+#include "gloo/lazy_host_group.h"
+#include "group_info.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
+
+namespace tessera::comm {
+
+/// The wrapper of every communicator that a World makes. It checks the arguments of each call, so
+/// that a bad one throws before any byte is moved; counts the call in `traffic`, unless the group
+/// has one rank; and forwards it to `inner`. `hosts`: the group over which agree_on_calls()
+/// compares the calls with a purpose; nullptr if `inner` compares each call itself. The group's
+/// name and its world ranks go into every message.
+CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
+                                          TrafficCounterPtr traffic,
+                                          std::unique_ptr<LazyHostGroup> hosts = nullptr);
+
+}  // namespace tessera::comm

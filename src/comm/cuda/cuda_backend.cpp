@@ -1,0 +1,65 @@
+// How libtessera_cuda.so is loaded: once, at the first request for a GPU. A program that computes
+// on CPU never maps CUDA's libraries.
+
+#include "cuda/cuda_backend.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+#include <typeinfo>
+
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr auto kLibrary = "libtessera_cuda.so";
+
+/// Beside the library that holds this function, wherever that is installed.
+std::string library_path() {
+  Dl_info info{};
+  const bool found = dladdr(reinterpret_cast<const void*>(&library_path), &info) != 0;
+  return found ? (std::filesystem::path(info.dli_fname).parent_path() / kLibrary).string()
+               : kLibrary;
+}
+
+/// libtorch asks for its CUDA half once, at the first backward on a CPU for example, and remembers
+/// if it was not there: what uses streams or pinned memory then fails in the middle of a run.
+bool libtorch_has_found_cuda() {
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  return typeid(hooks) != typeid(at::CUDAHooksInterface);
+}
+
+/// Throws an Error that says which of four things is missing: the library, a matching version of
+/// it, libtorch's knowledge of it, a GPU.
+const CudaBackend& load() {
+  // Never unloaded: its kernels and operators stay registered.
+  void* const library = dlopen(library_path().c_str(), RTLD_NOW | RTLD_GLOBAL);
+  TESSERA_CHECK(library != nullptr, "device cuda: ", kLibrary, " cannot be loaded: ", dlerror(),
+                "; build Tessera where the CUDA toolkit and NCCL are installed, or use device cpu");
+  const auto function = reinterpret_cast<CudaBackendFunction>(dlsym(library, kCudaBackendSymbol));
+  TESSERA_CHECK(function != nullptr, "device cuda: ", library_path(),
+                " is of another version of Tessera; install both from one build");
+  TESSERA_CHECK(libtorch_has_found_cuda(),
+                "device cuda: libtorch has been used without CUDA in this process before (by a "
+                "backward on CPU, pinned memory or at::getAccelerator()), and does not look for it "
+                "again; make the world of device cuda first");
+  const CudaBackend& backend = *function();
+  TESSERA_CHECK(
+      backend.device_count() > 0,
+      "device cuda: no GPU is visible here; check nvidia-smi and CUDA_VISIBLE_DEVICES, or "
+      "use device cpu");
+  return backend;
+}
+
+}  // namespace
+
+const CudaBackend& cuda_backend() {
+  // If loading throws, the next call tries again.
+  static const CudaBackend& backend = load();
+  return backend;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,55 @@
+// The seam between this library and libtessera_cuda.so: a table of functions, found by name with
+// dlsym(). It has no CUDA types, so that both sides compile against it.
+
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+
+#include "cuda/library_versions.h"
+#include "group_info.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/streams.h"
+
+namespace tessera::comm {
+
+/// Where a group of NCCL's is made, and of what.
+struct NcclPlace {
+  int device = 0;  ///< the GPU of this rank
+  /// A group of NCCL's of more ranks, from which all of them split groups now; nullptr: this group
+  /// is made on its own.
+  CommunicatorPtr parent = {};
+};
+
+/// What libtessera_cuda.so gives to this library, which must not depend on CUDA: a program that
+/// runs on CPU starts faster and takes less memory without CUDA's libraries.
+struct CudaBackend {
+  int (*device_count)();
+  /// Of the calling thread.
+  void (*set_device)(int index);
+  LibraryVersions (*versions)();
+  /// Collective. NCCL between processes with a GPU each.
+  CommunicatorPtr (*make_nccl_communicator)(const c10::intrusive_ptr<c10d::Store>& store,
+                                            const GroupInfo& group, const NcclPlace& place);
+  /// libtorch's record of this process's last calls of NCCL, as PyTorch's torchfrtrace reads it.
+  std::string (*nccl_record)();
+  /// Of that GPU; -1: the current one.
+  StreamsPtr (*make_streams)(int device);
+};
+
+/// Lanes on a GPU. In libtessera_cuda.so itself: others call it through CudaBackend::make_streams.
+StreamsPtr make_cuda_streams(int device);
+/// Likewise.
+CommunicatorPtr make_nccl_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const GroupInfo& group, const NcclPlace& place);
+
+/// The symbol of libtessera_cuda.so that returns its CudaBackend.
+constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";
+using CudaBackendFunction = const CudaBackend* (*)();
+
+/// Loads libtessera_cuda.so at the first call. Throws Error if it is missing or finds no GPU, or if
+/// libtorch has settled for doing without CUDA before.
+const CudaBackend& cuda_backend();
+
+}  // namespace tessera::comm

@@ -1,0 +1,97 @@
+// Part of libtessera_cuda.so: see cuda_backend.h.
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <optional>
+
+#include "cuda/cuda_backend.h"
+
+namespace tessera::comm {
+namespace {
+
+using c10::cuda::CUDAStream;
+
+class CudaEvent final : public StreamEvent {
+ public:
+  // Without timing, which at::cuda::CUDAEvent leaves off by default: such events are cheaper to
+  // record.
+  explicit CudaEvent(const CUDAStream& stream) { event_.record(stream); }
+  void block(const CUDAStream& stream) { event_.block(stream); }
+  void synchronize() const { event_.synchronize(); }
+
+ private:
+  at::cuda::CUDAEvent event_;
+};
+
+/// Of this object, of the thread that runs the backward as well as of the one that runs forward:
+/// the two never run at once, which LaneScope checks.
+class CudaStreams final : public Streams {
+ public:
+  // A collective of high priority starts as soon as its input is there, not behind the kernels that
+  // compute has queued.
+  explicit CudaStreams(c10::DeviceIndex device)
+      : device_(device),
+        all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
+        reduce_scatter_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
+        all_reduce_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_)) {}
+
+  StreamEventPtr record(Lane lane) override { return std::make_shared<CudaEvent>(stream(lane)); }
+
+  void wait(Lane lane, const StreamEventPtr& event) override {
+    if (event != nullptr) {
+      // Every event that comes here was made by record() of a CudaStreams.
+      static_cast<CudaEvent&>(*event).block(stream(lane));
+    }
+  }
+
+  void synchronize(const StreamEventPtr& event) override {
+    if (event != nullptr) {
+      static_cast<const CudaEvent&>(*event).synchronize();
+    }
+  }
+
+  void note(const std::string& what) override { nvtxMarkA(what.c_str()); }
+
+ private:
+  void enter(Lane lane) override {
+    compute_ = c10::cuda::getCurrentCUDAStream(device_);
+    c10::cuda::setCurrentCUDAStream(stream(lane));
+  }
+
+  void leave() override {
+    c10::cuda::setCurrentCUDAStream(*compute_);
+    compute_.reset();
+  }
+
+  CUDAStream stream(Lane lane) const {
+    switch (lane) {
+      case Lane::kAllGather:
+        return all_gather_;
+      case Lane::kReduceScatter:
+        return reduce_scatter_;
+      case Lane::kAllReduce:
+        return all_reduce_;
+      case Lane::kCompute:
+        break;
+    }
+    // The compute lane is what is current outside of a LaneScope, also when asked for within one.
+    return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
+  }
+
+  c10::DeviceIndex device_;
+  CUDAStream all_gather_;
+  CUDAStream reduce_scatter_;
+  CUDAStream all_reduce_;
+  std::optional<CUDAStream> compute_;  ///< within a LaneScope: what was current outside
+};
+
+}  // namespace
+
+StreamsPtr make_cuda_streams(int device) {
+  return std::make_shared<CudaStreams>(device < 0 ? c10::cuda::current_device()
+                                                  : static_cast<c10::DeviceIndex>(device));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,252 @@
+// Part of libtessera_cuda.so: see cuda_backend.h.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+
+#include "cuda/cuda_backend.h"
+#include "cuda/nccl_group.h"
+#include "gloo/c10d_arguments.h"
+#include "tessera/core/error.h"
+#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
+
+namespace tessera::comm {
+namespace {
+
+using NcclGroupPtr = std::shared_ptr<NcclGroup>;
+
+/// all_gather only moves data, so the type does not matter to it.
+std::vector<at::Tensor> all_as_bytes(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& tensor : tensors) {
+    bytes.push_back(as_bytes(tensor));
+  }
+  return bytes;
+}
+
+/// Shapes mean nothing to a collective, so c10d is shown flat tensors.
+std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& tensor : tensors) {
+    flat.push_back(tensor.view({-1}));
+  }
+  return flat;
+}
+
+/// What c10d throws names a line of its source: "NCCL error in: FILE:LINE, text".
+std::string nccl_text(const std::exception& error) {
+  std::string text = first_line(error.what());
+  constexpr std::string_view kPlace = "NCCL error in: ";
+  const auto comma = text.find(", ");
+  if (text.starts_with(kPlace) && comma != std::string::npos) {
+    text.replace(0, comma + 2, "NCCL met an error: ");
+  }
+  return text;
+}
+
+/// wait() makes the current stream wait for NCCL's; the calling thread goes on.
+class NcclWork final : public Work {
+ public:
+  NcclWork(NcclGroupPtr group, std::string collective, c10::intrusive_ptr<c10d::Work> work)
+      : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
+
+  void wait() override {
+    // The thread's current GPU may be another one.
+    const auto device = static_cast<c10::DeviceIndex>(group_->device());
+    const c10::cuda::CUDAGuard guard(device);
+    try {
+      work_->wait();
+    } catch (const std::exception& error) {
+      throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
+                      "; look for the first error among the other ranks");
+    }
+    // NCCL's own event is out of reach. This one comes after it, since the stream waits for NCCL.
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
+      reached_ = std::make_shared<at::cuda::CUDAEvent>();
+      reached_->record(c10::cuda::getCurrentCUDAStream(device));
+    }
+  }
+
+  std::function<bool()> device_progress() override {
+    if (reached_ == nullptr) {
+      return nullptr;
+    }
+    return [event = reached_, health = group_->health()] {
+      const bool done = event->query();
+      if (!done) {
+        health->check();
+      }
+      return done;
+    };
+  }
+
+ private:
+  NcclGroupPtr group_;
+  std::string collective_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::shared_ptr<at::cuda::CUDAEvent> reached_;
+};
+
+/// c10d's process group for NCCL, with one communicator a group and GPU. It does not compare calls:
+/// ranks that call different collectives hang until the time-out, unless agree_on_calls() finds it.
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(NcclGroupPtr group)
+      : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
+
+  // Types that NCCL does not know still move: as bytes.
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
+    return run("all_gather", [&](auto& group) { return group._allgather_base(to, from); });
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    return run("all_reduce", [&](auto& group) { return group.allreduce(tensors, options); });
+  }
+
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::Tensor to = output.view({-1});
+    at::Tensor from = input.view({-1});
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(op);
+    return run("reduce_scatter",
+               [&](auto& group) { return group._reduce_scatter_base(to, from, options); });
+  }
+
+  WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> to = all_as_bytes(outputs);
+    std::vector<at::Tensor> from = all_as_bytes(inputs);
+    return run("all_gather",
+               [&](auto& group) { return group.allgather_into_tensor_coalesced(to, from); });
+  }
+
+  WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                               const std::vector<at::Tensor>& inputs, ReduceOp op) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> to = all_flat(outputs);
+    std::vector<at::Tensor> from = all_flat(inputs);
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(op);
+    return run("reduce_scatter", [&](auto& group) {
+      return group.reduce_scatter_tensor_coalesced(to, from, options);
+    });
+  }
+
+  bool moves_groups_in_place() const override { return true; }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
+    auto receives = counts_in_bytes(output_counts, output.element_size());
+    auto sends = counts_in_bytes(input_counts, input.element_size());
+    return run("all_to_all",
+               [&](auto& group) { return group.alltoall_base(to, from, receives, sends); });
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return run("broadcast", [&](auto& group) { return group.broadcast(tensors, options); });
+  }
+
+  // The memory pool registers what it holds with the communicator, which must be there by then.
+  at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
+    const at::Device device = options.device();
+    if (!device.is_cuda() ||
+        !group_->get()->supportsTensorAlloc(static_cast<c10::DeviceIndex>(group_->device()))) {
+      return Communicator::allocate(numel, options);
+    }
+    return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
+  }
+
+  /// The host waits, and looks at the peers meanwhile: c10d's barrier would wait for ever for one
+  /// that has died.
+  void barrier() override {
+    constexpr std::chrono::microseconds kNap{50};
+    const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
+    const WorkPtr work = all_reduce(at::zeros({1}, at::device(device)), ReduceOp::kSum);
+    work->wait();
+    const GroupWatch& watch = *group_->info().watch;
+    PeerWait peers(group_->info(), "barrier");
+    for (const auto is_done = work->device_progress(); is_done != nullptr && !is_done();) {
+      peers.check([&] { return watch.not_in(watch.number()); });
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  bool keeps_order_on_device() const override { return true; }
+  void abort() override { group_->abort(); }
+  void shutdown(std::chrono::milliseconds patience) override { group_->shutdown(patience); }
+  std::string name() const override { return "nccl"; }
+  const NcclGroup& group() const { return *group_; }
+
+ private:
+  // The name of the collective goes with the work, for the message of an error that shows only
+  // later.
+  template <class Start>
+  WorkPtr run(const char* collective, Start&& start) {
+    return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
+                                      guarded(collective, start));
+  }
+
+  /// Asks something of the process group, whose errors become ours.
+  template <class Ask>
+  std::invoke_result_t<Ask&, c10d::ProcessGroupNCCL&> guarded(const char* what, Ask&& ask) {
+    const NcclGroup::ProcessGroupPtr group = group_->get();
+    try {
+      return ask(*group);
+    } catch (const c10::OutOfMemoryError& error) {
+      fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ",
+           first_line(error.what_without_backtrace()),
+           "; take a smaller batch, or more ranks to shard over");
+    } catch (const std::exception& error) {
+      fail(describe(group_->info(), with_purpose(what, purpose()).c_str()), ": ", nccl_text(error),
+           "; NCCL_DEBUG=INFO shows more");
+    }
+  }
+
+  // Shared with the works, which may outlive this object.
+  NcclGroupPtr group_;
+};
+
+}  // namespace
+
+CommunicatorPtr make_nccl_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const GroupInfo& group, const NcclPlace& place) {
+  // A parent is one that this function has made.
+  const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
+  try {
+    return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(
+        store, group, place.device, parent == nullptr ? nullptr : &parent->group()));
+  } catch (const std::exception& error) {
+    throw PeerError(describe(group, "set-up") + ": " + nccl_text(error) +
+                    "; look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+  }
+}
+
+}  // namespace tessera::comm

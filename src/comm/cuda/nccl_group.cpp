@@ -1,0 +1,175 @@
+// Part of libtessera_cuda.so: see cuda_backend.h.
+#include "cuda/nccl_group.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/version.h>
+
+#include <cstdlib>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
+
+// ProcessGroupNCCL::Options embeds a structure of nccl.h: with another header it has another size
+// than in libtorch. check_nccl() looks at what libtorch says of itself; this is for the wheel that
+// scripts/setup installs.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11
+static_assert(
+    NCCL_VERSION_CODE == NCCL_VERSION(2, 28, 9),
+    "libtorch 2.11 was built with NCCL 2.28.9: pass -DTESSERA_NCCL_INCLUDE=DIR, where DIR "
+    "holds that version's nccl.h");
+#endif
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using ProcessGroup = NcclGroup::ProcessGroup;
+
+/// NCCL's own time-out comes second: it does not know who is missing.
+constexpr std::chrono::seconds kNcclPatience{30};
+
+/// A process that libtorch ends says so in pages, and not which call it was: the watchdog does.
+/// Read when a process group is made. `done` makes it happen once in a process.
+void leave_errors_to_the_watchdog() {
+  static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  static_cast<void>(done);
+}
+
+c10::intrusive_ptr<ProcessGroup::Options> options_of(const GroupInfo& info,
+                                                     const NcclGroup* parent) {
+  // Of high priority: a collective starts when its input is there, not behind the kernels that
+  // compute has queued.
+  auto options = ProcessGroup::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = info.timeout + kNcclPatience;
+  options->group_name = info.name;  // for libtorch's flight recorder
+  for (const int rank : info.ranks) {
+    options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
+  }
+  if (parent != nullptr) {
+    options->split_from = parent->get();
+    // The groups of one split are disjoint: the first rank tells them apart.
+    options->split_color = info.ranks.front();
+  }
+  return options;
+}
+
+/// Runs `end` on a thread of its own, since it is known to hang: the process group stays with the
+/// thread then.
+std::future<void> begin_end(NcclGroup::ProcessGroupPtr group, void (ProcessGroup::*end)(),
+                            int device) {
+  std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    (group.get()->*end)();
+    group.reset();
+  });
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  return done;
+}
+
+/// False if the group's shutdown did not come back within `patience`; throws what it or `check`
+/// does.
+bool shuts_down_in_time(NcclGroup::ProcessGroupPtr group, int device, milliseconds patience,
+                        const std::function<void()>& check) {
+  constexpr milliseconds kLook{50};
+  std::future<void> done = begin_end(std::move(group), &ProcessGroup::shutdown, device);
+  for (milliseconds waited{0}; waited < patience; waited += kLook) {
+    if (done.wait_for(kLook) == std::future_status::ready) {
+      done.get();
+      return true;
+    }
+    check();
+  }
+  return false;
+}
+
+/// What it throws stays with its thread: the group is given up, and this may be in a destructor.
+void abort_for_a_while(NcclGroup::ProcessGroupPtr group, int device) {
+  constexpr milliseconds kPatience{2000};
+  begin_end(std::move(group), &ProcessGroup::abort, device).wait_for(kPatience);
+}
+
+}  // namespace
+
+void NcclHealth::check() const {
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr) {
+    return;
+  }
+  ncclResult_t state = ncclSuccess;
+  if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
+      state != ncclInProgress) {
+    fail("NCCL met an error: ", ncclGetErrorString(state), " (",
+         first_line(ncclGetLastError(communicator_)),
+         "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+  }
+}
+
+void NcclHealth::set_communicator(ncclComm_t communicator) {
+  const std::lock_guard lock(mutex_);
+  communicator_ = communicator;
+}
+
+NcclGroup::NcclGroup(const c10::intrusive_ptr<c10d::Store>& store, GroupInfo info, int device,
+                     const NcclGroup* parent)
+    : info_(std::move(info)), device_(device) {
+  leave_errors_to_the_watchdog();
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  process_group_ =
+      c10::make_intrusive<ProcessGroup>(store, info_.rank, info_.size(), options_of(info_, parent));
+  // At once, so that what fails is this set-up and not the first collective.
+  process_group_->eagerConnectSingleDevice(
+      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  health_->set_communicator(reinterpret_cast<ncclComm_t>(process_group_->getCommPtr()));
+}
+
+NcclGroup::~NcclGroup() {
+  static_cast<void>(process_group_.release());
+}
+
+NcclGroup::ProcessGroupPtr NcclGroup::get() const {
+  const std::lock_guard lock(mutex_);
+  TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
+  return process_group_;
+}
+
+NcclGroup::ProcessGroupPtr NcclGroup::take() {
+  const std::lock_guard lock(mutex_);
+  health_->set_communicator(nullptr);
+  return std::exchange(process_group_, nullptr);
+}
+
+void NcclGroup::shutdown(milliseconds patience) {
+  const ProcessGroupPtr group = take();
+  if (group == nullptr) {
+    return;
+  }
+  PeerWait wait(info_, "shutdown");
+  std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
+                       " ms; every rank must call World::shutdown()";
+  try {
+    if (shuts_down_in_time(group, device_, patience,
+                           [&] { wait.check([&] { return info_.watch->missing(); }); })) {
+      return;
+    }
+  } catch (const PeerError& error) {
+    reason = error.what();
+  } catch (const std::exception& error) {
+    reason = first_line(error.what());
+  }
+  abort_for_a_while(group, device_);
+  throw PeerError(reason);
+}
+
+void NcclGroup::abort() {
+  if (ProcessGroupPtr group = take()) {
+    abort_for_a_while(std::move(group), device_);
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,336 @@
+// Collectives over TCP through c10d's Gloo. Around it are the three things that it lacks:
+// reductions of every type, whose sums round once; a failure soon after a peer has given up; an end
+// of the process that does not wait for operations that cannot finish.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <thread>
+
+#include "backends.h"
+#include "gloo/c10d_arguments.h"
+#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// A waiting rank looks this often whether its peers still come.
+constexpr milliseconds kPeerCheck{200};
+/// What a peer sent before it ended arrives within this time.
+constexpr milliseconds kGrace{300};
+
+/// Gloo's own time-out must not come first: a wait for a rank that is at work on files may be long.
+constexpr std::chrono::hours kGlooPatience{24};
+
+/// The types whose reduction libtorch's Gloo implements.
+bool gloo_reduces(at::ScalarType type, ReduceOp op) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kChar:
+    case at::kByte:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    case at::kHalf:
+    case at::kBFloat16:
+      // Gloo rounds after every term; the sum and the product are ours, in fp32.
+      return op == ReduceOp::kMax || op == ReduceOp::kMin;
+    default:
+      return false;
+  }
+}
+
+/// The process group with what outlives a failure of it. Shared by the communicator and its works.
+class GlooGroup {
+ public:
+  GlooGroup(const c10::intrusive_ptr<c10d::Store>& store, GroupInfo group,
+            const std::string& address)
+      : group_(std::move(group)) {
+    // Gloo does not know who is missing, nor what that rank does.
+    auto options = c10d::ProcessGroupGloo::Options::create(group_.timeout + kGlooPatience);
+    // One device: the address that the peers reach. By default Gloo would take the host name's,
+    // which may be another interface.
+    options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
+    process_group_ =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(store, group_.rank, group_.size(), options);
+  }
+
+  GlooGroup(const GlooGroup&) = delete;
+  GlooGroup& operator=(const GlooGroup&) = delete;
+
+  ~GlooGroup() {
+    // After a failure an operation may still be stuck in Gloo's thread until the time-out, and the
+    // destructor would wait for it: such a group is left to the end of the process.
+    if (failed_) {
+      process_group_.release();
+    }
+  }
+
+  const GroupInfo& info() const { return group_; }
+
+  /// The number of the call that runs now, for wait().
+  std::uint64_t number() const { return group_.watch->number(); }
+
+  /// Starts an operation.
+  template <class Start>
+  c10::intrusive_ptr<c10d::Work> start(const char* collective, Start&& start) {
+    // Gloo's connections may hold half a message; another operation on them would read that.
+    if (failed_) {
+      throw PeerError(describe(group_, collective) +
+                      ": the group failed earlier; end this rank and start the job again");
+    }
+    try {
+      return start(*process_group_);
+    } catch (const std::exception& error) {
+      give_up(collective, error.what());
+    }
+  }
+
+  /// Waits until it is done; `number` is of its call. Throws PeerError as PeerWait does.
+  void wait(c10d::Work& work, const char* collective, std::uint64_t number) {
+    try {
+      await(work, collective, number);
+    } catch (const PeerError&) {
+      failed_ = true;
+      throw;
+    } catch (const std::exception& error) {
+      give_up(collective, error.what());
+    }
+  }
+
+  void abort() { failed_ = true; }
+
+ private:
+  /// False: not done yet. Throws what the operation threw.
+  static bool wait_a_little(c10d::Work& work, milliseconds duration) {
+    try {
+      // Throws when the time is over as well as when the operation has failed.
+      work.wait(duration);
+      return true;
+    } catch (const std::exception&) {
+      if (work.isCompleted()) {
+        throw;
+      }
+      return false;
+    }
+  }
+
+  void await(c10d::Work& work, const char* collective, std::uint64_t number) {
+    // In slices, because a c10d::Work does not look at the peers while it waits.
+    PeerWait peers(group_, collective);
+    while (!wait_a_little(work, kPeerCheck)) {
+      try {
+        peers.check([&] { return group_.watch->not_in(number); });
+      } catch (const PeerError&) {
+        if (!wait_a_little(work, kGrace)) {
+          throw;
+        }
+        return;
+      }
+    }
+  }
+
+  [[noreturn]] void give_up(const char* collective, const std::string& reason) {
+    failed_ = true;
+    fail_without_peers(group_, collective, first_line(reason));
+  }
+
+  GroupInfo group_;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  // Also set by abort(), from another thread than the one that waits.
+  std::atomic<bool> failed_{false};
+};
+using GlooGroupPtr = std::shared_ptr<GlooGroup>;
+
+/// An operation under way and what is left to do on its results.
+class GlooWork final : public Work {
+ public:
+  GlooWork(GlooGroupPtr group, std::string collective, c10::intrusive_ptr<c10d::Work> work,
+           std::function<void()> finish = nullptr)
+      : group_(std::move(group)),
+        collective_(std::move(collective)),
+        number_(group_->number()),
+        work_(std::move(work)),
+        finish_(std::move(finish)) {}
+
+  void wait() override {
+    if (work_ == nullptr) {
+      return;
+    }
+    group_->wait(*work_, collective_.c_str(), number_);
+    work_.reset();
+    if (finish_) {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      finish_();
+      finish_ = nullptr;
+    }
+  }
+
+ private:
+  GlooGroupPtr group_;
+  std::string collective_;
+  std::uint64_t number_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  // Runs in wait(), on the thread that waits. It keeps the tensors that it writes alive.
+  std::function<void()> finish_;
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  explicit GlooCommunicator(GlooGroupPtr group)
+      : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
+
+  // An empty all-gather, all-reduce and reduce-scatter is empty on every rank: nothing to send.
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
+  }
+
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    if (tensor.numel() == 0) {
+      return done_work();
+    }
+    return gloo_reduces(tensor.scalar_type(), op) ? native_all_reduce(tensor, op)
+                                                  : gathered_all_reduce(tensor, op);
+  }
+
+  // Every rank sends each peer its part and sums what it receives: each byte travels once.
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    if (input.numel() == 0) {
+      return done_work();
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor parts = at::empty({size(), output.numel()}, input.options());
+    const auto bytes = static_cast<std::int64_t>(output.nbytes());
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), bytes);
+    return exchange("reduce_scatter", parts, input, counts, counts,
+                    [output, parts, op] { reduce_rows(output, parts, op); });
+  }
+
+  WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
+                     std::span<const std::int64_t> output_counts,
+                     std::span<const std::int64_t> input_counts) override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return exchange("all_to_all", output, input,
+                    counts_in_bytes(output_counts, output.element_size()),
+                    counts_in_bytes(input_counts, input.element_size()));
+  }
+
+  WorkPtr broadcast(const at::Tensor& tensor, int root) override {
+    if (tensor.numel() == 0) {
+      return done_work();
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return run("broadcast", [&](auto& group) { return group.broadcast(tensors, options); });
+  }
+
+  void barrier() override {
+    run("barrier", [](auto& group) { return group.barrier(); })->wait();
+  }
+
+  void abort() override { group_->abort(); }
+  std::string name() const override { return "gloo"; }
+
+ private:
+  template <class Start>
+  // `start` gets the process group. `finish` runs once the operation is done.
+  WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
+    std::string text = with_purpose(collective, purpose());
+    auto work = group_->start(text.c_str(), start);
+    return std::make_shared<GlooWork>(group_, std::move(text), std::move(work), std::move(finish));
+  }
+
+  WorkPtr gather(const char* collective, const at::Tensor& output, const at::Tensor& input,
+                 std::function<void()> finish = nullptr) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
+    return run(
+        collective, [&](auto& group) { return group._allgather_base(to, from); },
+        std::move(finish));
+  }
+
+  WorkPtr exchange(const char* collective, const at::Tensor& output, const at::Tensor& input,
+                   std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes,
+                   std::function<void()> finish = nullptr) {
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
+    return run(
+        collective,
+        [&](auto& group) { return group.alltoall_base(to, from, output_bytes, input_bytes); },
+        std::move(finish));
+  }
+
+  // Gloo has no average: the sum is divided when it has come.
+  WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+    std::vector<at::Tensor> tensors = {tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+    std::function<void()> finish;
+    if (op == ReduceOp::kAvg) {
+      finish = [tensor, ranks = size()] { tensor.div_(ranks); };
+    }
+    return run(
+        "all_reduce", [&](auto& group) { return group.allreduce(tensors, options); },
+        std::move(finish));
+  }
+
+  // Every rank receives all tensors, about size / 2 times what a ring all-reduce moves, but any
+  // type will do, and a sum is rounded once. All ranks add in the same order and so get the same
+  // bits.
+  WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
+    return gather("all_reduce", parts, tensor,
+                  [tensor, parts, op] { reduce_rows(tensor, parts, op); });
+  }
+
+  GlooGroupPtr group_;
+};
+
+/// Gloo connects to every peer and waits for each until the time-out, whatever has become of it. So
+/// that is done on a thread that can be left behind.
+GlooGroupPtr connect(const c10::intrusive_ptr<c10d::Store>& store, const GroupInfo& group,
+                     const std::string& address) {
+  std::packaged_task<GlooGroupPtr()> task(
+      [=] { return std::make_shared<GlooGroup>(store, group, address); });
+  std::future<GlooGroupPtr> made = task.get_future();
+  std::thread(std::move(task)).detach();
+  PeerWait peers(group, "set-up of Gloo");
+  while (made.wait_for(kPeerCheck) != std::future_status::ready) {
+    try {
+      peers.check([&] { return group.watch->not_in(group.watch->number()); });
+    } catch (const PeerError&) {
+      if (made.wait_for(kGrace) != std::future_status::ready) {
+        throw;
+      }
+    }
+  }
+  return made.get();
+}
+
+}  // namespace
+
+CommunicatorPtr make_gloo_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                       const GroupInfo& group, const std::string& address) {
+  try {
+    return std::make_shared<GlooCommunicator>(connect(store, group, address));
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_without_peers(group, "set-up of Gloo",
+                       first_line(error.what()) + "; check that the hosts reach each other");
+  }
+}
+
+}  // namespace tessera::comm

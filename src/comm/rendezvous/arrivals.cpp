@@ -1,0 +1,146 @@
+#include "rendezvous/arrivals.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <thread>
+
+#include "group_info.h"
+#include "rendezvous/host.h"
+#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string arrival_key(int rank) {
+  return "host/" + std::to_string(rank);
+}
+
+Arrival read_arrival(const std::string& text, const std::string& own_host) {
+  const std::size_t end = text.find('\n');
+  const std::string host = text.substr(0, end);
+  return {host, host == own_host ? RecordMemory::open(text.substr(end + 1)) : nullptr};
+}
+
+/// The ranks of a job on their way to the rendezvous.
+class Arrivals {
+ public:
+  Arrivals(c10d::Store& store, const JobVariables& job, const RecordPtr& own)
+      : store_(store), job_(job), arrivals_(static_cast<std::size_t>(job.size)) {
+    arrivals_[static_cast<std::size_t>(job.rank)] = {host_identity(), own};
+    for (int rank = 0; rank < job.size; ++rank) {
+      if (rank != job.rank) {
+        missing_.push_back(rank);
+      }
+    }
+    store_.set(arrival_key(job.rank), own_host() + "\n" + own->handle());
+  }
+
+  /// Looks who has come since the last time. Returns those that have not.
+  const std::vector<int>& look() {
+    try {
+      ask_for_all();
+    } catch (const std::exception& error) {
+      fail("rank ", job_.rank, " of ", job_.size, " lost the store at ", job_.address, ":",
+           job_.port, " at the rendezvous, where rank(s) ", join(missing_),
+           " did not come: ", first_line(error.what()), "; look for rank 0's own error");
+    }
+    return missing_;
+  }
+
+  void check_that_all_live() const {
+    for (const Arrival& arrival : arrivals_) {
+      if (arrival.record != nullptr) {
+        const flight::Record& record = arrival.record->record();
+        TESSERA_CHECK(is_alive({record.pid, record.start_time}), "rank ", job_.rank, " of ",
+                      job_.size, " waits at the rendezvous, where rank ", record.rank, " (pid ",
+                      record.pid, ") had come and has ended; look for its error");
+      }
+    }
+  }
+
+  std::vector<Arrival> take() { return std::move(arrivals_); }
+
+ private:
+  void ask_for_all() {
+    std::vector<int> missing;
+    for (int rank = 0; rank < job_.size; ++rank) {
+      Arrival& arrival = arrivals_[static_cast<std::size_t>(rank)];
+      if (arrival.host.empty() && store_.check({arrival_key(rank)})) {
+        arrival = read_arrival(store_.get_to_str(arrival_key(rank)), own_host());
+      }
+      if (arrival.host.empty()) {
+        missing.push_back(rank);
+      }
+    }
+    missing_ = std::move(missing);
+  }
+
+  const std::string& own_host() const {
+    return arrivals_[static_cast<std::size_t>(job_.rank)].host;
+  }
+
+  c10d::Store& store_;
+  const JobVariables& job_;
+  std::vector<Arrival> arrivals_;
+  std::vector<int> missing_;  ///< as far as is known: at first all others
+};
+
+/// The node whose ranks these are; nullopt if they are not all the ranks of one.
+std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
+  if (job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
+    return std::nullopt;
+  }
+  const int node = ranks.front() / job.local_size;
+  return ranks.back() / job.local_size == node ? std::optional(node) : std::nullopt;
+}
+
+}  // namespace
+
+bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said) {
+  constexpr std::chrono::milliseconds kFirst{3000};
+  if (options.watchdog.count() == 0 ||
+      waited < std::min(kFirst, options.watchdog) + said * options.watchdog) {
+    return false;
+  }
+  ++said;
+  return true;
+}
+
+std::string waiting_text(const JobVariables& job, const std::vector<int>& missing) {
+  const std::string ranks = flight::name_ranks(missing);
+  const auto node = node_of(job, missing);
+  return detail::concat(
+      "tessera: rank ", job.rank, " waits for ",
+      node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
+           : detail::concat(ranks, " of ", job.size),
+      " at ", job.address, ":", job.port, "\n");
+}
+
+std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job,
+                                     const WorldOptions& options, const RecordPtr& own) {
+  constexpr std::chrono::milliseconds kLongestNap{100};
+  const auto begun = Clock::now();
+  Arrivals arrivals(store, job, own);
+  std::chrono::milliseconds nap{1};
+  int said = 0;
+  for (std::vector<int> missing = arrivals.look(); !missing.empty(); missing = arrivals.look()) {
+    arrivals.check_that_all_live();
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun);
+    TESSERA_CHECK(waited < options.timeout, "rank ", job.rank, " of ", job.size, " waited ",
+                  options.timeout.count(), " ms at the rendezvous, and rank(s) ", join(missing),
+                  " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
+                  "WORLD_SIZE");
+    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
+      std::cerr << waiting_text(job, missing) << std::flush;
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongestNap);
+  }
+  return arrivals.take();
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <vector>
+
+#include "rendezvous/job_variables.h"
+#include "tessera/comm/world.h"
+#include "watch/record_memory.h"
+
+namespace tessera::comm {
+
+/// A rank that has come to the rendezvous.
+struct Arrival {
+  std::string host;  ///< host_identity()
+  RecordPtr record;  ///< nullptr if it is out of this process's reach
+};
+
+/// Tells the other ranks of this one and waits for all of them; element r is rank r. Says on
+/// stderr, once a node, for whom it waits. Throws Error, naming the ranks, if one that has come has
+/// ended, or some have not come within the time-out.
+std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job,
+                                     const WorldOptions& options, const RecordPtr& own);
+
+/// Whether `waited` is a time to say so: after a few seconds, and then at each of the watchdog's
+/// limits. `said` counts how often it was said.
+bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
+
+/// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT".
+std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
+
+}  // namespace tessera::comm

@@ -1,0 +1,44 @@
+// This host as its peers see it: which ranks share it, by which address others reach it, and
+// whether a process on it still lives.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tessera::comm {
+
+/// Equal for two processes that reach each other over loopback: boot id and network namespace.
+std::string host_identity();
+
+/// The numeric address by which other hosts reach this one: of the interface GLOO_SOCKET_IFNAME, or
+/// of the one that routes to `peer`. Throws Error if there is none but loopback.
+std::string routable_address(const std::string& peer);
+
+/// True for "localhost" and 127.0.0.0/8.
+bool is_loopback(const std::string& address);
+
+/// A TCP socket bound to 127.0.0.1:`port`, listening. Throws Error if the port is in use.
+int listen_on_loopback(std::uint16_t port);
+
+/// A process of this host, told apart from a later one with the same pid.
+struct ProcessIdentity {
+  std::int64_t pid = 0;
+  std::uint64_t start_time = 0;  ///< in clock ticks since boot
+};
+
+ProcessIdentity this_process();
+/// False once the process has ended, also while it waits to be reaped.
+bool is_alive(const ProcessIdentity& process);
+
+/// What the kernel says of a thread.
+struct ThreadStatus {
+  char state = 'X';             ///< as in /proc: R, S, D, T, ...
+  std::uint64_t cpu_ticks = 0;  ///< computed so far
+};
+
+/// nullopt if there is no such thread.
+std::optional<ThreadStatus> thread_status(std::int64_t pid, std::int64_t thread);
+
+}  // namespace tessera::comm

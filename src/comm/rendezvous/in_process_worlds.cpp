@@ -1,0 +1,128 @@
+// Worlds that need no launcher: threads of this process, for tests and small jobs, and a world on
+// paper, for planning.
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "backends.h"
+#include "checked/checked_communicator.h"
+#include "rendezvous/store_world.h"
+#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/meta_world.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+/// libtorch's flight recorder, on by default, races between ranks that are threads of one process.
+/// Ranks that are processes keep it. `done` makes it happen once in a process: setenv() is not safe
+/// beside threads that read the environment.
+void disable_flight_recorder() {
+  static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  static_cast<void>(done);
+}
+
+/// Every group is a loopback, counted like a real one.
+class FakeWorld final : public World {
+ public:
+  FakeWorld(int rank, int size, const char* device, FakeStart start)
+      : rank_(rank), size_(size), start_(std::move(start)), options_{.device = device} {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  int local_rank() const override { return rank_; }
+  const WorldOptions& options() const override { return options_; }
+  TrafficCounter& traffic() override { return *traffic_; }
+
+  CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    // By ranks and name: the name appears in the counts of traffic.
+    CommunicatorPtr& known = groups_[{ranks, name}];
+    if (known == nullptr) {
+      const auto self = std::ranges::find(ranks, rank_);
+      TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
+                    rank_, " is not a member; only members may ask for it");
+      const GroupInfo info{name, ranks, static_cast<int>(self - ranks.begin()), options_.timeout,
+                           nullptr};
+      known = make_checked_communicator(
+          make_loopback_communicator(info.rank, info.size(), start_of(info)), info, traffic_);
+    }
+    return known;
+  }
+
+ private:
+  LoopbackStart start_of(const GroupInfo& info) const {
+    if (!start_ || info.size() == 1) {
+      return {};
+    }
+    return [start = start_, name = info.name, ranks = info.ranks](const char* collective,
+                                                                  std::int64_t bytes) {
+      return start({name, ranks, collective, bytes});
+    };
+  }
+
+  int rank_;
+  int size_;
+  FakeStart start_;
+  WorldOptions options_;
+  TrafficCounterPtr traffic_ = std::make_shared<TrafficCounter>();
+  std::mutex mutex_;
+  std::map<std::pair<std::vector<int>, std::string>, CommunicatorPtr> groups_;
+};
+
+}  // namespace
+
+/// The ranks meet in a store in memory and call themselves one host, so that their groups use
+/// shared memory as those of processes do.
+std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
+  TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
+  check_options(options);
+  TESSERA_CHECK(options.backend != "nccl", "thread_worlds: NCCL takes a process a rank; use gloo");
+  disable_flight_recorder();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(options.timeout);
+  const std::vector<std::string> hosts(static_cast<std::size_t>(size), "this process");
+  const int number = next_world_number();
+  std::vector<RecordPtr> records;
+  for (int rank = 0; rank < size; ++rank) {
+    // In memory: the processes of a job share its folder, and each may have such a world.
+    records.push_back(make_record(watch_settings(rank, number, options), size, ""));
+  }
+  std::vector<WorldPtr> worlds;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto watch =
+        std::make_shared<WorldWatch>(watch_settings(rank, number, options), records, nullptr);
+    worlds.push_back(make_store_world({store, rank, size, rank, hosts, "", watch}, options));
+  }
+  return worlds;
+}
+
+namespace {
+
+WorldPtr make_fake_world(const char* asked, int rank, int size, const char* device,
+                         FakeStart start = {}) {
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, asked, ": rank ", rank, " of ", size,
+                " ranks; give 0 <= rank < size");
+  return std::make_shared<FakeWorld>(rank, size, device, std::move(start));
+}
+
+}  // namespace
+
+WorldPtr fake_world(int rank, int size) {
+  return make_fake_world("fake_world", rank, size, "cpu");
+}
+
+WorldPtr fake_world(int rank, int size, FakeStart start) {
+  return make_fake_world("fake_world", rank, size, "cpu", std::move(start));
+}
+
+WorldPtr meta_world(int rank, int size) {
+  return make_fake_world("meta_world", rank, size, "meta");
+}
+
+}  // namespace tessera::comm

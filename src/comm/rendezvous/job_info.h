@@ -1,0 +1,28 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "watch/world_watch.h"
+
+namespace tessera::comm {
+
+/// What a rank knows of its job after the rendezvous.
+struct JobInfo {
+  c10::intrusive_ptr<c10d::Store> store;  ///< of this job's ranks alone
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  /// For each rank, the identity of its host. Where two are equal, loopback and shared memory work.
+  std::vector<std::string> hosts;
+  /// This host's address for ranks on other hosts; may be empty if there are none.
+  std::string address;
+  /// What the ranks see of one another; nullptr in a world of one.
+  WorldWatchPtr watch;
+};
+using JobPtr = std::shared_ptr<const JobInfo>;
+
+}  // namespace tessera::comm

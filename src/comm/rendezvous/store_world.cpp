@@ -1,0 +1,353 @@
+// Which back end a group gets. NCCL where it was asked for; otherwise one of the host
+// (group_setup.cpp), through host memory if the tensors are on a GPU.
+
+#include "rendezvous/store_world.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "backends.h"
+#include "checked/checked_communicator.h"
+#include "cuda/cuda_backend.h"
+#include "group_info.h"
+#include "rendezvous/group_setup.h"
+#include "rendezvous/meeting.h"
+#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/comm/detail/work_progress.h"
+#include "tessera/core/detail/environment_switch.h"
+#include "tessera/core/error.h"
+#include "watch/group_watch.h"
+#include "watch/watchdog.h"
+
+namespace tessera::comm {
+namespace {
+
+/// Gloo and the store write to sockets: at one that a dead peer has left, the signal would end this
+/// rank before it could say so. A handler of the program's own stays.
+void ignore_broken_pipes() {
+  struct sigaction known {};
+  if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
+    // Only the default action is replaced.
+    static_cast<void>(signal(SIGPIPE, SIG_IGN));
+  }
+}
+
+class StoreWorld final : public World {
+ public:
+  StoreWorld(JobInfo job, WorldOptions options)
+      : job_(std::make_shared<const JobInfo>(std::move(job))), options_(std::move(options)) {
+    ignore_broken_pipes();
+    if (options_.device == "cuda") {
+      use_gpu();
+    }
+  }
+  StoreWorld(const StoreWorld&) = delete;
+  StoreWorld& operator=(const StoreWorld&) = delete;
+  /// Groups on the host need no world, and go on where the program still holds them. Where an
+  /// exception takes the world along, no peer comes to end those of NCCL's with it.
+  ~StoreWorld() override {
+    if (options_.backend != "nccl") {
+      return;
+    }
+    if (std::uncaught_exceptions() > 0) {
+      StoreWorld::abort();
+    } else {
+      end_left_groups();
+    }
+  }
+
+  int rank() const override { return job_->rank; }
+  int size() const override { return job_->size; }
+  int local_rank() const override { return job_->local_rank; }
+  int device_index() const override { return device_index_; }
+  const WorldOptions& options() const override { return options_; }
+  TrafficCounter& traffic() override { return *traffic_; }
+
+  void set_step(std::int64_t step) override {
+    if (job_->watch != nullptr) {
+      job_->watch->set_step(step);
+    }
+  }
+
+  CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
+    return known_or_made(groups_, ranks, name, [this](const GroupInfo& members) {
+      const GroupInfo info = watched(members, *job_);
+      CommunicatorPtr backend =
+          set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
+      // A second group, for the comparison. It costs nothing until it is used.
+      auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
+      return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
+    });
+  }
+
+  CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) override {
+    return known_or_made(host_groups_, ranks, name, [this](const GroupInfo& members) {
+      return make_host_group(*job_, members, "hosts/");
+    });
+  }
+
+  void abort() override {
+    if (job_->watch != nullptr) {
+      job_->watch->give_up();
+    }
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (const CommunicatorPtr& group : in_order_) {
+      group->abort();
+    }
+  }
+
+  void shutdown() override {
+    const std::lock_guard lock(mutex_);
+    // Last, also if a peer did not come: what this rank waits for is over.
+    const auto end = [this] {
+      if (job_->watch != nullptr) {
+        job_->watch->end();
+      }
+    };
+    try {
+      end_groups(options_.timeout);
+    } catch (...) {
+      end();
+      throw;
+    }
+    end();
+  }
+
+  /// For a program that has not called shutdown(). Throws nothing.
+  void end_left_groups() {
+    constexpr std::chrono::seconds kPatience{2};
+    const std::lock_guard lock(mutex_);
+    try {
+      end_groups(kPatience);
+    } catch (const std::exception&) {
+      // Nobody has asked.
+    }
+  }
+
+ private:
+  using Groups = std::map<std::pair<std::vector<int>, std::string>, CommunicatorPtr>;
+
+  template <class Make>
+  CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
+                                const std::string& name, const Make& make) {
+    // Held while the group is made: the set-up is collective, and two threads of this rank must not
+    // begin it twice. abort() waits for it too.
+    const std::lock_guard lock(mutex_);
+    const auto key = std::make_pair(ranks, name);
+    if (const auto known = groups.find(key); known != groups.end()) {
+      return known->second;
+    }
+    TESSERA_CHECK(!ended_, "group '", name,
+                  "': this rank's world has ended; ask for its groups before World::shutdown()");
+    // Peers that have seen the abort will not come.
+    TESSERA_CHECK(!aborted_, "group '", name,
+                  "': this rank's world has failed or was aborted; start the job again");
+    const GroupInfo info = checked_info(ranks, name);
+    CommunicatorPtr made;
+    try {
+      made = make(info);
+    } catch (const PeerError&) {
+      aborted_ = true;  // What was left behind may hold the connection to the store.
+      throw;
+    }
+    groups.emplace(key, made);
+    in_order_.push_back(made);
+    return made;
+  }
+
+  void use_gpu() {
+    const CudaBackend& cuda = cuda_backend();
+    const LibraryVersions versions = cuda.versions();
+    if (const std::string warning = cudnn_warning(versions); !warning.empty()) {
+      TORCH_WARN(warning);
+    }
+    // More ranks than GPUs share them, as tests do.
+    device_index_ = job_->local_rank % cuda.device_count();
+    cuda.set_device(device_index_);
+    if (options_.backend == "nccl") {
+      check_nccl(versions);
+      if (job_->watch != nullptr) {
+        job_->watch->set_device_record(cuda.nccl_record);
+      }
+    }
+  }
+
+  /// In the opposite order of their making. One that fails does not keep the others, which then end
+  /// without their peers. The caller holds the lock.
+  void end_groups(std::chrono::milliseconds patience) {
+    if (aborted_ || std::exchange(ended_, true)) {
+      return;
+    }
+    std::exception_ptr failure;
+    for (auto made = in_order_.rbegin(); made != in_order_.rend(); ++made) {
+      const CommunicatorPtr& group = *made;
+      try {
+        if (failure == nullptr) {
+          group->shutdown(patience);
+        } else {
+          group->abort();
+        }
+      } catch (const std::exception&) {
+        failure = failure == nullptr ? std::current_exception() : failure;
+      }
+    }
+    if (failure != nullptr) {
+      std::rethrow_exception(failure);
+    }
+  }
+
+  // On every rank before anything is sent, so that a wrong list is an Error and not a time-out.
+  GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
+    const auto self = std::ranges::find(ranks, rank());
+    const bool in_range =
+        std::ranges::all_of(ranks, [this](int r) { return r >= 0 && r < size(); });
+    const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
+    TESSERA_CHECK(in_range && unique, "group '", name, "' of ranks ", join(ranks),
+                  ": a rank is repeated or outside the world of ", size(),
+                  "; give each member once, 0 to ", size() - 1);
+    TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
+                  rank(), " is not a member; only members may ask for it");
+    return {name, ranks, static_cast<int>(self - ranks.begin()), options_.timeout, nullptr};
+  }
+
+  CommunicatorPtr make_backend(const GroupInfo& info, const BegunCall& set_up) {
+    if (info.size() == 1) {
+      return make_solo_communicator();
+    }
+    if (options_.backend == "nccl") {
+      return make_nccl(info, set_up);
+    }
+    CommunicatorPtr host = make_host_communicator(*job_, info);
+    return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
+  }
+
+  /// Where all ranks make groups of one name now, as those of a mesh's dimension, they are split
+  /// from one communicator of all ranks: that costs NCCL less than to begin anew.
+  CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
+    const bool whole = info.size() == size();
+    const std::string meeting =
+        detail::concat("split-meeting/", info.name, "/", times_named_[info.name]++);
+    const bool split = !whole && all_come_at_once(*job_->store, *store_for(*job_, info, "split"),
+                                                  info, size(), meeting);
+    if (split && nccl_of_all_ == nullptr) {
+      const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
+      nccl_of_all_ = nccl_group(all, set_up, nullptr);
+      // Its end is a call like others, in the record of which this set-up is the first.
+      all.watch->done(all.watch->begin("set-up", "", 0));
+      in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
+    }
+    CommunicatorPtr made = nccl_group(info, set_up, whole || split ? nccl_of_all_ : nullptr);
+    if (whole && nccl_of_all_ == nullptr) {
+      nccl_of_all_ = made;
+    }
+    return made;
+  }
+
+  /// NCCL waits for the other ranks for ever, whatever has become of them.
+  CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
+                             CommunicatorPtr parent) const {
+    const BlockingScope blocking(*info.watch, set_up);
+    return cuda_backend().make_nccl_communicator(
+        store_for(*job_, info, "nccl"), info,
+        {.device = device_index_, .parent = std::move(parent)});
+  }
+
+  // Shared with what the groups make later: those on the host may outlive the world.
+  JobPtr job_;
+  WorldOptions options_;
+  int device_index_ = -1;
+  TrafficCounterPtr traffic_ = std::make_shared<TrafficCounter>();
+  std::mutex mutex_;
+  bool aborted_ = false;
+  bool ended_ = false;
+  std::vector<CommunicatorPtr> in_order_;  ///< all groups, the first made first
+  CommunicatorPtr nccl_of_all_;  ///< of all ranks, to split groups from; nullptr: none yet
+  /// How many groups of NCCL's this rank has had of a name. Other ranks may have had others.
+  std::map<std::string, int> times_named_;
+  // Kept for the life of the world: meshes ask for the same groups again and again.
+  Groups groups_, host_groups_;
+};
+
+/// Ends what the program has left open when main() returns or calls exit(): while CUDA is still
+/// there. Later a world is held by caches of other threads alone, whose destructors run among those
+/// of static objects.
+class LeftWorlds {
+ public:
+  LeftWorlds() = default;
+  LeftWorlds(const LeftWorlds&) = delete;
+  LeftWorlds& operator=(const LeftWorlds&) = delete;
+  ~LeftWorlds() {
+    for (const std::weak_ptr<StoreWorld>& left : worlds_) {
+      if (const auto world = left.lock()) {
+        world->end_left_groups();
+      }
+    }
+  }
+
+  void add(const std::shared_ptr<StoreWorld>& world) { worlds_.push_back(world); }
+
+ private:
+  std::vector<std::weak_ptr<StoreWorld>> worlds_;
+};
+
+}  // namespace
+
+void check_options(const WorldOptions& options) {
+  // Before any rank waits for this one, each throws for a value that is no switch.
+  for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
+    tessera::detail::environment_switch(name);
+  }
+  TESSERA_CHECK(options.device == "cpu" || options.device == "cuda", "WorldOptions: device '",
+                options.device, "' is unknown; use \"cpu\" or \"cuda\"");
+  TESSERA_CHECK(options.backend == "gloo" || options.backend == "nccl", "WorldOptions: backend '",
+                options.backend, "' is unknown; use \"gloo\" or \"nccl\"");
+  TESSERA_CHECK(options.backend != "nccl" || options.device == "cuda",
+                "WorldOptions: backend nccl needs device cuda; use gloo on cpu");
+  TESSERA_CHECK(options.timeout.count() > 0, "WorldOptions: the time-out of ",
+                options.timeout.count(), " ms leaves no time; give more than 0");
+  TESSERA_CHECK(options.watchdog.count() >= 0, "WorldOptions: the watchdog's limit of ",
+                options.watchdog.count(), " ms is negative; give 0 to turn it off");
+}
+
+int next_world_number() {
+  static std::atomic<int> worlds{0};
+  return worlds++;
+}
+
+WatchSettings watch_settings(int rank, int world, const WorldOptions& options) {
+  return {rank, world, options.watchdog, options.timeout, run_folder()};
+}
+
+WorldPtr make_store_world(JobInfo job, const WorldOptions& options) {
+  auto world = std::make_shared<StoreWorld>(std::move(job), options);
+  if (options.backend == "nccl" && getpid() == gettid()) {
+    // First, so that it is still there at the thread's end: groups of NCCL's end by a call.
+    static_cast<void>(listed_thread());
+    thread_local LeftWorlds left;
+    left.add(world);
+  }
+  return world;
+}
+
+WorldScope::~WorldScope() {
+  try {
+    if (std::uncaught_exceptions() > exceptions_) {
+      world_->abort();
+    } else {
+      world_->shutdown();
+    }
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,23 @@
+// The World of every job, once its ranks have met: processes through a TCP store, threads through
+// one in memory.
+
+#pragma once
+
+#include "rendezvous/job_info.h"
+#include "tessera/comm/world.h"
+#include "watch/world_watch.h"
+
+namespace tessera::comm {
+
+/// Throws Error for an unknown device or backend, or a combination that does not exist.
+void check_options(const WorldOptions& options);
+
+/// The worlds of a process are numbered, since every rank makes its worlds in the same order.
+int next_world_number();
+WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
+
+/// The world of ranks that meet in a store. With device "cuda" the calling thread's current device
+/// becomes that of the local rank.
+WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
+
+}  // namespace tessera::comm

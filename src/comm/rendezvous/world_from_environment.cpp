@@ -1,0 +1,172 @@
+// The rendezvous: from the launcher's variables to a World. Rank 0 serves a TCP store, or the
+// launcher's agent does; every rank writes its host's identity there and reads those of the others.
+// After that every rank can tell, without asking again, which ranks share its host.
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <future>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "group_info.h"
+#include "rendezvous/arrivals.h"
+#include "rendezvous/host.h"
+#include "rendezvous/job_variables.h"
+#include "rendezvous/job_warnings.h"
+#include "rendezvous/quiet_log.h"
+#include "rendezvous/store_world.h"
+#include "tessera/comm/detail/ranks_of_world.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// torchrun's agent does it instead where it says so.
+bool serves_store(const JobVariables& job) {
+  return job.rank == 0 && !job.agent_store;
+}
+
+c10d::TCPStoreOptions store_options(const JobVariables& job, const WorldOptions& options) {
+  c10d::TCPStoreOptions store;
+  store.port = job.port;
+  store.isServer = serves_store(job);
+  // The ranks wait for one another in exchange_hosts(), which can name those that are missing.
+  store.waitWorkers = false;
+  store.timeout = options.timeout;
+  if (store.isServer) {
+    // libtorch's store listens on every interface; a job of one host has no need of that.
+    store.masterListenFd = job.store_fd;
+    if (!store.masterListenFd && is_loopback(job.address)) {
+      store.masterListenFd = listen_on_loopback(job.port);
+    }
+  }
+  return store;
+}
+
+/// Those that start with rank 0's store.
+std::vector<int> ranks_of_first_node(const JobVariables& job) {
+  return ranks_of_world(std::max(job.local_size, 1));
+}
+
+/// libtorch's client waits without end for the first answer of whatever listens on the port. So it
+/// is made on a thread that can be left behind. What it still holds then is its own copy of the
+/// arguments.
+StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
+  constexpr std::chrono::milliseconds kGrace{2000};  // Its own time-out has the better message.
+  constexpr std::chrono::milliseconds kPoll{100};
+  std::packaged_task<StorePtr()> task(
+      [address = job.address, store = store_options(job, options)]() -> StorePtr {
+        const QuietLog quiet;  // its own: the thread may be left behind
+        return c10::make_intrusive<c10d::TCPStore>(address, store);
+      });
+  std::future<StorePtr> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  int said = 0;
+  for (std::chrono::milliseconds waited{0}; store.wait_for(kPoll) != std::future_status::ready;
+       waited += kPoll) {
+    TESSERA_CHECK(waited < options.timeout + kGrace, "no store has answered within ",
+                  options.timeout.count(), " ms");
+    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
+      std::cerr << waiting_text(job, ranks_of_first_node(job)) << std::flush;
+    }
+  }
+  return store.get();
+}
+
+/// Adds to libtorch's message what was tried and which variables say so.
+StorePtr connect(const JobVariables& job, const WorldOptions& options) {
+  try {
+    return connect_in_time(job, options);
+  } catch (const std::exception& error) {
+    fail("rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
+         " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
+         first_line(error.what()),
+         "; check both variables and that rank 0 runs and the port is free");
+  }
+}
+
+/// The connection lasts as long as the process: peers may still ask rank 0's store after rank 0's
+/// world is gone, and a second world must not bind the port again.
+StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
+  static std::mutex mutex;
+  static auto* const stores = new std::map<std::string, StorePtr>();
+  const std::lock_guard lock(mutex);
+  StorePtr& store = (*stores)[job.address + ":" + std::to_string(job.port)];
+  if (store == nullptr) {
+    store = connect(job, options);
+  }
+  return store;
+}
+
+/// How many earlier ranks are on this rank's host.
+// For launchers that give no local rank.
+int local_rank_among(const std::vector<std::string>& hosts, int rank) {
+  return static_cast<int>(
+      std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
+}
+
+/// What the ranks see of one another. `store`: of the same keys as the job's.
+WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
+                         const c10::intrusive_ptr<c10d::Store>& store) {
+  const bool all_near = std::ranges::find(records, nullptr) == records.end();
+  return std::make_shared<WorldWatch>(
+      settings, std::move(records),
+      all_near ? nullptr
+               : std::make_unique<RemotePeers>(
+                     c10::make_intrusive<c10d::PrefixStore>("watch", store->clone())));
+}
+
+JobInfo meet(const JobVariables& job, const WorldOptions& options) {
+  const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
+      job.key_prefix + "/" + std::to_string(settings.world), shared_store(job, options));
+  // The groups' set-up waits in this store as well, with its time-out.
+  store->setTimeout(options.timeout);
+  JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
+  std::vector<RecordPtr> records;
+  for (Arrival& arrival :
+       await_all_ranks(*store, job, options, make_record(settings, job.size, run_folder()))) {
+    info.hosts.push_back(std::move(arrival.host));
+    records.push_back(std::move(arrival.record));
+  }
+  info.watch = make_watch(settings, std::move(records), store);
+  info.local_rank = job.local_rank.value_or(local_rank_among(info.hosts, job.rank));
+  const bool one_host =
+      std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
+  if (!one_host) {
+    // Only now: on one host a missing network must not be an error.
+    info.address = routable_address(job.address);
+  }
+  return info;
+}
+
+/// A world of one keeps its keys in memory and opens no socket.
+JobInfo alone(const JobVariables& job) {
+  return {
+      c10::make_intrusive<c10d::HashStore>(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
+}
+
+}  // namespace
+
+WorldPtr world_from_environment(const WorldOptions& options) {
+  c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts
+  const QuietLog quiet;
+  check_options(options);
+  const JobVariables variables = read_job_variables(environment_variable);
+  WorldOptions adjusted = options;
+  adjusted.timeout = variables.timeout.value_or(options.timeout);
+  adjusted.watchdog = variables.watchdog.value_or(options.watchdog);
+  const JobInfo job = variables.size == 1 ? alone(variables) : meet(variables, adjusted);
+  show_warnings_once(job);
+  return make_store_world(job, adjusted);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,166 @@
+// One template for all types and operators. The table at the end makes a function of each pair that
+// has a meaning; the others are refused by name in shm_communicator.cpp.
+
+#include "shm/shm_reduce.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+namespace tessera::comm {
+namespace {
+
+template <class T>
+/// The type in which terms are added.
+struct Accumulator {
+  using type = T;
+};
+template <>
+/// One rounding at the end instead of one for each rank.
+struct Accumulator<c10::Half> {
+  using type = float;
+};
+template <>
+struct Accumulator<c10::BFloat16> {
+  using type = float;
+};
+// Sums that wrap around, without the undefined behaviour of signed overflow.
+template <>
+struct Accumulator<std::int32_t> {
+  using type = std::uint32_t;
+};
+template <>
+struct Accumulator<std::int64_t> {
+  using type = std::uint64_t;
+};
+
+template <class T, ReduceOp kOp>
+constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
+
+/// Maxima and minima compare in the type itself: its accumulator may have another sign.
+template <class T, ReduceOp kOp>
+using Sum =
+    std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
+
+/// NaN wins, as in at::amax.
+template <ReduceOp kOp, class A>
+A combine(A sum, A next) {
+  if constexpr (kOp == ReduceOp::kSum || kOp == ReduceOp::kAvg) {
+    return sum + next;
+  } else if constexpr (kOp == ReduceOp::kProduct) {
+    return sum * next;
+  } else if constexpr (kOp == ReduceOp::kMax) {
+    // Only a NaN differs from itself. A NaN in `next` makes the comparison false and is taken.
+    return sum >= next || sum != sum ? sum : next;
+  } else {
+    return sum <= next || sum != sum ? sum : next;
+  }
+}
+
+template <class T, ReduceOp kOp>
+void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
+  using A = Sum<T, kOp>;
+  constexpr std::size_t kBlock = 1024;  // Stays in the first-level cache.
+  // The block goes through all sources before the output is written, so that the output may be one
+  // of them.
+  std::array<A, kBlock> sums;
+  // By way of float, because the accumulator may be complex.
+  const auto terms = static_cast<A>(static_cast<float>(sources.size()));
+  for (std::size_t start = 0; start < elements; start += kBlock) {
+    const std::size_t count = std::min(kBlock, elements - start);
+    const T* first = reinterpret_cast<const T*>(sources[0]) + start;
+    for (std::size_t i = 0; i < count; ++i) {
+      sums[i] = static_cast<A>(first[i]);
+    }
+    for (const std::byte* source : sources.subspan(1)) {
+      const T* values = reinterpret_cast<const T*>(source) + start;
+      for (std::size_t i = 0; i < count; ++i) {
+        sums[i] = combine<kOp>(sums[i], static_cast<A>(values[i]));
+      }
+    }
+    T* result = reinterpret_cast<T*>(output) + start;
+    for (std::size_t i = 0; i < count; ++i) {
+      result[i] = static_cast<T>(kOp == ReduceOp::kAvg ? sums[i] / terms : sums[i]);
+    }
+  }
+}
+
+template <class T>
+ReduceFunction of_real(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce<T, ReduceOp::kSum>;
+    case ReduceOp::kAvg:
+      return reduce<T, ReduceOp::kAvg>;
+    case ReduceOp::kMax:
+      return reduce<T, ReduceOp::kMax>;
+    case ReduceOp::kMin:
+      return reduce<T, ReduceOp::kMin>;
+    case ReduceOp::kProduct:
+      return reduce<T, ReduceOp::kProduct>;
+  }
+  return nullptr;
+}
+
+/// Complex numbers have no order.
+template <class T>
+ReduceFunction of_complex(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return reduce<T, ReduceOp::kSum>;
+    case ReduceOp::kAvg:
+      return reduce<T, ReduceOp::kAvg>;
+    case ReduceOp::kProduct:
+      return reduce<T, ReduceOp::kProduct>;
+    default:
+      return nullptr;
+  }
+}
+
+/// 0 and 1: any is the maximum, all the minimum and the product.
+ReduceFunction of_bool(ReduceOp op) {
+  return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
+         : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>
+         : op == ReduceOp::kProduct ? reduce<std::uint8_t, ReduceOp::kProduct>
+                                    : nullptr;
+}
+
+}  // namespace
+
+ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return of_real<float>(op);
+    case c10::ScalarType::Double:
+      return of_real<double>(op);
+    case c10::ScalarType::Half:
+      return of_real<c10::Half>(op);
+    case c10::ScalarType::BFloat16:
+      return of_real<c10::BFloat16>(op);
+    case c10::ScalarType::Char:
+      return of_real<std::int8_t>(op);
+    case c10::ScalarType::Byte:
+      return of_real<std::uint8_t>(op);
+    case c10::ScalarType::Short:
+      return of_real<std::int16_t>(op);
+    case c10::ScalarType::Int:
+      return of_real<std::int32_t>(op);
+    case c10::ScalarType::Long:
+      return of_real<std::int64_t>(op);
+    case c10::ScalarType::Bool:
+      return of_bool(op);
+    case c10::ScalarType::ComplexFloat:
+      return of_complex<c10::complex<float>>(op);
+    case c10::ScalarType::ComplexDouble:
+      return of_complex<c10::complex<double>>(op);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace tessera::comm

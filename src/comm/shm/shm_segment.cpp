@@ -1,0 +1,288 @@
+// The memory and the waiting. Layout: a header, a state for each rank, then two slots for each
+// rank, all at offsets that follow from the numbers in the header. What several processes write is
+// atomic; the counter of arrivals and each rank's state begin at cache lines of their own.
+
+#include "shm/shm_segment.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <new>
+#include <random>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "watch/peer_wait.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+/// A slot's size is a compromise: small ones stay in cache, large ones need fewer rounds. All slots
+/// together get at most 128 MiB, unless that would be less than 1 MiB for each.
+constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
+constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
+constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
+/// A sleeping rank looks this often whether its peers still live.
+constexpr milliseconds kPeerCheck{100};
+/// Roughly 20 us, about what going to sleep and waking up costs.
+constexpr int kSpins = 500;
+
+using Counter = std::atomic<std::uint32_t>;
+static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+/// True if `counter` has reached `round`; both wrap around.
+bool reached(std::uint32_t counter, std::uint32_t round) {
+  return static_cast<std::int32_t>(counter - round) >= 0;
+}
+
+void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
+  const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
+  // Not FUTEX_PRIVATE_FLAG: the word is shared between processes. A wake-up without a reason does
+  // no harm, as every caller looks again.
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
+}
+
+void futex_wake_all(const Counter& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+/// Leaves the core's resources to the other hardware thread while this one spins.
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+/// The first bytes of the segment. `token` tells whether a segment that was opened is the one that
+/// was meant.
+struct ShmSegment::Header {
+  std::uint64_t token = 0;
+  std::int32_t ranks = 0;
+  std::uint64_t slot_bytes = 0;
+  alignas(kLine) Counter arrivals{0};   ///< over all rounds
+  alignas(kLine) Counter completed{0};  ///< the last round at which all have arrived; a futex
+  Counter sleepers{0};
+};
+
+/// One rank writes it, all read it. Two calls, used in turn like the slots.
+struct alignas(kLine) ShmSegment::RankState {
+  Counter round{0};  ///< the last one at which this rank has arrived
+  ProcessIdentity process;
+  std::array<ShmCall, 2> calls;
+};
+
+ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::string handle)
+    : fd_(fd),
+      base_(static_cast<std::byte*>(base)),
+      bytes_(bytes),
+      ranks_(ranks),
+      handle_(std::move(handle)) {
+  // Where ranks outnumber cores, the peer that one spins for is waiting for the core.
+  const bool core_each = std::thread::hardware_concurrency() >= static_cast<unsigned>(ranks);
+  spins_ = core_each ? kSpins : 1;
+}
+
+ShmSegment::ShmSegment(ShmSegment&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      base_(std::exchange(other.base_, nullptr)),
+      bytes_(other.bytes_),
+      ranks_(other.ranks_),
+      slot_bytes_(other.slot_bytes_),
+      spins_(other.spins_),
+      handle_(std::move(other.handle_)) {}
+
+ShmSegment::~ShmSegment() {
+  close_handle();
+  if (base_ != nullptr) {
+    munmap(base_, bytes_);
+  }
+}
+
+void ShmSegment::close_handle() {
+  if (fd_ >= 0) {
+    close(std::exchange(fd_, -1));
+  }
+}
+
+std::optional<ShmSegment> ShmSegment::create(int ranks) {
+  const auto count = static_cast<std::size_t>(ranks);
+  // Two slots for each rank.
+  const std::size_t slot =
+      std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
+  const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
+  const std::size_t bytes = control + 2 * count * slot;
+  // No name in /dev/shm, so that nothing is left behind by a job that is killed.
+  const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
+  if (fd < 0) {
+    return std::nullopt;
+  }
+  void* base = ftruncate(fd, static_cast<off_t>(bytes)) == 0
+                   ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                   : MAP_FAILED;
+  if (base == MAP_FAILED) {
+    close(fd);
+    return std::nullopt;
+  }
+  // Begins the lifetime of the atomics. Fresh pages are zero, and are allocated when they are first
+  // touched.
+  auto* header = new (base) Header;
+  std::random_device random;
+  header->token = (std::uint64_t{random()} << 32) | random();
+  header->ranks = ranks;
+  header->slot_bytes = slot;
+  std::ostringstream handle;
+  handle << getpid() << ' ' << fd << ' ' << bytes << ' ' << header->token;
+  ShmSegment segment(fd, base, bytes, ranks, handle.str());
+  segment.slot_bytes_ = slot;
+  for (int rank = 0; rank < ranks; ++rank) {
+    new (&segment.state(rank)) RankState;
+  }
+  return segment;
+}
+
+std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
+  std::istringstream text(handle);
+  std::int64_t pid = 0;
+  int number = 0;
+  std::size_t bytes = 0;
+  std::uint64_t token = 0;
+  if (!(text >> pid >> number >> bytes >> token)) {
+    return std::nullopt;
+  }
+  // The creator keeps the descriptor open until all ranks have opened it by this path.
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat status {};
+  // The size is compared before the mapping: a shorter file would end this process with SIGBUS.
+  if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
+    close(fd);
+    return std::nullopt;
+  }
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    close(fd);
+    return std::nullopt;
+  }
+  const auto& header = *static_cast<const Header*>(base);
+  ShmSegment segment(fd, base, bytes, header.ranks, handle);
+  segment.slot_bytes_ = header.slot_bytes;
+  if (header.token != token) {  // Another pid namespace: that pid is somebody else there.
+    return std::nullopt;
+  }
+  return segment;
+}
+
+ShmSegment::Header& ShmSegment::header() const {
+  return *reinterpret_cast<Header*>(base_);
+}
+
+ShmSegment::RankState& ShmSegment::state(int rank) const {
+  return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
+}
+
+void ShmSegment::set_process(int rank, const ProcessIdentity& process) {
+  state(rank).process = process;
+}
+
+ProcessIdentity ShmSegment::process(int rank) const {
+  return state(rank).process;
+}
+
+// Slots are at the end of the segment, counted from there.
+std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
+  const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
+  return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
+}
+
+ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
+  return state(rank).calls[round % 2];
+}
+
+void ShmSegment::arrive(int rank, std::uint32_t round) const {
+  // This rank's own counter comes last: killed anywhere before it, this rank counts as missing.
+  Header& shared = header();
+  // Counts over all rounds and is never reset, so that no rank can reset it under another.
+  const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
+    // With `sleepers` in one total order: either the sleeper sees the round or this sees the
+    // sleeper.
+    shared.completed.store(round, std::memory_order_seq_cst);
+    if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
+      futex_wake_all(shared.completed);
+    }
+  }
+  state(rank).round.store(round, std::memory_order_release);
+}
+
+bool ShmSegment::arrived(std::uint32_t round) const {
+  return reached(header().completed.load(std::memory_order_acquire), round);
+}
+
+void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
+  Header& shared = header();
+  shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  // Read after `sleepers` was raised, and handed to the kernel: if the round completes in between,
+  // the kernel finds another value and does not sleep.
+  const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
+  if (!reached(seen, round)) {
+    futex_wait(shared.completed, seen, most);
+  }
+  shared.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
+  // Ranks in step meet within microseconds; only then is the kernel asked.
+  for (int i = 0; i < spins_; ++i) {
+    if (arrived(round)) {
+      return;
+    }
+    pause_briefly();
+  }
+  PeerWait peers(group, collective);
+  while (!arrived(round)) {
+    sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
+    if (!arrived(round)) {
+      // After each nap, because a dead peer wakes nobody.
+      peers.check([&] { return missing(group, round); });
+    }
+  }
+}
+
+/// As world ranks, for the message.
+std::vector<int> ShmSegment::missing(const GroupInfo& group, std::uint32_t round) const {
+  std::vector<int> result;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!reached(state(rank).round.load(std::memory_order_acquire), round)) {
+      result.push_back(group.ranks[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return result;
+}
+
+void ShmSegment::wake_peers() const {
+  futex_wake_all(header().completed);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group_info.h"
+#include "rendezvous/host.h"
+
+namespace tessera::comm {
+
+/// The call that a rank makes, as it is written to shared memory. The ranks compare these, so that
+/// different calls are an error instead of mixed-up bytes.
+struct ShmCall {
+  std::uint64_t sequence = 0;  ///< collectives of this group so far
+  std::int64_t elements = 0;
+  std::int32_t kind = 0;
+  std::int32_t dtype = 0;
+  std::int32_t op = 0;
+  std::int32_t root = 0;
+  /// The rounds that this rank needs. Not compared: the group makes the largest number of them.
+  std::int64_t rounds = 1;
+  /// The group's purpose, cut to fit, padded with zeros.
+  std::array<char, 64> purpose{};
+};
+
+/// Memory that the ranks of a group share on one host. Each rank has two slots, used in turn, and a
+/// counter of rounds. In a round each rank fills its slot and arrives; once all have arrived, each
+/// reads the others' slots. A rank arrives at a round only after it has read the slots of the round
+/// before. So two slots are enough, and no rank waits for a slot to become free.
+///
+/// The memory is anonymous (memfd): it ends with the last process that maps it, however that ends.
+class ShmSegment {
+ public:
+  /// A new segment, which peers open by its `handle()`; nullopt if the kernel refuses.
+  static std::optional<ShmSegment> create(int ranks);
+  /// A peer's segment; nullopt if this process cannot reach it.
+  static std::optional<ShmSegment> open(const std::string& handle);
+
+  ShmSegment(ShmSegment&& other) noexcept;
+  ShmSegment& operator=(ShmSegment&&) = delete;
+  ShmSegment(const ShmSegment&) = delete;
+  ShmSegment& operator=(const ShmSegment&) = delete;
+  ~ShmSegment();
+
+  const std::string& handle() const { return handle_; }
+  /// To be called once all ranks have opened the segment.
+  void close_handle();
+  void set_process(int rank, const ProcessIdentity& process);
+  ProcessIdentity process(int rank) const;
+
+  std::size_t slot_bytes() const { return slot_bytes_; }
+  std::byte* slot(int rank, std::uint32_t round) const;
+  ShmCall& call(int rank, std::uint32_t round) const;
+
+  /// This rank has filled its slot for `round` (1, 2, ...).
+  void arrive(int rank, std::uint32_t round) const;
+  /// Waits until all ranks have arrived at `round`. Throws PeerError as PeerWait does.
+  void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
+  /// Makes the peers that wait() look at once whether this rank still comes.
+  void wake_peers() const;
+
+ private:
+  struct Header;
+  struct RankState;
+
+  ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::string handle);
+
+  Header& header() const;
+  RankState& state(int rank) const;
+  bool arrived(std::uint32_t round) const;
+  void sleep_until_arrived(std::uint32_t round, std::chrono::milliseconds most) const;
+  std::vector<int> missing(const GroupInfo& group, std::uint32_t round) const;
+
+  int fd_ = -1;
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  int ranks_ = 0;
+  std::size_t slot_bytes_ = 0;
+  int spins_ = 0;
+  std::string handle_;
+};
+
+}  // namespace tessera::comm

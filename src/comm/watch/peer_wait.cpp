@@ -1,0 +1,152 @@
+#include "watch/peer_wait.h"
+
+#include <algorithm>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
+#include "watch/group_watch.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::chrono::seconds kBetweenDeadlockChecks{1};
+/// Later than the watchdog's limit by what its report takes, so that the report comes first.
+constexpr std::chrono::milliseconds kReportTime{1500};
+
+std::string collective_error(const GroupInfo& group, const std::string& collective,
+                             const std::string& caller, const std::string& reason) {
+  return describe(group, collective.c_str()) + ": " +
+         (caller.empty() ? "" : caller + " is collective; ") + reason;
+}
+
+/// What the first few ranks of other hosts do; "" if there are none.
+std::string what_others_do(const WorldWatch& world) {
+  constexpr std::chrono::milliseconds kAnswerTime{3000};
+  constexpr std::size_t kMost = 4;
+  if (world.remote() == nullptr) {
+    return "";
+  }
+  std::vector<std::string> lines =
+      world.answers_of_other_hosts(world.ask_what_all_do(), kAnswerTime);
+  std::string text;
+  for (const std::string& line : std::span(lines).first(std::min(kMost, lines.size()))) {
+    text += (text.empty() ? "" : "; ") + line;
+  }
+  return text;
+}
+
+/// Why the group's rank that ended first will never come; "": none has ended.
+std::string first_ended(const GroupInfo& group) {
+  const WorldWatch& world = group.watch->world();
+  std::vector<int> peers = group.ranks;
+  std::erase(peers, group.world_rank());
+  const auto first = world.first_to_end(peers);
+  return first ? world.why_never(*first) : "";
+}
+
+}  // namespace
+
+std::string remedy_for(const std::string& why) {
+  return why.find("look for") == std::string::npos
+             ? "; every rank must make this call before World::shutdown()"
+             : "";
+}
+
+void fail_without_peers(const GroupInfo& group, const std::string& collective,
+                        const std::string& reason) {
+  // A dying process closes its sockets a little before it is seen to be dead, and on another host
+  // the word of it takes a second.
+  const bool near = group.watch->world().remote() == nullptr;
+  const std::chrono::milliseconds dying{near ? 300 : 2500};
+  constexpr std::chrono::milliseconds kNap{20};
+  std::string why = first_ended(group);
+  for (auto waited = kNap; why.empty() && waited < dying; waited += kNap) {
+    std::this_thread::sleep_for(kNap);
+    why = first_ended(group);
+  }
+  throw PeerError(collective_error(group, collective, std::string(CallerScope::outermost()),
+                                   why.empty() ? reason + "; look for the first error among the "
+                                                          "other ranks"
+                                               : why + remedy_for(why) + " (" + reason + ")"));
+}
+
+PeerWait::PeerWait(const GroupInfo& group, std::string collective)
+    : group_(group),
+      collective_(std::move(collective)),
+      caller_(CallerScope::outermost()),
+      next_deadlock_check_(begun_ + group.watch->world().settings().limit + kReportTime) {}
+
+void PeerWait::check(const Missing& missing) {
+  WorldWatch& world = group_.watch->world();
+  if (const auto ended = world.first_to_end(missing())) {
+    // It may have come before it ended.
+    const std::vector<int> still = missing();
+    if (std::ranges::find(still, *ended) != still.end()) {
+      const std::string why = world.why_never(*ended);
+      fail_because(why + remedy_for(why));
+    }
+  }
+  const auto now = Clock::now();
+  if (now >= next_look_at_work_) {
+    next_look_at_work_ = now + group_.timeout / kLooksAtWork;
+    last_work_ = std::max(last_work_, last_work(missing()));
+  }
+  if (now - begun_ >= group_.timeout &&
+      std::chrono::nanoseconds(flight::now() - last_work_) >= group_.timeout) {
+    fail_late(missing());
+  }
+  if (world.settings().limit.count() > 0 && now >= next_deadlock_check_) {
+    next_deadlock_check_ = now + kBetweenDeadlockChecks;
+    check_deadlock();
+  }
+}
+
+std::int64_t PeerWait::last_work(const std::vector<int>& ranks) const {
+  const WorldWatch& world = group_.watch->world();
+  return std::max(group_.watch->last_work(ranks),
+                  world.remote() == nullptr ? 0 : world.remote()->last_work());
+}
+
+void PeerWait::fail_because(const std::string& reason) const {
+  throw PeerError(collective_error(group_, collective_, caller_, reason));
+}
+
+void PeerWait::check_deadlock() const {
+  const WorldWatch& world = group_.watch->world();
+  const std::vector<flight::RankReport> reports = world.reports();
+  const std::vector<int> path = flight::deadlock(
+      reports, world.settings().rank, flight::now(),
+      std::chrono::nanoseconds(kBetweenDeadlockChecks).count(), group_.watch->id());
+  if (path.empty()) {
+    return;
+  }
+  std::string text;
+  for (const int rank : std::vector<int>(path.begin() + 1, path.end())) {
+    const auto found = std::ranges::find(reports, rank, &flight::RankReport::rank);
+    if (rank != world.settings().rank && found != reports.end()) {
+      text += flight::what_it_does(*found, reports) + "; ";
+    }
+  }
+  fail_because(text +
+               "each waits for another: make the ranks issue the same collectives in the same "
+               "order");
+}
+
+void PeerWait::fail_late(const std::vector<int>& missing) const {
+  const std::string limit = " within " + std::to_string(group_.timeout.count()) + " ms";
+  const WorldWatch& world = group_.watch->world();
+  if (missing.empty()) {
+    const std::string far = what_others_do(world);
+    fail_because("a peer did not come" + limit +
+                 (far.empty() ? "; look for the first error among the others"
+                              : "; on other hosts " + far + "; look at what they do instead"));
+  }
+  const std::string found = world.what_they_do(missing);
+  fail_because("rank(s) " + join(missing) + " did not arrive" + limit +
+               (found.empty() ? "" : ": " + found) + "; look at what they do instead");
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "group_info.h"
+
+namespace tessera::comm {
+
+/// What to do about a peer that will not come, for `why` as WorldWatch::why_never() says it.
+std::string remedy_for(const std::string& why);
+
+/// Throws PeerError for a transfer that failed with `reason`: a peer that has ended is the cause,
+/// or will be found to have ended soon; else the cause is not known.
+[[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
+                                     const std::string& reason);
+
+/// One wait of this rank for the others of a group. Whatever it is that waits calls check() again
+/// and again, so that it fails as soon as it is known that a peer will not come.
+class PeerWait {
+ public:
+  /// World ranks that have not come yet.
+  using Missing = std::function<std::vector<int>()>;
+
+  /// `collective`: as in describe().
+  PeerWait(const GroupInfo& group, std::string collective);
+
+  /// Throws PeerError if a missing rank has ended or given up; if one waits, somewhere else, for
+  /// this rank, a moment after the watchdog's limit; and at the time-out, which counts from the
+  /// last progress of missing ranks that are at work on files (note_progress()).
+  void check(const Missing& missing);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  /// In a time-out. What is seen is kept: a rank's work is not in its record any more once it
+  /// comes, when the others may have waited for longer than the time-out.
+  static constexpr int kLooksAtWork = 32;
+
+  /// When one of them last got on with its work, as flight::now(); 0 where none has.
+  std::int64_t last_work(const std::vector<int>& ranks) const;
+  [[noreturn]] void fail_because(const std::string& reason) const;
+  void check_deadlock() const;
+  [[noreturn]] void fail_late(const std::vector<int>& missing) const;
+
+  const GroupInfo& group_;
+  std::string collective_;
+  std::string caller_;
+  Clock::time_point begun_ = Clock::now();
+  Clock::time_point next_deadlock_check_;
+  Clock::time_point next_look_at_work_ = begun_ + group_.timeout / kLooksAtWork;
+  std::int64_t last_work_ = 0;  ///< the latest that was seen
+};
+
+}  // namespace tessera::comm

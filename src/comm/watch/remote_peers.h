@@ -1,0 +1,58 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace tessera::comm {
+
+/// What the ranks of a job tell those on other hosts, through a connection to the job's store that
+/// nothing else uses. The store may be gone, or rank 0, which serves it, be stopped: so a thread of
+/// its own talks to the store, and no call here takes longer than a second. Thread safe.
+class RemotePeers {
+ public:
+  explicit RemotePeers(c10::intrusive_ptr<c10d::Store> store);
+  RemotePeers(const RemotePeers&) = delete;
+  RemotePeers& operator=(const RemotePeers&) = delete;
+  ~RemotePeers();
+
+  /// Says that a rank begins no collective any more.
+  void tell_left(int rank, const std::string& why);
+  /// What was said so of `rank`, as it was known a second ago; "": nothing.
+  std::string left(int rank) const;
+
+  /// Asks every rank what it does. Returns the number of the question; 0: the store is silent.
+  std::int64_t ask();
+  /// The number of the last question of any rank, as it was known a second ago.
+  std::int64_t asked() const;
+  void answer(std::int64_t question, int rank, const std::string& text);
+  /// nullopt: no answer yet.
+  std::optional<std::string> answer_of(std::int64_t question, int rank);
+  /// True for the first rank of all that claims `what`, and where the store is silent.
+  bool claim(const std::string& what);
+  /// Says that a rank gets on with work on files.
+  void tell_of_work();
+  /// When a rank last said so, in flight::now() of this host, as it was known a second ago; 0: none
+  /// has.
+  std::int64_t last_work() const;
+  /// For how long the store has not answered.
+  std::chrono::seconds silent_for() const;
+
+ private:
+  using Request = std::function<void(c10d::Store&)>;
+  struct State;
+
+  static void serve(const std::shared_ptr<State>& state);
+  static void look(State& state);
+  /// Has the thread do this, and waits for a second at most until it has.
+  void request(Request request);
+
+  std::shared_ptr<State> state_;  ///< also of the thread, which may stay behind
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,388 @@
+#include "watch/watchdog.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <utility>
+
+#include "group_info.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/ranks_of_world.h"
+#include "watch/peer_wait.h"
+#include "watch/rank_dump.h"
+#include "watch/thread_stacks.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTick{200};
+/// How long a report waits for what the others have to add.
+constexpr milliseconds kAnswerTime{3000};
+
+std::int64_t nanoseconds(milliseconds duration) {
+  return std::chrono::nanoseconds(duration).count();
+}
+
+/// In one piece: ranks write to the same place.
+void say(const std::string& text) {
+  std::fputs((text + "\n").c_str(), stderr);
+}
+
+std::string seconds_text(std::int64_t since) {
+  constexpr double kNanosecondsPerSecond = 1e9;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s",
+                static_cast<double>(flight::now() - since) / kNanosecondsPerSecond);
+  return text;
+}
+
+/// The thread's signals are the program's business.
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+bool is_over(flight::CallState state) {
+  return state == flight::CallState::kDone || state == flight::CallState::kFailed;
+}
+
+/// As the record has it; only its order where the record has forgotten it.
+flight::Call call_of(const flight::Record& record, std::uint64_t order) {
+  const flight::RankReport own = flight::read(record);
+  const auto found = std::ranges::find(own.calls, order, &flight::Call::order);
+  return found == own.calls.end()
+             ? flight::Call{.order = order, .group_name = "", .collective = "a collective"}
+             : *found;
+}
+
+std::vector<int> missing_from(const flight::Call& call,
+                              const std::vector<flight::RankReport>& reports, int rank) {
+  const auto own = std::ranges::find(reports, rank, &flight::RankReport::rank);
+  return own == reports.end() ? std::vector<int>() : flight::missing_ranks(reports, *own, call);
+}
+
+}  // namespace
+
+Watchdog::~Watchdog() {
+  stop();
+}
+
+void Watchdog::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  // What the calls hold may end a world, which asks for the lock again.
+  std::vector<DeviceWork> left;
+  const std::lock_guard lock(mutex_);
+  left.swap(devices_);
+}
+
+void Watchdog::start() {
+  const std::lock_guard lock(mutex_);
+  if (watch_.settings().limit.count() > 0 || watch_.remote() != nullptr) {
+    start_thread();
+  }
+}
+
+/// The caller holds the lock.
+void Watchdog::start_thread() {
+  if (!thread_.joinable() && !stops_) {
+    thread_ = std::thread([this] { run(); });
+  }
+}
+
+void Watchdog::await_device(std::function<bool()> progress, const BegunCall& call) {
+  add({std::move(progress), call, /*ends_call=*/true});
+}
+
+void Watchdog::await_thread(std::shared_ptr<const std::atomic<bool>> returned,
+                            const BegunCall& call) {
+  add({[returned = std::move(returned)] { return returned->load(); }, call, /*ends_call=*/false});
+}
+
+void Watchdog::add(DeviceWork work) {
+  const std::lock_guard lock(mutex_);
+  if (stops_) {
+    return;
+  }
+  start_thread();
+  devices_.push_back(std::move(work));
+}
+
+void Watchdog::run() {
+  block_signals();
+  pthread_setname_np(pthread_self(), "tessera-watch");
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kTick, [this] { return stops_; })) {
+    lock.unlock();
+    tick();
+    lock.lock();
+  }
+}
+
+void Watchdog::tick() {
+  answer_questions();
+  tell_of_work();
+  look_at_devices();
+  look_at_peers();
+  look_at_waits();
+}
+
+void Watchdog::answer_questions() {
+  flight::Record& own = watch_.own();
+  const std::uint32_t wanted = own.wanted.load();
+  if (wanted != own.answered.load()) {
+    write_own_dump();
+    own.answered.store(wanted);
+  }
+  if (watch_.remote() == nullptr) {
+    return;
+  }
+  const std::int64_t asked = watch_.remote()->asked();
+  if (asked > answered_) {
+    answered_ = asked;
+    const std::vector<flight::RankReport> reports = watch_.observe();
+    for (const flight::RankReport& report : reports) {  // for those as well that cannot answer
+      watch_.remote()->answer(asked, report.rank, flight::what_it_does(report, reports));
+    }
+    own.wanted.fetch_add(1);
+  }
+}
+
+void Watchdog::tell_of_work() {
+  std::int64_t last = told_of_work_;
+  for (const flight::ThreadSlot& thread : watch_.own().threads) {
+    last = std::max(last, thread.worked.load(std::memory_order_acquire));
+  }
+  if (watch_.remote() != nullptr && last > told_of_work_) {
+    told_of_work_ = last;
+    watch_.remote()->tell_of_work();
+  }
+}
+
+void Watchdog::write_own_dump() const {
+  const WatchSettings& settings = watch_.settings();
+  write_dump(settings.folder, settings.world, watch_.own(), stacks_of_other_threads());
+  if (watch_.device_record()) {
+    write_device_record(settings.folder, settings.rank, watch_.device_record()());
+  }
+}
+
+void Watchdog::look_at_devices() {
+  std::uint64_t failed = 0;
+  std::string why;
+  std::vector<DeviceWork> ended;  // outlives the lock: see stop()
+  {
+    const std::lock_guard lock(mutex_);
+    const auto first =
+        std::stable_partition(devices_.begin(), devices_.end(), [&](const DeviceWork& device) {
+          bool done = false;
+          try {
+            done = device.is_done();
+          } catch (const std::exception& error) {
+            if (failed == 0) {
+              failed = device.call.order;
+              why = error.what();
+            }
+          }
+          if (done && device.ends_call) {
+            mark_ended(watch_.own(), device.call, flight::CallState::kDone);
+          }
+          return !done;
+        });
+    std::move(first, devices_.end(), std::back_inserter(ended));
+    devices_.erase(first, devices_.end());
+    if (!ended.empty()) {
+      // The host runs ahead: a call waits only once the device has come to it.
+      for (const DeviceWork& device : devices_) {
+        restart_wait(watch_.own(), device.call);
+      }
+      stuck_since_ = 0;
+    }
+  }
+  if (failed != 0) {
+    end_process(call_of(watch_.own(), failed), why);
+  }
+}
+
+/// The device waits for ever for a peer that is gone.
+void Watchdog::look_at_peers() {
+  std::uint64_t first = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    first = devices_.empty() ? 0 : devices_.front().call.order;
+  }
+  // A rank that has given up has said why.
+  if (first == 0 || watch_.own().state.load() != flight::RankState::kRunning) {
+    return;
+  }
+  if (!watch_.first_to_end(ranks_of_world(watch_.own().size))) {
+    return;
+  }
+  const flight::Call call = call_of(watch_.own(), first);
+  const std::string why = why_stuck(call, watch_.reports());
+  if (!why.empty()) {
+    end_process(call, why + remedy_for(why));
+  }
+}
+
+/// "": it may still come to its end. A peer that began the call and ended well has done its part;
+/// one that died may have, so that the device gets a moment.
+std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports) {
+  constexpr milliseconds kDying{2000};
+  const auto own = std::ranges::find(reports, watch_.settings().rank, &flight::RankReport::rank);
+  const flight::Group* group = own == reports.end() ? nullptr : own->find_group(call.group);
+  if (group == nullptr) {
+    return "";
+  }
+  const std::vector<int> missing = flight::missing_ranks(reports, *own, call);
+  for (const int rank : missing) {
+    if (!watch_.may_come(rank)) {
+      return watch_.why_never(rank);
+    }
+  }
+  for (const int rank : group->ranks) {
+    const auto peer = std::ranges::find(reports, rank, &flight::RankReport::rank);
+    const bool ended_well =
+        peer != reports.end() && peer->exit_code == 0 &&
+        (peer->state == flight::RankState::kEnded || peer->state == flight::RankState::kExited);
+    if (rank != watch_.settings().rank && !ended_well && !watch_.may_come(rank)) {
+      const std::int64_t now = flight::now();
+      stuck_since_ = stuck_since_ == 0 ? now : stuck_since_;
+      return now - stuck_since_ < nanoseconds(kDying) ? "" : watch_.why_never(rank);
+    }
+  }
+  return "";
+}
+
+void Watchdog::look_at_waits() {
+  const bool reports = watch_.settings().limit.count() > 0;
+  const std::int64_t latest =
+      flight::now() - nanoseconds(reports ? watch_.settings().limit : watch_.settings().timeout);
+  const flight::RankReport own = flight::read(watch_.own());
+  for (const flight::Call& call : own.calls) {
+    const auto reported = reported_.find(call.order);
+    if (reported != reported_.end() && is_over(call.state)) {
+      say_that_it_ended(call, reported->second);
+      reported_.erase(reported);
+    } else if (call.state == flight::CallState::kWaiting && call.waits_since < latest &&
+               last_work_for(call) < latest) {
+      if (reports && reported == reported_.end()) {
+        report(call);
+      }
+      end_if_late(call);
+    }
+  }
+}
+
+/// When a rank that the call waits for last got on with work on files.
+std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
+  const Reports reports = watch_.reports();
+  std::int64_t last = watch_.remote() == nullptr ? 0 : watch_.remote()->last_work();
+  for (const int rank : missing_from(call, reports, watch_.settings().rank)) {
+    const auto missing = std::ranges::find(reports, rank, &flight::RankReport::rank);
+    last = std::max(last, flight::last_work(*missing, call.group));
+  }
+  return last;
+}
+
+/// A lower rank that waits in the same call reports it.
+bool Watchdog::reports_for_others(const flight::Call& call,
+                                  const std::vector<flight::RankReport>& reports) const {
+  for (const flight::RankReport& report : reports) {
+    const bool waits = std::ranges::any_of(report.calls, [&](const flight::Call& other) {
+      return other.group == call.group && other.number == call.number &&
+             other.state == flight::CallState::kWaiting;
+    });
+    if (report.rank < watch_.settings().rank && waits && watch_.may_come(report.rank) &&
+        !watch_.is_stopped(report.rank)) {
+      return false;
+    }
+  }
+  return watch_.remote() == nullptr ||
+         watch_.remote()->claim(std::to_string(call.group) + "/" + std::to_string(call.number));
+}
+
+void Watchdog::report(const flight::Call& call) {
+  const WatchSettings& settings = watch_.settings();
+  Reported& reported = reported_[call.order];
+  if (!reports_for_others(call, watch_.reports())) {
+    return;
+  }
+  const std::int64_t question = watch_.ask_what_all_do();
+  const std::vector<flight::RankReport> reports = watch_.observe();
+  const std::vector<int> missing = missing_from(call, reports, settings.rank);
+  std::string text = "tessera watchdog: rank " + std::to_string(settings.rank) + " waits since " +
+                     seconds_text(call.waits_since) + " in " + flight::to_text(call) +
+                     (missing.empty() ? "" : ", for " + flight::name_ranks(missing));
+  for (const std::string& line : flight::explain(reports, flight::now())) {
+    text += "\n  " + line;
+  }
+  say(text + "\n  stacks and calls are in " + settings.folder + " (tessera-run --explain " +
+      settings.folder + ")");
+  reported = {call.waits_since, missing};
+  // What takes longer comes after what is known.
+  answer_questions();
+  watch_.await_dumps(kAnswerTime);
+  for (const std::string& line : watch_.answers_of_other_hosts(question, kAnswerTime)) {
+    say("tessera watchdog: " + line);
+  }
+}
+
+void Watchdog::say_that_it_ended(const flight::Call& call, const Reported& reported) const {
+  if (call.state == flight::CallState::kDone && reported.since != 0) {
+    say("tessera watchdog: " +
+        (reported.missing.empty() ? "the peers" : flight::name_ranks(reported.missing)) +
+        " came to " + flight::to_text(call) + " after " + seconds_text(reported.since) +
+        ": slow, not stuck; the job goes on");
+  }
+}
+
+/// A thread that waits on the host fails by itself at the time-out; one that waits for the device
+/// cannot.
+void Watchdog::end_if_late(const flight::Call& call) {
+  const WatchSettings& settings = watch_.settings();
+  const std::int64_t since = std::max(call.waits_since, last_work_for(call));
+  if (flight::now() - since < nanoseconds(settings.timeout) || !is_on_device(call)) {
+    return;
+  }
+  const std::string limit = " within " + std::to_string(settings.timeout.count()) + " ms";
+  const std::vector<int> missing = missing_from(call, watch_.reports(), settings.rank);
+  end_process(call, missing.empty()
+                        ? "all ranks have come, and it did not end" + limit +
+                              "; look at the network, and at what NCCL_DEBUG=INFO shows"
+                        : "rank(s) " + join(missing) + " did not arrive" + limit + ": " +
+                              watch_.what_they_do(missing) + "; look at what they do instead");
+}
+
+bool Watchdog::is_on_device(const flight::Call& call) {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(
+      devices_, [&](const DeviceWork& device) { return device.call.order == call.order; });
+}
+
+void Watchdog::end_process(const flight::Call& call, const std::string& why) const {
+  const WatchSettings& settings = watch_.settings();
+  say("error: " + flight::to_text(call) + ", rank " + std::to_string(settings.rank) + ": " + why);
+  if (watch_.device_record()) {
+    write_own_dump();
+    say("tessera watchdog: NCCL's flight record is " +
+        device_record_path(settings.folder, settings.rank));
+  }
+  watch_.give_up();
+  std::_Exit(EXIT_FAILURE);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "watch/group_watch.h"
+#include "watch/world_watch.h"
+
+namespace tessera::comm {
+
+/// A thread that says on stderr where this rank waits for longer than the limit, for whom, and what
+/// all ranks do; and that writes this rank's stacks and calls to a file when a peer asks for them.
+class Watchdog {
+ public:
+  explicit Watchdog(WorldWatch& watch) : watch_(watch) {}
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+  ~Watchdog();
+
+  /// Starts the thread, if there is a limit and it does not run yet. Thread safe.
+  void start();
+  /// Ends the thread, for good, and lets go of the calls that it watched.
+  void stop();
+  /// Watches a call whose wait() has returned before the device has come to its end, which
+  /// `progress` tells; what it throws is why the device never will. The host cannot: so the thread
+  /// ends the process then, or if a peer will not come, or at the time-out. Must own neither the
+  /// world nor its groups, else the thread could be what ends them. Does nothing after stop().
+  /// Thread safe.
+  void await_device(std::function<bool()> progress, const BegunCall& call);
+  /// The same for a call that may block its thread for ever, within the library of a device, until
+  /// `returned`. Whoever made the call notes its end.
+  void await_thread(std::shared_ptr<const std::atomic<bool>> returned, const BegunCall& call);
+
+ private:
+  struct DeviceWork {
+    std::function<bool()> is_done;
+    BegunCall call;
+    bool ends_call;  ///< whether the call is done when this is
+  };
+  /// A wait that was reported, to say so when it ends after all.
+  struct Reported {
+    std::int64_t since = 0;  ///< 0: another rank reported it
+    std::vector<int> missing;
+  };
+
+  using Reports = std::vector<flight::RankReport>;
+
+  void add(DeviceWork work);
+  void start_thread();
+  void run();
+  void tick();
+  void answer_questions();
+  void tell_of_work();
+  void write_own_dump() const;
+  void look_at_devices();
+  void look_at_peers();
+  void look_at_waits();
+  std::string why_stuck(const flight::Call& call, const Reports& reports);
+  std::int64_t last_work_for(const flight::Call& call) const;
+  bool reports_for_others(const flight::Call& call,
+                          const std::vector<flight::RankReport>& reports) const;
+  void report(const flight::Call& call);
+  void say_that_it_ended(const flight::Call& call, const Reported& reported) const;
+  bool is_on_device(const flight::Call& call);
+  void end_if_late(const flight::Call& call);
+  [[noreturn]] void end_process(const flight::Call& call, const std::string& why) const;
+
+  WorldWatch& watch_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stops_ = false;
+  std::vector<DeviceWork> devices_;
+  std::map<std::uint64_t, Reported> reported_;  ///< by order; used by the thread alone
+  std::int64_t answered_ = 0;                   ///< the last question of other hosts
+  std::int64_t told_of_work_ = 0;               ///< to other hosts
+  std::int64_t stuck_since_ = 0;                ///< a peer is gone that has begun the call; 0: none
+  std::thread thread_;
+};
+
+/// While it lives, this thread is in a call that the watchdog watches as await_thread() says.
+class BlockingScope {
+ public:
+  BlockingScope(GroupWatch& watch, const BegunCall& call) {
+    watch.waits(call);  // from now on: what came before has time-outs of its own
+    watch.world().watchdog().await_thread(returned_, call);
+  }
+  BlockingScope(const BlockingScope&) = delete;
+  BlockingScope& operator=(const BlockingScope&) = delete;
+  ~BlockingScope() { *returned_ = true; }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> returned_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace tessera::comm

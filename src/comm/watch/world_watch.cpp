@@ -1,0 +1,314 @@
+#include "watch/world_watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "rendezvous/host.h"
+#include "rendezvous/job_variables.h"
+#include "watch/rank_dump.h"
+#include "watch/thread_activity.h"
+#include "watch/watchdog.h"
+
+namespace tessera::comm {
+namespace {
+
+using flight::RankState;
+using flight::Record;
+
+constexpr std::chrono::milliseconds kPoll{20};
+
+/// The first end counts: what comes later is its consequence.
+bool note_end(Record& record, RankState state) {
+  auto running = RankState::kRunning;
+  std::int64_t never = 0;
+  record.ended.compare_exchange_strong(never, flight::now());
+  return record.state.compare_exchange_strong(running, state);
+}
+
+/// The records of this process's ranks, which say how the process ended once it calls exit().
+class OwnRecords {
+ public:
+  static OwnRecords& instance() {
+    static auto* const records = new OwnRecords;  // for as long as exit() may ask
+    return *records;
+  }
+
+  void add(Record& record) {
+    const std::lock_guard lock(mutex_);
+    records_.insert(&record);
+  }
+
+  void remove(Record& record) {
+    const std::lock_guard lock(mutex_);
+    records_.erase(&record);
+  }
+
+  void note_exit(int code) {
+    const std::lock_guard lock(mutex_);
+    for (Record* record : records_) {
+      if (record->pid == getpid()) {  // else it is a copy that fork() made
+        record->exit_code.store(code);
+        note_end(*record, RankState::kExited);
+      }
+    }
+  }
+
+ private:
+  OwnRecords() {
+    on_exit([](int code, void*) { instance().note_exit(code); }, nullptr);
+  }
+
+  std::mutex mutex_;
+  std::set<Record*> records_;
+};
+
+/// The same for all ranks of a job on this host, and of no other job.
+std::string temporary_folder(const std::vector<RecordPtr>& records) {
+  for (const RecordPtr& memory : records) {
+    if (memory != nullptr) {
+      const Record& record = memory->record();
+      return std::filesystem::temp_directory_path() /
+             ("tessera-" + std::to_string(record.pid) + "-" + std::to_string(record.start_time));
+    }
+  }
+  return "";
+}
+
+std::string host_name() {
+  std::array<char, sizeof(Record::host)> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+WatchedThread thread_of(const Record& record) {
+  return {record.pid, record.start_time, record.thread.load()};
+}
+
+}  // namespace
+
+std::string run_folder() {
+  return environment_variable("TESSERA_RUN_DIR").value_or("");
+}
+
+RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder) {
+  RecordPtr memory = RecordMemory::create(
+      folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank));
+  Record& record = memory->record();
+  const ProcessIdentity process = this_process();
+  record.rank = settings.rank;
+  record.size = size;
+  record.pid = process.pid;
+  record.start_time = process.start_time;
+  record.host = flight::padded<sizeof(Record::host)>(host_name());
+  record.magic.store(flight::kMagic, std::memory_order_release);
+  return memory;
+}
+
+WorldWatch::WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
+                       std::unique_ptr<RemotePeers> remote)
+    : settings_(settings),
+      records_(std::move(records)),
+      remote_(std::move(remote)),
+      watchdog_(std::make_unique<Watchdog>(*this)) {
+  if (settings_.folder.empty()) {
+    settings_.folder = temporary_folder(records_);
+  }
+  OwnRecords::instance().add(own());
+}
+
+WorldWatch::~WorldWatch() {
+  end();
+  OwnRecords::instance().remove(own());
+}
+
+void WorldWatch::end() {
+  watchdog_->stop();
+  // Where an exception takes the world along, its text is what the peers should look for.
+  const bool fails = std::uncaught_exceptions() > 0;
+  if (note_end(own(), fails ? RankState::kGaveUp : RankState::kEnded) && remote_ != nullptr) {
+    remote_->tell_left(settings_.rank, why_never(settings_.rank));
+  }
+}
+
+Record& WorldWatch::own() const {
+  return records_[static_cast<std::size_t>(settings_.rank)]->record();
+}
+
+void WorldWatch::give_up() {
+  if (note_end(own(), RankState::kGaveUp) && remote_ != nullptr) {
+    remote_->tell_left(settings_.rank, why_never(settings_.rank));
+  }
+}
+
+bool WorldWatch::may_come(int rank) const {
+  const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
+  if (memory == nullptr) {
+    return remote_ == nullptr || remote_->left(rank).empty();
+  }
+  const Record& record = memory->record();
+  return record.state.load() == RankState::kRunning && is_alive({record.pid, record.start_time});
+}
+
+std::optional<int> WorldWatch::first_to_end(const std::vector<int>& ranks) const {
+  std::optional<int> first;
+  std::int64_t earliest = std::numeric_limits<std::int64_t>::max();
+  for (const int rank : ranks) {
+    if (may_come(rank)) {
+      continue;
+    }
+    // A killed process has noted no time: it did not end because of others.
+    const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
+    const std::int64_t ended =
+        memory == nullptr ? earliest : memory->record().ended.load(std::memory_order_relaxed);
+    if (!first || ended < earliest) {
+      first = rank;
+      earliest = ended;
+    }
+  }
+  return first;
+}
+
+bool WorldWatch::is_stopped(int rank) const {
+  const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
+  const std::int64_t pid = memory == nullptr ? 0 : memory->record().pid;
+  const auto status = memory == nullptr ? std::nullopt : thread_status(pid, pid);
+  return status && (status->state == 'T' || status->state == 't');
+}
+
+std::string WorldWatch::why_never(int rank) const {
+  const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
+  if (memory == nullptr) {
+    return remote_ == nullptr ? "" : remote_->left(rank);
+  }
+  flight::RankReport report = flight::read(memory->record());
+  if (!is_alive({memory->record().pid, memory->record().start_time})) {
+    report.activity = flight::Activity::kGone;
+  }
+  return flight::why_never(report);
+}
+
+std::vector<flight::RankReport> WorldWatch::reports() const {
+  std::vector<flight::RankReport> reports;
+  for (const RecordPtr& memory : records_) {
+    if (memory != nullptr) {
+      reports.push_back(flight::read(memory->record()));
+    }
+  }
+  return reports;
+}
+
+std::vector<flight::RankReport> WorldWatch::observe() const {
+  std::vector<WatchedThread> threads;
+  std::vector<std::uint64_t> begun;
+  for (const RecordPtr& memory : records_) {
+    if (memory != nullptr) {
+      threads.push_back(thread_of(memory->record()));
+      begun.push_back(memory->record().calls_begun.load());
+    }
+  }
+  const std::vector<flight::Activity> activities = observe_threads(threads);
+  auto activity = activities.begin();
+  for (const RecordPtr& memory : records_) {
+    if (memory != nullptr) {
+      memory->record().activity.store(*activity++);
+    }
+  }
+  auto before = begun.begin();
+  std::vector<flight::RankReport> result = reports();
+  for (flight::RankReport& report : result) {
+    report.progress = report.calls_begun - *before++;
+  }
+  return result;
+}
+
+std::string WorldWatch::what_they_do(const std::vector<int>& ranks) const {
+  constexpr std::size_t kMost = 4;
+  const std::vector<flight::RankReport> seen = observe();
+  std::string text;
+  for (const int rank : std::span(ranks).first(std::min(kMost, ranks.size()))) {
+    const auto found = std::ranges::find(seen, rank, &flight::RankReport::rank);
+    if (found != seen.end()) {
+      text += (text.empty() ? "" : "; ") + flight::what_it_does(*found, seen);
+    }
+  }
+  return text;
+}
+
+std::int64_t WorldWatch::ask_what_all_do() const {
+  for (const RecordPtr& memory : records_) {
+    if (memory != nullptr) {
+      memory->record().wanted.fetch_add(1);
+    }
+  }
+  return remote_ == nullptr ? 0 : remote_->ask();
+}
+
+void WorldWatch::await_dumps(std::chrono::milliseconds most) const {
+  const auto deadline = std::chrono::steady_clock::now() + most;
+  for (const RecordPtr& memory : records_) {
+    if (memory == nullptr) {
+      continue;
+    }
+    const Record& record = memory->record();
+    while (record.answered.load() != record.wanted.load() && may_come(record.rank) &&
+           !is_stopped(record.rank) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kPoll);
+    }
+    // A rank that is gone left better words of its own.
+    const bool has_left_its_own = !may_come(record.rank) && record.answered.load() != 0;
+    if (record.answered.load() != record.wanted.load() && !has_left_its_own) {
+      write_dump(settings_.folder, settings_.world, record,
+                 "It did not answer the question for its stacks.\n");
+    }
+  }
+}
+
+std::vector<std::string> WorldWatch::answers_of_other_hosts(std::int64_t question,
+                                                            std::chrono::milliseconds most) const {
+  const auto deadline = std::chrono::steady_clock::now() + most;
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; remote_ != nullptr && i < records_.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    std::optional<std::string> answer;
+    while (records_[i] == nullptr && !(answer = remote_->answer_of(question, rank)) &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kPoll);
+    }
+    if (records_[i] == nullptr) {
+      lines.push_back(answer.value_or("rank " + std::to_string(rank) +
+                                      " does not answer: nothing of its job runs on its host, or "
+                                      "the host is out of reach"));
+    }
+  }
+  return lines;
+}
+
+std::optional<std::uint64_t> WorldWatch::calls_begun(int rank, std::uint64_t group) const {
+  const RecordPtr& memory = records_[static_cast<std::size_t>(rank)];
+  if (memory == nullptr) {
+    return std::nullopt;
+  }
+  for (const flight::GroupSlot& slot : memory->record().groups) {
+    const std::uint64_t id = slot.id.load(std::memory_order_acquire);
+    if (id == group) {
+      return slot.begun.load(std::memory_order_acquire);
+    }
+    if (id == 0) {
+      break;
+    }
+  }
+  return 0;
+}
+
+}  // namespace tessera::comm

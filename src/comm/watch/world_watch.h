@@ -1,0 +1,102 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/detail/flight_report.h"
+#include "watch/record_memory.h"
+#include "watch/remote_peers.h"
+
+namespace tessera::comm {
+
+class Watchdog;
+
+struct WatchSettings {
+  int rank = 0;
+  /// Counts the worlds of a process, in the order in which every rank makes them.
+  int world = 0;
+  std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0: none is
+  std::chrono::milliseconds timeout{};
+  std::string folder;  ///< where reports go; "": one below the folder for temporary files
+};
+
+/// TESSERA_RUN_DIR, where the flight records of a job's ranks are files from the start; "" if it is
+/// not set.
+std::string run_folder();
+/// A record for this rank of `size`, as yet without calls: a file in `folder`, or in memory for "".
+RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
+
+/// What a rank of a world writes down for its peers, and what it sees of them: of those on its own
+/// host by their flight records, of others through the job's store. Thread safe.
+class WorldWatch {
+ public:
+  /// Starts nothing. `records`: of each rank, nullptr for those on other hosts. `remote`: nullptr
+  /// if there are none.
+  WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
+             std::unique_ptr<RemotePeers> remote);
+  WorldWatch(const WorldWatch&) = delete;
+  WorldWatch& operator=(const WorldWatch&) = delete;
+  /// Tells the peers that this rank begins no collective any more.
+  ~WorldWatch();
+
+  const WatchSettings& settings() const { return settings_; }
+  flight::Record& own() const;
+  RemotePeers* remote() const { return remote_.get(); }
+  void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
+  /// Makes peers that wait for this rank fail.
+  void give_up();
+  /// Tells the peers that this rank begins no collective any more, and stops the watchdog.
+  void end();
+  /// What the device's library recorded of its calls, as the watchdog writes it beside this rank's
+  /// own record. Before the first group is made.
+  void set_device_record(std::function<std::string()> record) {
+    device_record_ = std::move(record);
+  }
+  const std::function<std::string()>& device_record() const { return device_record_; }
+
+  /// False once a rank will begin no collective any more. Cheap.
+  bool may_come(int rank) const;
+  /// Whether its process is stopped, as by SIGSTOP. False for a rank of another host.
+  bool is_stopped(int rank) const;
+  /// Of these ranks the one that ended first, which may have made the others end; nullopt: all may
+  /// come.
+  std::optional<int> first_to_end(const std::vector<int>& ranks) const;
+  /// Why it will not; "" if it may.
+  std::string why_never(int rank) const;
+  /// The reachable records, with what the system says of processes that have ended.
+  std::vector<flight::RankReport> reports() const;
+  /// The same, with what the system says of all threads: takes a quarter of a second.
+  std::vector<flight::RankReport> observe() const;
+  /// "rank 1 sleeps outside of collectives, after ...; rank 2 ...", for the first few.
+  std::string what_they_do(const std::vector<int>& ranks) const;
+
+  /// Asks every rank to write down its stacks and calls, and those of other hosts what they do.
+  /// Returns the number of the question to the latter.
+  std::int64_t ask_what_all_do() const;
+  /// Waits until the ranks of this host have written theirs, or writes what can be written of those
+  /// that do not.
+  void await_dumps(std::chrono::milliseconds most) const;
+  /// A line for each rank of another host.
+  std::vector<std::string> answers_of_other_hosts(std::int64_t question,
+                                                  std::chrono::milliseconds most) const;
+
+  /// How many calls of a group, by its id, a rank has begun; nullopt if its record is out of reach.
+  std::optional<std::uint64_t> calls_begun(int rank, std::uint64_t group) const;
+  Watchdog& watchdog() const { return *watchdog_; }
+
+ private:
+  WatchSettings settings_;
+  std::vector<RecordPtr> records_;
+  std::unique_ptr<RemotePeers> remote_;
+  std::function<std::string()> device_record_;
+  std::unique_ptr<Watchdog> watchdog_;
+};
+using WorldWatchPtr = std::shared_ptr<WorldWatch>;
+
+}  // namespace tessera::comm

@@ -1,0 +1,35 @@
+// What layouts, the planner and propagation share about digits: sizes over a mesh, and the
+// canonical form. Definition of a digit: tessera/core/layout.h.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/core/layout.h"
+
+namespace tessera::detail {
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// The size of one mesh dimension. Takes any container of sizes.
+template <class Sizes>
+std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
+  return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
+}
+
+/// The product of the sizes of `mesh_dims`.
+std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
+                          const std::vector<int>& mesh_dims);
+
+/// The canonical form of `digits` (see Layout). Neighbours that act as one digit are merged, also
+/// where only the sizes show that they do: [2 over dp][8] is [16 over dp] for dp=2.
+std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
+                                    std::vector<Digit> digits);
+
+/// `layout` with every mesh dimension of size 1 replicated. Each coordinate holds the same values
+/// under both, so the planner need not tell them apart.
+LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
+
+}  // namespace tessera::detail

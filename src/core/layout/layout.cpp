@@ -1,0 +1,310 @@
+// Layouts and the table that interns them. dtensor compares and hashes layouts with every operator,
+// so that is made a comparison of pointers; the price is paid here, once for each new layout.
+#include "tessera/core/layout.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "layout/digits.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+/// What identifies a layout, in canonical form.
+/// intern() checks it, brings it to canonical form, and then hashes it: the order matters, as the
+/// canonical form reads mesh sizes by index.
+struct Layout::Content {
+  std::vector<std::int64_t> mesh_sizes;
+  Layout::Dims dims;
+  std::vector<PartialDim> partial;
+
+  std::uint64_t hash() const;
+  void check() const;
+  void canonicalise();
+};
+
+namespace {
+
+/// Mixes 64-bit words by multiplication with 2^64 / golden ratio (Knuth's multiplicative hashing).
+class Hasher {
+ public:
+  void add(std::uint64_t value) {
+    state_ = (state_ ^ value) * 0x9E3779B97F4A7C15ULL;
+    state_ ^= state_ >> 29;
+  }
+  std::uint64_t value() const { return state_; }
+
+ private:
+  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // any odd start; these are digits of pi
+};
+
+/// `used`: of each mesh dimension, whether it was seen. Marks this one.
+void check_mesh_dim(std::vector<bool>& used, int dim) {
+  TESSERA_CHECK(dim >= 0 && static_cast<std::size_t>(dim) < used.size(),
+                "layout uses mesh dimension ", dim, " of a mesh with ", used.size());
+  TESSERA_CHECK(!used[static_cast<std::size_t>(dim)], "layout uses mesh dimension ", dim,
+                " twice; a mesh dimension splits one tensor dimension, or is partial, or neither");
+  used[static_cast<std::size_t>(dim)] = true;
+}
+
+/// Whether `digits` may differ from their canonical form; most layouts are made in it.
+bool needs_canonical(const std::vector<Digit>& digits) {
+  return digits.size() > 1 ||
+         (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
+}
+
+}  // namespace
+
+/// Counts go in beside contents, so that a digit that moves to the neighbouring dimension changes
+/// the hash. Computed once for each call of intern(), whether or not it finds the layout.
+std::uint64_t Layout::Content::hash() const {
+  Hasher hasher;
+  for (const auto size : mesh_sizes) {
+    hasher.add(static_cast<std::uint64_t>(size));
+  }
+  for (const auto& digits : dims) {
+    hasher.add(digits.size() + 101);
+    for (const auto& digit : digits) {
+      hasher.add(static_cast<std::uint64_t>(digit.extent) << 8 | digit.mesh_dims.size());
+      for (const int dim : digit.mesh_dims) {
+        hasher.add(static_cast<std::uint64_t>(dim));
+      }
+    }
+  }
+  for (const auto& [dim, op] : partial) {
+    hasher.add(static_cast<std::uint64_t>(dim) << 8 | static_cast<std::uint64_t>(op));
+  }
+  return hasher.value();
+}
+
+/// Before canonical_digits(), which indexes the mesh by these numbers.
+void Layout::Content::check() const {
+  std::vector<bool> used(mesh_sizes.size(), false);
+  for (const auto& digits : dims) {
+    for (const auto& digit : digits) {
+      TESSERA_CHECK(digits.size() == 1 || digit.extent >= 1, "layout has a digit of extent ",
+                    digit.extent, " beside others; each of several digits needs its extent");
+      for (const int dim : digit.mesh_dims) {
+        check_mesh_dim(used, dim);
+      }
+    }
+  }
+  for (const auto& pending : partial) {
+    check_mesh_dim(used, pending.mesh_dim);
+  }
+}
+
+void Layout::Content::canonicalise() {
+  for (auto& digits : dims) {
+    if (!needs_canonical(digits)) {
+      continue;
+    }
+    digits = detail::canonical_digits(mesh_sizes, std::move(digits));
+  }
+  // Which order the caller gave has no meaning: reductions are done from the inner mesh dimension
+  // to the outer one.
+  std::sort(partial.begin(), partial.end(),
+            [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
+}
+
+/// The set of all layouts. Divided into buckets by hash, each with a lock, so that threads seldom
+/// wait for one another.
+class Layout::Table {
+ public:
+  static Table& instance() {
+    static auto* const table = new Table;  // never destroyed: layouts outlive every static
+    return *table;
+  }
+
+  LayoutPtr find_or_make(Content content) {
+    // Nearly every call finds its layout, under the shared lock. Only a new one takes the exclusive
+    // lock, and looks again: another thread may have been quicker.
+    const auto hash = content.hash();
+    auto& bucket = bucket_of(hash);
+    {
+      const std::shared_lock lock(bucket.mutex);
+      if (auto found = bucket.find(hash, content)) {
+        return found;
+      }
+    }
+    const std::unique_lock lock(bucket.mutex);
+    if (auto found = bucket.find(hash, content)) {
+      return found;
+    }
+    const auto* made = new Layout(std::move(content), hash);
+    bucket.layouts.emplace(hash, std::unique_ptr<const Layout>(made));
+    return LayoutPtr(made);
+  }
+
+  /// Drops what may be the last reference to a layout. Under the lock, so that no thread can find
+  /// the layout and take a new reference between the count reaching 0 and the erasure.
+  void release(const Layout* layout) {
+    // Read before the erasure below, which destroys the layout.
+    auto& bucket = bucket_of(layout->hash_);
+    const std::unique_lock lock(bucket.mutex);
+    // acq_rel: what other threads did with the layout before they dropped theirs happens before its
+    // destruction.
+    if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
+      return;
+    }
+    const auto [begin, end] = bucket.layouts.equal_range(layout->hash_);
+    bucket.layouts.erase(
+        std::find_if(begin, end, [&](const auto& entry) { return entry.second.get() == layout; }));
+  }
+
+  std::size_t count() {
+    std::size_t sum = 0;
+    for (auto& bucket : buckets_) {
+      const std::shared_lock lock(bucket.mutex);
+      sum += bucket.layouts.size();
+    }
+    return sum;
+  }
+
+ private:
+  struct Bucket {
+    // Makes the new reference under the lock of the caller, for the reason that release() gives.
+    LayoutPtr find(std::uint64_t hash, const Content& content) const {
+      const auto [begin, end] = layouts.equal_range(hash);
+      for (auto entry = begin; entry != end; ++entry) {
+        const auto& layout = *entry->second;
+        const bool same = layout.dims_ == content.dims && layout.partial_ == content.partial &&
+                          layout.mesh_sizes_ == content.mesh_sizes;
+        if (same) {
+          return LayoutPtr(&layout);
+        }
+      }
+      return nullptr;
+    }
+
+    // A multimap by hash: contents that collide are told apart by find().
+    mutable std::shared_mutex mutex;
+    std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
+  };
+
+  // By the top four bits: a multiplication mixes those best.
+  Bucket& bucket_of(std::uint64_t hash) { return buckets_[hash >> 60]; }
+
+  std::array<Bucket, 16> buckets_;
+};
+
+/// Computes what every operator asks for: whether it is replicated, and which dimension each mesh
+/// dimension splits. Only the table makes layouts.
+Layout::Layout(Content content, std::uint64_t hash)
+    : mesh_sizes_(std::move(content.mesh_sizes)),
+      dims_(std::move(content.dims)),
+      partial_(std::move(content.partial)),
+      sharded_dim_(mesh_sizes_.size(), -1),
+      replicated_(partial_.empty()),
+      sized_(std::any_of(dims_.begin(), dims_.end(),
+                         [](const auto& digits) { return digits.size() > 1; })),
+      hash_(hash) {
+  for (int d = 0; d < tensor_ndim(); ++d) {
+    for (const int m : mesh_dims_of(d)) {
+      sharded_dim_[static_cast<std::size_t>(m)] = d;
+      replicated_ = false;
+    }
+  }
+}
+
+/// In this order: the canonical form relies on checked mesh dimensions, the hash on the canonical
+/// form.
+LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
+                         std::vector<PartialDim> partial) {
+  Content content{std::move(mesh_sizes), std::move(dims), std::move(partial)};
+  content.check();
+  content.canonicalise();
+  return Table::instance().find_or_make(std::move(content));
+}
+
+// Counts down without the table's lock as long as this is not the last reference.
+void Layout::release(const Layout* layout) {
+  auto holders = layout->holders_.load(std::memory_order_relaxed);
+  while (holders > 1) {
+    if (layout->holders_.compare_exchange_weak(holders, holders - 1, std::memory_order_release,
+                                               std::memory_order_relaxed)) {
+      return;
+    }
+  }
+  Table::instance().release(layout);
+}
+
+std::size_t Layout::count() {
+  return Table::instance().count();
+}
+
+LayoutPtr Layout::replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim) {
+  return intern(std::move(mesh_sizes), Dims(static_cast<std::size_t>(tensor_ndim)));
+}
+
+const PartialDim* Layout::partial_on(int mesh_dim) const {
+  const auto found = std::find_if(partial_.begin(), partial_.end(),
+                                  [&](const auto& p) { return p.mesh_dim == mesh_dim; });
+  return found == partial_.end() ? nullptr : &*found;
+}
+
+/// Digits are major first, so that the concatenation is the order of the cuts.
+std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
+  std::vector<int> out;
+  for (const auto& digit : digits(tensor_dim)) {
+    out.insert(out.end(), digit.mesh_dims.begin(), digit.mesh_dims.end());
+  }
+  return out;
+}
+
+namespace {
+
+/// `alone`: the only digit of its dimension, whose extent is not written as it is the dimension's
+/// size.
+std::string to_string(const Digit& digit, bool alone) {
+  std::string out;
+  for (const int dim : digit.mesh_dims) {
+    out += (out.empty() ? "m" : ",m") + std::to_string(dim);
+  }
+  if (alone) {
+    return out;
+  }
+  return std::to_string(digit.extent) + (out.empty() ? "" : ":" + out);
+}
+
+std::string to_string(const std::vector<Digit>& digits) {
+  std::string out;
+  for (const auto& digit : digits) {
+    out += (out.empty() ? "" : " x ") + to_string(digit, digits.size() == 1);
+  }
+  return out.empty() ? "-" : out;
+}
+
+}  // namespace
+
+std::string to_string(const Layout& layout) {
+  std::string out = "[";
+  for (int d = 0; d < layout.tensor_ndim(); ++d) {
+    out += (d == 0 ? "" : " | ") + to_string(layout.digits(d));
+  }
+  out += "]";
+  if (!layout.is_partial()) {
+    return out;
+  }
+  std::string terms;
+  for (const auto& [dim, op] : layout.partial()) {
+    terms += (terms.empty() ? "m" : ", m") + std::to_string(dim) + ":" + to_string(op);
+  }
+  return out + " partial{" + terms + "}";
+}
+
+std::ostream& operator<<(std::ostream& stream, const Layout& layout) {
+  return stream << to_string(layout);
+}
+
+std::ostream& operator<<(std::ostream& stream, const LayoutPtr& layout) {
+  return layout ? stream << *layout : stream << "no layout";
+}
+
+}  // namespace tessera

@@ -1,0 +1,187 @@
+// Which part of a tensor a coordinate holds: sizes, offsets, boxes. Pure, so that planning, random
+// numbers, checkpoints and Muon find any rank's part without asking it. All of it follows
+// torch.chunk: full chunks of ceil(size / n), then a shorter one, then empty ones.
+#include "tessera/core/layout_math.h"
+
+#include <algorithm>
+#include <numeric>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/reverse.hpp>
+
+#include "layout/digits.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+/// A range of a tensor dimension: where it begins globally and locally.
+struct Run {
+  std::int64_t global = 0;
+  std::int64_t local = 0;
+  std::int64_t size = 0;
+};
+
+/// The chunk of one digit that a coordinate holds.
+struct Chunk {
+  std::int64_t extent = 0;  ///< of the whole digit
+  std::int64_t offset = 0;
+  std::int64_t size = 0;
+};
+
+/// Nested torch.chunks: each mesh dimension cuts the chunk that the one before it left.
+/// `dim_size` is the extent of the only digit of a dimension, which does not store it.
+Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
+               std::span<const std::int64_t> coordinate) {
+  Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
+  out.size = out.extent;
+  for (const int dim : digit.mesh_dims) {
+    const auto parts = detail::mesh_size(layout.mesh_sizes(), dim);
+    const auto index = coordinate[static_cast<std::size_t>(dim)];
+    out.offset += chunk_offset(out.size, parts, index);
+    out.size = chunk_size(out.size, parts, index);
+  }
+  return out;
+}
+
+/// Callers pass sizes from outside of the layout; a mismatch would read past the end.
+void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
+                     std::span<const std::int64_t> coordinate) {
+  TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
+                to_string(layout), " was given sizes of ", sizes.size(), " dimensions");
+  TESSERA_CHECK(static_cast<int>(coordinate.size()) == layout.mesh_ndim(), "layout ",
+                to_string(layout), " on a mesh of ", layout.mesh_ndim(),
+                " dimensions was given a coordinate of ", coordinate.size());
+}
+
+/// `inner` repeated for each position of `chunk`. One position further is `global_stride` elements
+/// further in the global dimension, and `local_stride` in the local one.
+std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
+                        std::int64_t global_stride, std::int64_t local_stride) {
+  std::vector<Run> out;
+  for (std::int64_t i = 0; i < chunk.size; ++i) {
+    for (const auto& run : inner) {
+      out.push_back({(chunk.offset + i) * global_stride + run.global, i * local_stride + run.local,
+                     run.size});
+    }
+  }
+  return out;
+}
+
+/// The ranges of a dimension that a coordinate owns, in order; built from the minor digit outwards.
+/// As long as the minor digits are held completely, the result stays one range.
+std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
+                      std::span<const std::int64_t> coordinate) {
+  const auto& digits = layout.digits(dim);
+  if (digits.empty()) {
+    return size > 0 ? std::vector<Run>{{0, 0, size}} : std::vector<Run>{};
+  }
+  std::vector<Run> out{{0, 0, 1}};
+  // Both strides count positions of what has been built so far; they are equal as long as that is
+  // held completely.
+  std::int64_t global_stride = 1;
+  std::int64_t local_stride = 1;
+  for (const Digit& digit : digits | ranges::views::reverse) {
+    const Chunk chunk = chunk_of(layout, digit, size, coordinate);
+    // An empty chunk of one digit leaves nothing of the whole dimension.
+    if (chunk.size == 0) {
+      return {};
+    }
+    // Everything inside is held: neighbours join, and the ranges stay few. Otherwise there is one
+    // range for each position of this digit.
+    if (local_stride == global_stride) {
+      out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
+    } else {
+      out = repeat(chunk, out, global_stride, local_stride);
+    }
+    global_stride *= chunk.extent;
+    local_stride *= chunk.size;
+  }
+  return out;
+}
+
+/// Extends a box by one dimension.
+void append(Box& box, const Run& run) {
+  box.global_offset.push_back(run.global);
+  box.local_offset.push_back(run.local);
+  box.sizes.push_back(run.size);
+}
+
+}  // namespace
+
+/// 0 for coordinates behind the last position: torch.chunk would return fewer chunks.
+std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
+  const auto full = detail::ceil_div(size, chunks);
+  return std::clamp(size - index * full, std::int64_t{0}, full);
+}
+
+/// `size` for an empty chunk, so that offsets never lie outside of the tensor.
+std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index) {
+  return std::min(size, index * detail::ceil_div(size, chunks));
+}
+
+/// The product over digits: each coordinate has the same number of inner positions for each outer
+/// one.
+std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
+                        std::span<const std::int64_t> coordinate) {
+  const auto& digits = layout.digits(tensor_dim);
+  if (digits.empty()) {
+    return size;
+  }
+  std::int64_t out = 1;
+  for (const auto& digit : digits) {
+    out *= chunk_of(layout, digit, size, coordinate).size;
+  }
+  return out;
+}
+
+std::vector<std::int64_t> local_sizes(const Layout& layout, std::span<const std::int64_t> sizes,
+                                      std::span<const std::int64_t> coordinate) {
+  check_arguments(layout, sizes, coordinate);
+  std::vector<std::int64_t> out(sizes.begin(), sizes.end());
+  for (auto&& [dim, size] : ranges::views::enumerate(out)) {
+    size = local_size(layout, static_cast<int>(dim), size, coordinate);
+  }
+  return out;
+}
+
+std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> sizes,
+                         std::span<const std::int64_t> coordinate) {
+  check_arguments(layout, sizes, coordinate);
+  std::int64_t out = 1;
+  for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
+    out *= local_size(layout, static_cast<int>(dim), size, coordinate);
+  }
+  return out;
+}
+
+/// A tensor of 0 dimensions has one box without sizes: one element. An empty shard has none.
+std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
+                             std::span<const std::int64_t> coordinate) {
+  check_arguments(layout, sizes, coordinate);
+  // The Cartesian product of the dimensions' ranges, one dimension after another.
+  std::vector<Box> boxes(1);
+  for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
+    const auto along = runs(layout, static_cast<int>(dim), size, coordinate);
+    std::vector<Box> next;
+    for (const auto& box : boxes) {
+      for (const auto& run : along) {
+        append(next.emplace_back(box), run);
+      }
+    }
+    boxes = std::move(next);
+  }
+  return boxes;
+}
+
+std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, std::int64_t size,
+                                         std::span<const std::int64_t> coordinate) {
+  std::vector<std::int64_t> out;
+  for (const auto& run : runs(layout, tensor_dim, size, coordinate)) {
+    const auto begin = out.size();
+    out.resize(begin + static_cast<std::size_t>(run.size));
+    std::iota(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end(), run.global);
+  }
+  return out;
+}
+
+}  // namespace tessera

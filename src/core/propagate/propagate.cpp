@@ -1,0 +1,266 @@
+// propagate(): from a rule, which is for one mesh dimension, and the inputs' layouts on a whole
+// mesh, to the layouts that the call runs with. GroupChooser decides what each mesh dimension does;
+// this file turns the decisions into layouts, and takes back those that cannot be. Called once for
+// each new call, by dtensor's plan/plan_by_rule.cpp.
+#include <algorithm>
+#include <map>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/iota.hpp>
+#include <set>
+
+#include "propagate/factor_digits.h"
+#include "propagate/propagate_choice.h"
+#include "tessera/core/error.h"
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera {
+namespace {
+
+using Group = ShardingRule::Group;
+
+std::vector<int> all_indices(std::size_t count) {
+  return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
+}
+
+/// Layouts know sizes of meshes only; that they are the same mesh the caller has made sure.
+std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
+  LayoutPtr first = nullptr;
+  for (const LayoutPtr& layout : inputs) {
+    if (!layout) {
+      continue;
+    }
+    if (!first) {
+      first = layout;
+    }
+    TESSERA_CHECK(layout->mesh_sizes() == first->mesh_sizes(), call.op,
+                  ": arguments are on meshes of different shapes: ", to_string(*first), " and ",
+                  to_string(*layout), "; redistribute them to one mesh");
+  }
+  TESSERA_CHECK(first, call.op, ": propagate() needs a distributed argument, found none");
+  return first->mesh_sizes();
+}
+
+/// A kUnknown among them makes the size negative: unknown.
+std::int64_t size_of(const ShardingRule& rule, const ShardingRule::Factors& factors) {
+  std::int64_t size = 1;
+  for (int factor : factors) {
+    size *= rule.factors[static_cast<std::size_t>(factor)].size;
+  }
+  return size;
+}
+
+/// Decides one group of tensors and writes its part of the result.
+class GroupPropagation {
+ public:
+  GroupPropagation(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
+                   const std::vector<std::int64_t>& mesh_sizes, const Group& group)
+      : rule_(rule),
+        inputs_(inputs),
+        mesh_sizes_(mesh_sizes),
+        group_(group),
+        chooser_(rule, call, inputs, mesh_sizes, group) {}
+
+  // decide() comes first: layouts are read off the choices and digits that it leaves.
+  void write(Propagation& result) {
+    decide();
+    for (int input : group_.inputs) {
+      result.inputs[static_cast<std::size_t>(input)] = input_layout(input);
+    }
+    for (int output : group_.outputs) {
+      const auto& factors = rule_.outputs[static_cast<std::size_t>(output)];
+      result.outputs[static_cast<std::size_t>(output)] = Layout::intern(
+          mesh_sizes_, dims(factors),
+          partial([&](const Choice& choice) { return chooser_.output_placement(output, choice); }));
+    }
+    if (wants_local_call()) {
+      result.use_local_call = true;
+    }
+  }
+
+ private:
+  /// Makes choices for all mesh dimensions. Whether a factor may be cut so (unevenly, with an empty
+  /// shard, in several ranges) shows only when all choices are made. If not, it is kept unsharded
+  /// and the choices are made again: at most once per factor.
+  void decide() {
+    // Grows with each round, which is why the loop ends.
+    std::set<int> unsharded;
+    for (bool done = false; !done;) {
+      choices_ = chooser_.choose(unsharded);
+      digits_.clear();
+      done = true;
+      for (const Choice& choice : choices_) {
+        // Several mesh dimensions may shard one factor: its digits are for all of them.
+        if (choice.kind != Choice::kFactor || digits_.count(choice.index)) {
+          continue;
+        }
+        const auto& digits = digits_[choice.index] = factor_digits(choice.index);
+        const auto& factor = rule_.factors[static_cast<std::size_t>(choice.index)];
+        const bool fits = (!factor.contiguous || digits.size() == 1) &&
+                          (factor.allow_uneven || splits_evenly(digits, mesh_sizes_)) &&
+                          (factor.allow_empty || !splits_to_nothing(digits, mesh_sizes_));
+        if (fits) {
+          continue;
+        }
+        unsharded.insert(choice.index);
+        done = false;
+      }
+    }
+  }
+
+  // Decided here, where it is known which factors are sharded; dtensor only does as it is told.
+  bool wants_local_call() const {
+    if (!rule_.local_call) {
+      return false;
+    }
+    const auto& factors = rule_.local_call->when_split;
+    return factors.empty() || std::any_of(factors.begin(), factors.end(),
+                                          [&](int factor) { return digits_.count(factor) > 0; });
+  }
+
+  bool shards(std::size_t mesh_dim, int factor) const {
+    return choices_[mesh_dim] == Choice{Choice::kFactor, factor};
+  }
+
+  /// The digits of a factor over the mesh dimensions that were chosen for it: in the order of the
+  /// input that carried_digits() picks, then the mesh dimensions that this input lacks.
+  std::vector<Digit> factor_digits(int factor) const {
+    std::vector<Digit> digits = chooser_.carried_digits(factor, choices_);
+    std::set<int> present;
+    for (Digit& digit : digits) {
+      // Mesh dimensions that were not chosen for this factor are gathered.
+      std::erase_if(digit.mesh_dims,
+                    [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
+      present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
+    }
+    // No input shards the factor over a mesh dimension that was chosen for it: one digit of all its
+    // positions.
+    if (digits.empty()) {
+      digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
+    }
+    for (std::size_t m = 0; m < choices_.size(); ++m) {
+      if (shards(m, factor) && !present.count(static_cast<int>(m))) {
+        // At the inner end of the first digit: what is there already keeps its cuts.
+        digits.front().mesh_dims.push_back(static_cast<int>(m));
+      }
+    }
+    return digits;
+  }
+
+  /// The digits of a dimension, from those of its factors.
+  std::vector<Digit> dim_digits(const ShardingRule::Factors& factors) const {
+    std::vector<Digit> result;
+    bool sharded = false;
+    for (int factor : factors) {
+      const auto found = digits_.find(factor);
+      if (found == digits_.end()) {
+        result.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
+      } else {
+        result.insert(result.end(), found->second.begin(), found->second.end());
+        sharded = true;
+      }
+    }
+    // No digits at all is the canonical form of a dimension that is not sharded.
+    if (!sharded) {
+      return {};
+    }
+    if (size_of(rule_, factors) == 0) {  // no positions: one digit over all mesh dimensions will do
+      for (Digit& digit : std::span(result).subspan(1)) {
+        auto& major = result.front().mesh_dims;
+        major.insert(major.end(), digit.mesh_dims.begin(), digit.mesh_dims.end());
+      }
+      result.resize(1);
+    }
+    // As the only digit it has no extent of its own (see Digit).
+    if (result.size() == 1) {
+      result.front().extent = 0;
+    }
+    return result;
+  }
+
+  Layout::Dims dims(const ShardingRule::TensorFactors& factors) const {
+    Layout::Dims result;
+    for (const auto& dim : factors) {
+      result.push_back(dim_digits(dim));
+    }
+    return result;
+  }
+
+  /// `placement_of` says what a choice makes of the tensor: inputs and outputs differ in that.
+  template <class PlacementOf>
+  std::vector<PartialDim> partial(PlacementOf placement_of) const {
+    std::vector<PartialDim> result;
+    for (std::size_t m = 0; m < choices_.size(); ++m) {
+      const FactorPlacement placement = placement_of(choices_[m]);
+      if (placement.kind == FactorPlacement::kPartial) {
+        result.push_back({static_cast<int>(m), placement.op});
+      }
+    }
+    return result;
+  }
+
+  /// The layout that an input must be brought to. An unread one keeps its own where it can.
+  LayoutPtr input_layout(int input) const {
+    const auto index = static_cast<std::size_t>(input);
+    LayoutPtr own = inputs_[index];
+    // Its values do not matter, so a partial one need not be reduced; only its local sizes may have
+    // to fit.
+    const bool unread = chooser_.is_unread(input);
+    const auto& factors = rule_.inputs[index];
+    if (unread && own && (chooser_.is_hint(input) || !has_factors(factors))) {
+      return own;
+    }
+    LayoutPtr wanted = Layout::intern(
+        mesh_sizes_, dims(factors),
+        partial([&](const Choice& choice) { return chooser_.wanted_placement(input, choice); }));
+    if (unread && own && own->dims() == wanted->dims()) {
+      return own;
+    }
+    // A plain tensor is the same on every rank: where it is to be replicated it can stay plain.
+    return !own && wanted->is_replicated() ? nullptr : wanted;
+  }
+
+  // Whether the rule describes the tensor at all; one without factors no choice can shard.
+  static bool has_factors(const ShardingRule::TensorFactors& factors) {
+    return std::any_of(factors.begin(), factors.end(),
+                       [](const auto& dim) { return !dim.empty(); });
+  }
+
+  const ShardingRule& rule_;
+  std::span<const LayoutPtr> inputs_;
+  const std::vector<std::int64_t>& mesh_sizes_;
+  const Group& group_;
+  GroupChooser chooser_;
+  std::vector<Choice> choices_;
+  std::map<int, std::vector<Digit>> digits_;  // of the factors that are sharded
+};
+
+}  // namespace
+
+Propagation propagate(const ShardingRule& rule, const OpCall& call,
+                      std::span<const LayoutPtr> inputs) {
+  TESSERA_CHECK(inputs.size() == rule.inputs.size(), call.op, ": the rule is for ",
+                rule.inputs.size(), " tensors, found ", inputs.size(), " layouts");
+  const std::vector<std::int64_t> mesh_sizes = common_mesh(call, inputs);
+  Propagation result;
+  for (const LayoutPtr& layout : inputs) {  // replicated, unless a group decides otherwise
+    result.inputs.push_back(layout ? Layout::replicated(mesh_sizes, layout->tensor_ndim())
+                                   : nullptr);
+  }
+  for (const auto& factors : rule.outputs) {
+    auto& sizes = result.output_sizes.emplace_back();
+    for (const auto& dim : factors) {
+      sizes.push_back(size_of(rule, dim));
+    }
+  }
+  result.outputs.resize(rule.outputs.size());
+  // Most rules have one group: all tensors are decided together.
+  const Group all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
+  const std::span<const Group> groups =
+      rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);
+  for (const Group& group : groups) {
+    GroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
+  }
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,377 @@
+// Candidates are only what some input has already (and replication): to shard a factor that no
+// input shards would save computation but not bytes, and the user has not asked for it. Costs are
+// bytes for one mesh dimension; the order of mesh dimensions is the mesh's.
+#include "propagate/propagate_choice.h"
+
+#include <algorithm>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/zip.hpp>
+
+#include "propagate/factor_digits.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+bool contains(const std::vector<int>& list, int value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
+  return std::any_of(tensor.begin(), tensor.end(),
+                     [&](const auto& dim) { return contains(dim, factor); });
+}
+
+/// In whichever way: moving it costs an all-gather or an all-to-all.
+bool is_sharded(const FactorPlacement& placement) {
+  return placement.kind == FactorPlacement::kFactor ||
+         placement.kind == FactorPlacement::kOtherShard;
+}
+
+}  // namespace
+
+GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
+                           std::span<const LayoutPtr> inputs,
+                           std::span<const std::int64_t> mesh_sizes,
+                           const ShardingRule::Group& group)
+    : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
+  // What the rule says of other groups is none of this one's business.
+  for (const auto& pair : rule.inplace) {
+    if (contains(group.outputs, pair.output)) {
+      inplace_.push_back(pair);
+    }
+  }
+  for (std::size_t i = 0; i < rule.linear.size(); ++i) {
+    const auto& partial = rule.linear[i].partial_inputs;
+    if (!partial.empty() && contains(group.inputs, partial.front())) {
+      linear_.push_back(static_cast<int>(i));
+    }
+  }
+  for (int index : group.inputs) {
+    const auto at = static_cast<std::size_t>(index);
+    inputs_.push_back(read_input(index, inputs[at], call.tensors[at].itemsize));
+  }
+  // In-place inputs first, as their layout cannot change; then large ones, whose movement costs
+  // most. Stable: ranks must agree on ties.
+  std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
+    return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
+  });
+}
+
+/// Translates a layout into placements of factors, one per mesh dimension. A plain tensor is
+/// replicated everywhere, but proposes nothing (candidates()).
+GroupChooser::Input GroupChooser::read_input(int index, LayoutPtr layout,
+                                             std::int64_t itemsize) const {
+  const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
+  const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
+  Input input{.index = index, .plain = !layout};
+  input.inplace = std::any_of(inplace_.begin(), inplace_.end(),
+                              [&](const auto& pair) { return pair.input == index; });
+  input.bytes = itemsize * call_.tensors[static_cast<std::size_t>(index)].numel();
+  input.placements.resize(mesh_sizes_.size());
+  if (!layout) {
+    return input;
+  }
+  TESSERA_CHECK(static_cast<std::size_t>(layout->tensor_ndim()) == sizes.size() &&
+                    factors.size() == sizes.size(),
+                call_.op, ": tensor ", index, " has ", sizes.size(), " dimensions, its layout ",
+                to_string(*layout), " and the rule's ", factors.size());
+  for (const PartialDim& partial : layout->partial()) {
+    input.placements[static_cast<std::size_t>(partial.mesh_dim)] = {FactorPlacement::kPartial, -1,
+                                                                    partial.op};
+  }
+  for (const auto& [of_dim, digits, size] : ranges::views::zip(factors, layout->dims(), sizes)) {
+    read_dim(input, of_dim, digits, size);
+  }
+  return input;
+}
+
+/// Notes which factor each mesh dimension shards. Where the digits do not line up with the factors,
+/// mesh dimensions are given up (kOtherShard: to be gathered), innermost first, until they do.
+void GroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
+                            std::vector<Digit> digits, std::int64_t size) const {
+  if (digits.empty()) {
+    return;
+  }
+  // The only digit of a dimension has no extent of its own (see Digit); factors need one.
+  if (digits.size() == 1) {
+    digits.front().extent = size;
+  }
+  std::vector<std::int64_t> sizes;
+  for (int factor : factors) {
+    sizes.push_back(rule_.factors[static_cast<std::size_t>(factor)].size);
+  }
+  // Ends: each round takes one mesh dimension away.
+  for (;;) {
+    if (auto aligned = align_digits(digits, sizes, mesh_sizes_); aligned && !factors.empty()) {
+      for (auto&& [factor, of_factor] : ranges::views::zip(factors, *aligned)) {
+        for (const Digit& digit : of_factor) {
+          for (int m : digit.mesh_dims) {
+            input.placements[static_cast<std::size_t>(m)] = {FactorPlacement::kFactor, factor};
+          }
+        }
+        input.digits.emplace_back(factor, std::move(of_factor));
+      }
+      return;
+    }
+    const int dropped = drop_innermost(digits);
+    if (dropped < 0) {
+      return;
+    }
+    input.placements[static_cast<std::size_t>(dropped)] = {FactorPlacement::kOtherShard};
+  }
+}
+
+/// Outermost first: the cost of an inner one depends on how the outer ones divide the outputs.
+std::vector<Choice> GroupChooser::choose(const std::set<int>& unsharded) const {
+  std::vector<Choice> choices;
+  for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
+    choices.push_back(choose_dim(m, choices, unsharded));
+  }
+  return choices;
+}
+
+/// Replication is always a candidate and may still be refused (an in-place output that is sharded):
+/// it is chosen then, and dtensor copies the result into the input's layout.
+Choice GroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
+                                const std::set<int>& unsharded) const {
+  std::optional<Choice> best;
+  Cost lowest;
+  for (const Choice& candidate : candidates(mesh_dim, unsharded)) {
+    if (!keeps_inplace(mesh_dim, candidate) || mixes_reductions(candidate, before)) {
+      continue;
+    }
+    const Cost found = cost(mesh_dim, candidate, before);
+    if (!best || found < lowest) {
+      best = candidate;
+      lowest = found;
+    }
+  }
+  return best.value_or(Choice{});
+}
+
+/// The placements that some input has already, in the order of inputs_: of candidates with the same
+/// cost the first one wins.
+std::vector<Choice> GroupChooser::candidates(std::size_t mesh_dim,
+                                             const std::set<int>& unsharded) const {
+  std::vector<Choice> result;
+  const auto add = [&](Choice choice) {
+    if (std::find(result.begin(), result.end(), choice) == result.end()) {
+      result.push_back(choice);
+    }
+  };
+  for (const Input& input : inputs_) {
+    const FactorPlacement& placement = input.placements[mesh_dim];
+    if (placement.kind == FactorPlacement::kReplicate && !input.plain) {
+      add({});
+    }
+    if (placement.kind == FactorPlacement::kFactor && !unsharded.count(placement.factor) &&
+        may_shard(placement.factor)) {
+      add({Choice::kFactor, placement.factor});
+    }
+    if (placement.kind != FactorPlacement::kPartial) {
+      continue;
+    }
+    for (int i : linear_) {
+      const auto& linear = rule_.linear[static_cast<std::size_t>(i)];
+      if (linear.op != placement.op) {
+        continue;
+      }
+      if (input.inplace || contains(linear.partial_inputs, input.index)) {
+        add({Choice::kLinear, i});
+      }
+    }
+  }
+  // All inputs gathered: what remains where every other candidate is refused. Last, so that it
+  // loses ties.
+  add({});
+  return result;
+}
+
+/// Without a reduction every output must have the factor: nothing else would say how to put the
+/// shards together.
+bool GroupChooser::may_shard(int factor) const {
+  const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
+  if (properties.unsharded) {
+    return false;
+  }
+  return properties.reduction ||
+         std::all_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
+           return has_factor(rule_.outputs[static_cast<std::size_t>(output)], factor);
+         });
+}
+
+/// Whether an output would be partial with reductions that do not commute: a layout says in which
+/// order they are done, and no operator makes them in another.
+bool GroupChooser::mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
+  return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
+    const FactorPlacement placement = output_placement(output, choice);
+    if (placement.kind != FactorPlacement::kPartial) {
+      return false;
+    }
+    return std::any_of(before.begin(), before.end(), [&](const Choice& other) {
+      const FactorPlacement held = output_placement(output, other);
+      return held.kind == FactorPlacement::kPartial && !commute(held.op, placement.op);
+    });
+  });
+}
+
+/// Whether outputs that are written in place get the placement of their input.
+bool GroupChooser::keeps_inplace(std::size_t mesh_dim, const Choice& choice) const {
+  return std::all_of(inplace_.begin(), inplace_.end(), [&](const auto& pair) {
+    const auto input = std::find_if(inputs_.begin(), inputs_.end(),
+                                    [&](const Input& i) { return i.index == pair.input; });
+    return input == inputs_.end() ||
+           input->placements[mesh_dim] == output_placement(pair.output, choice);
+  });
+}
+
+/// In this order: a tensor that has the factor is sharded; one that is added to a sum counts once
+/// (Partial); one in which the operator is linear may stay partial; the rest is replicated.
+FactorPlacement GroupChooser::wanted_placement(int input, const Choice& choice) const {
+  if (choice.kind == Choice::kFactor) {
+    const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
+    if (has_factor(factors, choice.index)) {
+      return {FactorPlacement::kFactor, choice.index};
+    }
+    const auto& reduction = rule_.factors[static_cast<std::size_t>(choice.index)].reduction;
+    if (reduction && contains(rule_.additive, input)) {
+      return {FactorPlacement::kPartial, -1, *reduction};
+    }
+  }
+  if (choice.kind == Choice::kLinear) {
+    const auto& linear = rule_.linear[static_cast<std::size_t>(choice.index)];
+    if (contains(linear.partial_inputs, input)) {
+      return {FactorPlacement::kPartial, -1, linear.op};
+    }
+  }
+  return {};
+}
+
+/// An output that lacks the chosen factor is partial by its reduction; may_shard() has made sure
+/// that there is one.
+FactorPlacement GroupChooser::output_placement(int output, const Choice& choice) const {
+  if (choice.kind == Choice::kLinear) {
+    return {FactorPlacement::kPartial, -1, rule_.linear[static_cast<std::size_t>(choice.index)].op};
+  }
+  if (choice.kind == Choice::kReplicate) {
+    return {};
+  }
+  if (has_factor(rule_.outputs[static_cast<std::size_t>(output)], choice.index)) {
+    return {FactorPlacement::kFactor, choice.index};
+  }
+  const auto& reduction = rule_.factors[static_cast<std::size_t>(choice.index)].reduction;
+  return reduction ? FactorPlacement{FactorPlacement::kPartial, -1, *reduction} : FactorPlacement{};
+}
+
+bool GroupChooser::is_unread(int input) const {
+  return contains(rule_.unread, input);
+}
+
+bool GroupChooser::is_hint(int input) const {
+  return is_unread(input) && !rule_.size_arguments.empty();
+}
+
+GroupChooser::Cost GroupChooser::cost(std::size_t mesh_dim, const Choice& choice,
+                                      const std::vector<Choice>& before) const {
+  double bytes = 0;
+  for (const Input& input : inputs_) {
+    bytes += moved_bytes(input, mesh_dim, choice);
+  }
+  // What moves nothing always wins, whatever reducing the result may cost later: nobody may ever
+  // ask for that.
+  if (bytes == 0) {
+    return {};
+  }
+  return {true, bytes + pending_bytes(mesh_dim, choice, before)};
+}
+
+/// Bytes that one rank sends to give `input` the placement that `choice` needs.
+double GroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
+                                 const Choice& choice) const {
+  const FactorPlacement& have = input.placements[mesh_dim];
+  const FactorPlacement want = wanted_placement(input.index, choice);
+  if (have == want || have.kind == FactorPlacement::kReplicate) {
+    return 0;
+  }
+  // A suggestion is never moved.
+  if (is_hint(input.index)) {
+    return 0;
+  }
+  // No values, so a pending sum costs nothing either.
+  if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
+    return 0;
+  }
+  // Other mesh dimensions that shard the tensor have divided it already.
+  auto bytes = static_cast<double>(input.bytes);
+  for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
+    if (m != mesh_dim && is_sharded(input.placements[m])) {
+      bytes /= static_cast<double>(mesh_sizes_[m]);
+    }
+  }
+  const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
+  const double gather = bytes * (parts - 1) / parts;  // all-gather or reduce-scatter
+  if (is_sharded(have)) {
+    return is_sharded(want) ? gather / parts : gather;  // all-to-all, or all-gather
+  }
+  return is_sharded(want) ? gather : 2 * gather;  // reduce-scatter, or all-reduce
+}
+
+/// Bytes that one rank will send when the outputs that `choice` makes partial are reduced. They are
+/// taken to be reduce-scattered, and to have elements of 4 bytes.
+double GroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& choice,
+                                   const std::vector<Choice>& before) const {
+  double total = 0;
+  for (int output : group_.outputs) {
+    if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
+      continue;
+    }
+    // The result's type is not known here; a comparison of choices does not need it exactly.
+    double bytes = inputs_.empty() ? 0.0 : 4.0;
+    for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
+      for (int factor : dim) {
+        bytes *= static_cast<double>(rule_.factors[static_cast<std::size_t>(factor)].size);
+      }
+    }
+    for (std::size_t m = 0; m < before.size(); ++m) {
+      if (is_sharded(output_placement(output, before[m]))) {
+        bytes /= static_cast<double>(mesh_sizes_[m]);
+      }
+    }
+    const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
+    total += bytes * (parts - 1) / parts;
+  }
+  return total;
+}
+
+std::vector<Digit> GroupChooser::carried_digits(int factor,
+                                                const std::vector<Choice>& choices) const {
+  const Choice wanted{Choice::kFactor, factor};
+  const std::vector<Digit>* best = nullptr;
+  std::ptrdiff_t most = 0;
+  bool inplace = false;
+  for (const Input& input : inputs_) {
+    for (const auto& [held, digits] : input.digits) {
+      // An in-place input cannot move, so that once one is found nothing else counts.
+      if (held != factor || inplace) {
+        continue;
+      }
+      // On how many mesh dimensions the input has what was chosen: each of those it keeps without
+      // communication.
+      std::ptrdiff_t agreed = 0;
+      for (std::size_t m = 0; m < choices.size(); ++m) {
+        agreed += choices[m] == wanted &&
+                  input.placements[m] == FactorPlacement{FactorPlacement::kFactor, factor};
+      }
+      if (agreed <= most) {
+        continue;
+      }
+      most = agreed;
+      best = &digits;
+      inplace = input.inplace;
+    }
+  }
+  return best ? *best : std::vector<Digit>{};
+}
+
+}  // namespace tessera

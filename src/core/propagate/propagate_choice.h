@@ -1,0 +1,97 @@
+// The greedy choice behind propagate(): for one mesh dimension after another, which factor it
+// shards. Kept apart from propagate.cpp, which makes layouts of the choices.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera {
+
+/// The placement of one tensor on one mesh dimension, in terms of a rule's factors.
+struct FactorPlacement {
+  /// kFactor: `factor` is sharded; kOtherShard: sharded, but not along the boundaries of factors.
+  enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
+  Kind kind = kReplicate;
+  int factor = -1;
+  ReduceOp op = ReduceOp::kSum;
+  friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
+};
+
+/// What one mesh dimension does to the tensors of a group: nothing, shards one factor, or leaves
+/// the inputs of a ShardingRule::Linear partial.
+struct Choice {
+  enum Kind { kReplicate, kFactor, kLinear };
+  Kind kind = kReplicate;
+  int index = -1;  ///< of the factor, or in ShardingRule::linear
+  friend bool operator==(const Choice&, const Choice&) = default;
+};
+
+/// Chooses, mesh dimension by mesh dimension, how to run one group of a rule's tensors
+/// (propagate()). Refers to its arguments, which must outlive it.
+class GroupChooser {
+ public:
+  GroupChooser(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
+               std::span<const std::int64_t> mesh_sizes, const ShardingRule::Group& group);
+
+  /// One choice per mesh dimension, outermost first. The factors in `unsharded` are not sharded.
+  std::vector<Choice> choose(const std::set<int>& unsharded) const;
+
+  /// The placement that `choice` needs of an input, and the one that it gives an output.
+  FactorPlacement wanted_placement(int input, const Choice& choice) const;
+  FactorPlacement output_placement(int output, const Choice& choice) const;
+  bool is_unread(int input) const;
+  /// Whether an input is unread and not even its local sizes matter, because the sizes of the
+  /// outputs are arguments (new_zeros). Its layout is then only a suggestion for the outputs'.
+  bool is_hint(int input) const;
+
+  /// The digits of `factor` in the input that agrees with the choices on most mesh dimensions; on a
+  /// tie in one that is written in place, then in a larger one. Empty if no input shards the
+  /// factor. Extents are explicit (not 0).
+  std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const;
+
+ private:
+  struct Input {
+    int index = 0;
+    bool plain = false;  // not distributed
+    bool inplace = false;
+    std::int64_t bytes = 0;                                       // of the global tensor
+    std::vector<FactorPlacement> placements = {};                 // per mesh dimension
+    std::vector<std::pair<int, std::vector<Digit>>> digits = {};  // of each split factor
+  };
+  /// Ordered: first what moves nothing, then by bytes.
+  struct Cost {
+    bool moves = false;
+    double bytes = 0;
+    friend auto operator<=>(const Cost&, const Cost&) = default;
+  };
+
+  Input read_input(int index, LayoutPtr layout, std::int64_t itemsize) const;
+  void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
+                std::int64_t size) const;
+
+  Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
+                    const std::set<int>& unsharded) const;
+  std::vector<Choice> candidates(std::size_t mesh_dim, const std::set<int>& unsharded) const;
+  bool may_shard(int factor) const;
+  bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const;
+  bool keeps_inplace(std::size_t mesh_dim, const Choice& choice) const;
+  Cost cost(std::size_t mesh_dim, const Choice& choice, const std::vector<Choice>& before) const;
+  double moved_bytes(const Input& input, std::size_t mesh_dim, const Choice& choice) const;
+  double pending_bytes(std::size_t mesh_dim, const Choice& choice,
+                       const std::vector<Choice>& before) const;
+
+  const ShardingRule& rule_;
+  const OpCall& call_;
+  std::span<const std::int64_t> mesh_sizes_;
+  const ShardingRule::Group& group_;
+  std::vector<ShardingRule::Inplace> inplace_;  // of this group
+  std::vector<int> linear_;                     // of this group, in ShardingRule::linear
+  std::vector<Input> inputs_;                   // in-place ones first, then by size, largest first
+};
+
+}  // namespace tessera

@@ -1,0 +1,241 @@
+// Where rules are found: the library's own, from the tables in rules/, and those that programs
+// register. It also adds to a rule what in-place and out= forms need, so that tables describe
+// functional forms only.
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "rules/rule_builder.h"
+#include "rules/rule_table.h"
+#include "tessera/core/error.h"
+#include "tessera/core/register_rule.h"
+
+namespace tessera {
+namespace {
+
+// The library's own rules
+
+/// Appends the expansions of a name with braces: "a{,_}" gives "a" and "a_".
+void expand_braces(std::string name, std::vector<std::string>& result) {
+  const std::size_t open = name.find('{');
+  if (open == std::string::npos) {
+    result.push_back(std::move(name));
+    return;
+  }
+  const std::size_t close = name.find('}', open);
+  TESSERA_CHECK(close != std::string::npos, "rule table: unbalanced brace in ", name);
+  for (std::size_t at = open + 1; at <= close;) {
+    const std::size_t end = std::min(name.find(',', at), close);
+    expand_braces(name.substr(0, open) + name.substr(at, end - at) + name.substr(close + 1),
+                  result);
+    at = end + 1;
+  }
+}
+
+/// Full names, with the namespace, as dispatch asks for them.
+std::vector<std::string> expand_names(std::string_view names) {
+  std::vector<std::string> result;
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    if (end > 0) {
+      expand_braces("aten::" + std::string(names.substr(0, end)), result);
+    }
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return result;
+}
+
+/// All tables. Never changes once it is made, so that a lookup takes no lock.
+struct Registry {
+  std::deque<std::string> names;  // keep their addresses: the keys below refer to them
+  std::unordered_map<std::string_view, RuleFunction::Entry> entries;
+  std::vector<RuleFamily> families;
+
+  // The order of families is that of docs/operators/operators.md.
+  Registry() {
+    for (const auto& table :
+         {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
+          rules::view_table, rules::view_gradient_table, rules::creation_table,
+          rules::joining_table, rules::indexing_table, rules::embedding_table,
+          rules::normalisation_table, rules::loss_table, rules::convolution_table,
+          rules::batched_table, rules::attention_table, rules::foreach_table,
+          rules::optimizer_table, rules::random_table}) {
+      add(table());
+    }
+  }
+
+  void add(const rules::Table& table) {
+    RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
+    for (const rules::Row& row : table.rows) {
+      for (std::string& name : expand_names(row.names)) {
+        // A deque does not move its elements when it grows.
+        const std::string_view op = names.emplace_back(std::move(name));
+        TESSERA_CHECK(entries.emplace(op, RuleFunction::Entry{row.body, row.reads_numbers}).second,
+                      "rule table: two rules for ", op);
+        family.operators.push_back(op);
+      }
+    }
+    std::sort(family.operators.begin(), family.operators.end());
+  }
+};
+
+/// Made at the first lookup, after which it is read only.
+const Registry& registry() {
+  static const Registry instance;
+  return instance;
+}
+
+// What in-place and out= variants add to the rule of their functional form
+
+/// Whether a tensor that is written has the sizes of the result. libtorch would resize one of other
+/// sizes, or refuse it: there is no rule for that.
+bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
+                const rules::Sizes& sizes) {
+  return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
+                    [&](const auto& dim, auto size) { return rules::size_of(rule, dim) == size; });
+}
+
+/// Whether an in-place operator changes its tensor's shape only, and not its elements.
+bool changes_shape(std::string_view op) {
+  constexpr std::array<std::string_view, 4> kNames{"t_", "transpose_", "squeeze_", "unsqueeze_"};
+  return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
+}
+
+/// An in-place operator: its result is its first tensor. A rule that says itself what is written
+/// (foreach) is left alone.
+std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
+  std::optional<ShardingRule> rule = body(call);
+  if (changes_shape(call.op)) {
+    return rule;
+  }
+  if (!rule || !rule->inplace.empty() || rule->outputs.size() != 1) {
+    return rule;
+  }
+  const int self = call.tensor_index(0);
+  if (!same_sizes(*rule, rule->outputs[0], rules::meta_of(call, self).sizes)) {
+    return std::nullopt;
+  }
+  rule->inplace.push_back({self, 0});
+  return rule;
+}
+
+/// An out= overload: its last arguments receive the results; their values are not read.
+std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
+  const std::size_t count = rules::out_count(call.op);
+  if (call.args.size() < count) {
+    return std::nullopt;
+  }
+  const std::size_t first = call.args.size() - count;
+  // The body must not see the out arguments: an operator that takes all tensors among its arguments
+  // would broadcast with them. They stay in `tensors`, so that indices agree.
+  OpCall functional = call;
+  functional.args.resize(first);
+  std::optional<ShardingRule> rule = body(functional);
+  if (!rule || rule->outputs.size() != count || rule->local_call) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!call.has_tensor(first + i)) {
+      return std::nullopt;
+    }
+    const int out = call.tensor_index(first + i);
+    if (!same_sizes(*rule, rule->outputs[i], rules::meta_of(call, out).sizes)) {
+      return std::nullopt;
+    }
+    rules::input_of(*rule, out) = rule->outputs[i];
+    rule->unread.push_back(out);
+    rule->inplace.push_back({out, static_cast<int>(i)});
+  }
+  return rule;
+}
+
+// A user's rules
+
+/// Apart from the library's: these may change until they are used, and need a lock.
+struct UserRules {
+  std::mutex mutex;
+  std::map<std::string, RuleFunction::Entry, std::less<>> rules;  // entries keep their addresses
+  std::set<std::string, std::less<>> looked_up;  // operators whose rule may be cached by now
+};
+
+UserRules& user_rules() {
+  // Never destroyed: operators may still run while statics are.
+  static auto* instance = new UserRules;
+  return *instance;
+}
+
+/// The entry that a user registered for `op`, or nullptr; from then on none can be registered.
+const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
+  auto& all = user_rules();
+  const std::lock_guard lock(all.mutex);
+  all.looked_up.emplace(op);
+  const auto found = all.rules.find(op);
+  return found == all.rules.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+/// Refused after the first use, as a plan by the old rule may be in the dispatch cache of some
+/// thread.
+void register_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
+  TESSERA_CHECK(body != nullptr, "register_rule of ", op, " without a rule; give a function");
+  auto& all = user_rules();
+  const std::lock_guard lock(all.mutex);
+  TESSERA_CHECK(all.looked_up.count(op) == 0, "register_rule of ", op,
+                " came after its first use; register rules when the program starts");
+  const bool added =
+      all.rules.try_emplace(op, RuleFunction::Entry{std::move(body), reads_numbers}).second;
+  TESSERA_CHECK(added, "register_rule of ", op, " for the second time; keep one of the two");
+}
+
+/// By the name of the call and not of the row: one row serves all forms of an operator.
+std::optional<ShardingRule> RuleFunction::operator()(const OpCall& call) const {
+  if (rules::out_count(call.op) > 0) {
+    return apply_out(entry_->body, call);
+  }
+  if (rules::is_inplace(call.op)) {
+    return apply_inplace(entry_->body, call);
+  }
+  return entry_->body(call);
+}
+
+/// A user's rule comes first: it may replace one of ours.
+RuleFunction find_rule(std::string_view op) {
+  if (const auto* own = look_up_user_rule(op)) {
+    return RuleFunction(own);
+  }
+  const auto found = registry().entries.find(op);
+  return found == registry().entries.end() ? nullptr : RuleFunction(&found->second);
+}
+
+std::vector<RuleFamily> rule_families() {
+  return registry().families;
+}
+
+/// Sorted, as it goes into documents that a test compares.
+std::vector<std::string_view> ruled_operators() {
+  std::vector<std::string_view> result;
+  for (const auto& [op, entry] : registry().entries) {
+    result.push_back(op);
+  }
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::vector<std::string> user_ruled_operators() {
+  auto& all = user_rules();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::string> result;
+  for (const auto& [op, entry] : all.rules) {
+    result.push_back(op);
+  }
+  return result;
+}
+
+}  // namespace tessera

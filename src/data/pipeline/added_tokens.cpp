@@ -1,0 +1,141 @@
+#include "pipeline/added_tokens.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+
+#include "tokenizer/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+/// Unicode's White_Space.
+bool is_space(char32_t code) {
+  return (code >= '\t' && code <= '\r') || code == 0x85 ||
+         (utf8proc_category(static_cast<utf8proc_int32_t>(code)) >= UTF8PROC_CATEGORY_ZS &&
+          utf8proc_category(static_cast<utf8proc_int32_t>(code)) <= UTF8PROC_CATEGORY_ZP);
+}
+
+/// Symbols that are letters: Unicode's Other_Alphabetic.
+bool is_enclosed_letter(char32_t code) {
+  return (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
+         (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
+}
+
+/// A character of a word: letters, marks, numbers, connecting punctuation.
+bool is_word(char32_t code) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return code == 0x200c || code == 0x200d || is_enclosed_letter(code);  // the joiners
+  }
+}
+
+/// 0 for an empty text.
+char32_t first_of(std::string_view text) {
+  return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
+}
+
+std::size_t leading_space(std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size() && is_space(first_of(text.substr(at)))) {
+    at += first_character(text.substr(at)).bytes;
+  }
+  return at;
+}
+
+std::size_t without_trailing_space(std::string_view text) {
+  while (!text.empty() && is_space(code_point(last_character(text)))) {
+    text.remove_suffix(last_character(text).size());
+  }
+  return text.size();
+}
+
+bool stands_alone(std::string_view before, std::string_view behind) {
+  return (before.empty() || !is_word(code_point(last_character(before)))) &&
+         !is_word(first_of(behind));
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    std::size_t node = 0;
+    for (const char byte : tokens_[i].content) {
+      const auto [next, made] = trie_[node].next.try_emplace(byte, trie_.size());
+      node = next->second;
+      if (made) {
+        trie_.emplace_back();
+      }
+    }
+    trie_[node].token = i;
+    begins_[static_cast<unsigned char>(tokens_[i].content[0])] = true;
+  }
+}
+
+const AddedToken* AddedTokens::match_at(std::string_view text) const {
+  std::size_t node = 0;
+  std::size_t longest = kNone;
+  for (const char byte : text) {
+    const auto next = trie_[node].next.find(byte);
+    if (next == trie_[node].next.end()) {
+      break;
+    }
+    node = next->second;
+    if (trie_[node].token != kNone) {
+      longest = trie_[node].token;
+    }
+  }
+  return longest == kNone ? nullptr : &tokens_[longest];
+}
+
+void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
+  std::size_t given = 0;
+  std::size_t space_end = 0;  // of the white space that a token has taken behind it
+  const auto give_to = [&](std::size_t end) {
+    if (given < end) {
+      on_text(text.substr(given, end - given), given == 0);
+    }
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const AddedToken* token =
+        begins_[static_cast<unsigned char>(text[at])] ? match_at(text.substr(at)) : nullptr;
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    std::size_t begin = at;
+    std::size_t end = at + token->content.size();
+    at = end;
+    if (token->single_word && !stands_alone(text.substr(0, begin), text.substr(end))) {
+      continue;
+    }
+    if (token->lstrip) {
+      // Space that the last token has taken is gone.
+      begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
+    }
+    if (token->rstrip) {
+      // Tokens may lie in that space: each looks no further for its end.
+      space_end =
+          std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
+      end = space_end;
+    }
+    give_to(begin);
+    on_token(token->id);
+    given = end;
+  }
+  give_to(text.size());
+}
+
+}  // namespace tessera::data

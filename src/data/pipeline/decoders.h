@@ -1,0 +1,26 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tokenizer/json_field.h"
+
+namespace tessera::data {
+
+/// A step from the texts of tokens to the text that they are. Immutable.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  virtual void apply(std::vector<std::string>& tokens) const = 0;
+};
+using Decoders = std::vector<std::unique_ptr<const Decoder>>;
+
+/// The steps of a tokenizer.json's "decoder", in their order. Throws Error for what is not
+/// implemented.
+Decoders read_decoders(const JsonField& field);
+
+/// Bytes of GPT-2's alphabet.
+std::unique_ptr<const Decoder> byte_level_decoder();
+
+}  // namespace tessera::data

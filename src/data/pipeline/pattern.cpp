@@ -1,0 +1,207 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "pipeline/pattern.h"
+
+#include <pcre2.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "pipeline/pattern_syntax.h"
+#include "tessera/core/error.h"
+#include "tokenizer/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+/// A pattern of a tokenizer takes a few steps for a word, and for each character of one that is the
+/// whole text.
+constexpr std::size_t kMinMatchLimit = 1'000'000;
+constexpr std::size_t kMatchStepsOfByte = 16;
+/// Of the interpreter, in KiB.
+constexpr std::uint32_t kHeapLimit = 64 * 1024;
+constexpr std::size_t kMaxPatternBytes = 100'000;
+/// Of this thread, for all matches of a text. A tokenizer's pattern needs some 0.05 us a byte.
+constexpr double kFreeSeconds = 1;
+constexpr double kSecondsOfByte = 5e-6;
+constexpr int kMatchesBetweenLooks = 64;
+constexpr std::size_t kPlacesBetweenLooks = 1024;
+
+template <class T, void (*release)(T*)>
+struct Release {
+  void operator()(T* object) const { release(object); }
+};
+using CompileContext = std::unique_ptr<pcre2_compile_context,
+                                       Release<pcre2_compile_context, pcre2_compile_context_free>>;
+using MatchContext =
+    std::unique_ptr<pcre2_match_context, Release<pcre2_match_context, pcre2_match_context_free>>;
+using MatchData =
+    std::unique_ptr<pcre2_match_data, Release<pcre2_match_data, pcre2_match_data_free>>;
+
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
+
+std::string pcre2_message(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+std::uint32_t match_limit(std::size_t bytes) {
+  return static_cast<std::uint32_t>(
+      std::min<std::size_t>(std::max(kMinMatchLimit, kMatchStepsOfByte * bytes), UINT32_MAX));
+}
+
+double seconds_of_thread() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// One search after another in one text. A match has a limit of steps. Loops of a single character
+/// count no steps, however: what reads the rest of the text at each place is seen by the time
+/// alone.
+class Search {
+ public:
+  Search(const pcre2_code* code, std::string_view text, const std::string& expression)
+      : code_(code),
+        text_(text),
+        expression_(expression),
+        context_(pcre2_match_context_create(nullptr)),
+        data_(pcre2_match_data_create(1, nullptr)) {
+    TESSERA_CHECK(context_ && data_, "no memory is left to match a tokenizer's pattern");
+    pcre2_set_match_limit(context_.get(), match_limit(text.size()));
+    pcre2_set_heap_limit(context_.get(), kHeapLimit);
+  }
+
+  struct Range {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+
+  /// The first match that begins at `at` or behind it, in steps of some places, between which the
+  /// time is looked at.
+  std::optional<Range> from(std::size_t at) {
+    count_search();
+    while (at <= text_.size()) {
+      pcre2_set_offset_limit(context_.get(), at + kPlacesBetweenLooks - 1);
+      if (const auto found = within_limit(at)) {
+        return found;
+      }
+      check_time();
+      at = next_character(at + kPlacesBetweenLooks);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void count_search() {
+    if (++searches_ % kMatchesBetweenLooks == 0) {
+      check_time();
+    }
+  }
+
+  void check_time() const {
+    const double limit = kFreeSeconds + kSecondsOfByte * static_cast<double>(text_.size());
+    TESSERA_CHECK(seconds_of_thread() - begin_ <= limit, "the tokenizer's pattern '",
+                  printable(expression_), "' needs more than ", limit, " s for a text of ",
+                  text_.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
+  }
+
+  /// `at` itself, or behind the character that it is within.
+  std::size_t next_character(std::size_t at) const {
+    while (at < text_.size() && (static_cast<unsigned char>(text_[at]) & 0xC0U) == 0x80U) {
+      ++at;
+    }
+    return at;
+  }
+
+  std::optional<Range> within_limit(std::size_t at) {
+    int found = match(at, PCRE2_NO_UTF_CHECK);
+    // Compiled code has a small stack; the interpreter has a heap.
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
+      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
+    }
+    if (found == PCRE2_ERROR_NOMATCH) {
+      return std::nullopt;
+    }
+    TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
+                  "' cannot be matched in a text of ", text_.size(), " bytes (",
+                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data_.get());
+    return Range{range[0], range[1]};
+  }
+
+  int match(std::size_t at, std::uint32_t options) {
+    return pcre2_match(code_, bytes_of(text_), text_.size(), at, options, data_.get(),
+                       context_.get());
+  }
+
+  const pcre2_code* code_;
+  std::string_view text_;
+  const std::string& expression_;
+  MatchContext context_;
+  MatchData data_;
+  double begin_ = seconds_of_thread();
+  int searches_ = 0;
+};
+
+pcre2_code* compile(const std::string& expression, const std::string& translated) {
+  TESSERA_CHECK(translated.size() <= kMaxPatternBytes, "a pattern of ", translated.size(),
+                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  const CompileContext context(pcre2_compile_context_create(nullptr));
+  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
+  // Oniguruma: only a line feed ends a line, and ^ and $ are for lines.
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  int error = 0;
+  PCRE2_SIZE place = 0;
+  pcre2_code* code = pcre2_compile(bytes_of(translated), translated.size(),
+                                   PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT,
+                                   &error, &place, context.get());
+  TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
+                "' is not a regular expression (", pcre2_message(error), " at byte ", place, ")");
+  // Where there is no compiler for the machine the interpreter runs it.
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  return code;
+}
+
+}  // namespace
+
+void Pattern::Free::operator()(pcre2_real_code_8* code) const {
+  pcre2_code_free(code);
+}
+
+Pattern::Pattern(std::string expression, const std::string& translated)
+    : expression_(std::move(expression)), code_(compile(expression_, translated)) {}
+
+Pattern::Pattern(std::string_view expression)
+    : Pattern(std::string(expression), translate_pattern(expression)) {}
+
+Pattern Pattern::literal(std::string_view text) {
+  return Pattern(std::string(text), quote_pattern(text));
+}
+
+void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
+  Search search(code_.get(), text, expression_);
+  std::size_t at = 0;
+  std::optional<std::size_t> last_end;
+  while (at <= text.size()) {
+    const auto found = search.from(at);
+    if (!found) {
+      return;
+    }
+    // An empty match where the last one ended is none: go on behind the next character.
+    if (found->begin == found->end && last_end == found->end) {
+      at += at < text.size() ? first_character(text.substr(at)).bytes : 1;
+      continue;
+    }
+    on_match(found->begin, found->end);
+    at = found->end;
+    last_end = found->end;
+  }
+}
+
+}  // namespace tessera::data

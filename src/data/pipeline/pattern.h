@@ -1,0 +1,38 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+struct pcre2_real_code_8;
+
+namespace tessera::data {
+
+/// A regular expression of a tokenizer, in the syntax of Oniguruma, which Hugging Face's library
+/// uses. It is run by PCRE2 within a limit, as the expression may be a stranger's. Immutable.
+class Pattern {
+ public:
+  /// Throws Error for an expression that is wrong, or that the two libraries read differently.
+  explicit Pattern(std::string_view expression);
+  /// Matches `text` itself.
+  static Pattern literal(std::string_view text);
+
+  using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
+  /// The matches in valid UTF-8 from left to right, empty ones too. Throws Error beyond the limit.
+  void for_each_match(std::string_view text, OnMatch on_match) const;
+
+ private:
+  struct Free {
+    void operator()(pcre2_real_code_8* code) const;
+  };
+
+  Pattern(std::string expression, const std::string& translated);
+
+  std::string expression_;  ///< as it was given, for messages
+  std::unique_ptr<pcre2_real_code_8, Free> code_;
+};
+
+}  // namespace tessera::data

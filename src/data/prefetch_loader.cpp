@@ -1,0 +1,37 @@
+#include "tessera/data/prefetch_loader.h"
+
+#include <ATen/record_function.h>
+
+#include <utility>
+
+namespace tessera::data {
+
+PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first,
+                               std::int64_t last, bool pinned, bool beside)
+    : loader_(std::move(loader)), first_(first), last_(last), pinned_(pinned), beside_(beside) {}
+
+void PrefetchLoader::begin(std::int64_t step) {
+  step_ = step;
+  // A copy of all that it needs: this object may be moved meanwhile.
+  batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
+                      [loader = loader_, first = first_, last = last_, pinned = pinned_, step] {
+                        return loader->load(step, first, last, pinned);
+                      });
+  if (!beside_) {
+    batch_.wait();  // computes it
+  }
+}
+
+BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
+  RECORD_USER_SCOPE("load batch");
+  if (step != step_) {
+    begin(step);
+  }
+  // Whatever get() throws, the next call begins anew.
+  step_ = -1;
+  BatchLoader::Batch batch = batch_.get();
+  begin(step + 1);
+  return batch;
+}
+
+}  // namespace tessera::data

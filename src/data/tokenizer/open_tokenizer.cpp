@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <span>
+
+#include "tessera/core/detail/input_file.h"
+#include "tessera/core/error.h"
+#include "tessera/data/tokenizer.h"
+
+namespace tessera::data {
+namespace {
+
+enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
+
+/// The beginning of a file; a line of tiktoken's form is in it.
+std::string beginning_of(const std::filesystem::path& path) {
+  constexpr std::uint64_t kBytes = 16 * 1024;
+  const tessera::detail::InputFile file(path, "a tokenizer");
+  std::string text(std::min(file.size(), kBytes), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// "TOKEN RANK", the token in base64.
+bool is_tiktoken_line(std::string_view line) {
+  if (line.ends_with('\r')) {
+    line.remove_suffix(1);  // the reader says what is wrong
+  }
+  const std::size_t space = line.find(' ');
+  const auto is_base64 = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' ||
+           c == '/' || c == '=';
+  };
+  return space != line.npos && space > 0 && space + 1 < line.size() &&
+         std::ranges::all_of(line.substr(0, space), is_base64) &&
+         line.substr(space + 1).find_first_not_of("0123456789") == line.npos;
+}
+
+TokenizerForm form_of(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != text.npos && text[first] == '{') {
+    return TokenizerForm::kJson;
+  }
+  return is_tiktoken_line(text.substr(0, text.find('\n'))) ? TokenizerForm::kTiktoken
+                                                           : TokenizerForm::kSentencePiece;
+}
+
+}  // namespace
+
+std::optional<std::string> find_tokenizer(const std::string& folder) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    if (std::filesystem::exists(path)) {
+      return path.string();
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_tokenizer_json(const std::string& path) {
+  return form_of(beginning_of(path)) == TokenizerForm::kJson;
+}
+
+TokenizerPtr open_tokenizer(const std::string& path) {
+  if (std::filesystem::is_directory(path)) {
+    const auto file = find_tokenizer(path);
+    TESSERA_CHECK(file, "the folder '", path,
+                  "' has no tokenizer.json and no tokenizer.model: give the tokenizer's file");
+    return open_tokenizer(*file);
+  }
+  const std::string beginning = beginning_of(path);
+  TESSERA_CHECK(!beginning.starts_with("\xef\xbb\xbf"), "cannot read the tokenizer '", path,
+                "': it begins with a byte order mark: save it without one");
+  switch (form_of(beginning)) {
+    case TokenizerForm::kJson:
+      return hugging_face_tokenizer(path);
+    case TokenizerForm::kTiktoken:
+      return tiktoken_tokenizer(path);
+    default:
+      return sentencepiece_tokenizer(path);
+  }
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,247 @@
+// The parts of the dispatch cache that a cached call of an unboxed operator never enters: the words
+// of boxed arguments and of plain tensors, insertion, statistics. The rest is inline in the header.
+
+#include "dispatch/call_cache.h"
+
+#include <ATen/core/DimVector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "dispatch/rank_state.h"
+#include "redistribute/redistribute.h"
+
+namespace tessera::detail {
+
+/// For rule_of_call, which must see a number as the key has seen it: what the plan depends on has
+/// to be in the key.
+CallKey::NumberType CallKey::type_of(const c10::IValue& value) {
+  return value.isInt()             ? type_of(value.toInt())
+         : value.isDouble()        ? type_of(value.toDouble())
+         : value.isBool()          ? NumberType::kBool
+         : value.isNone()          ? NumberType::kNone
+         : value.isComplexDouble() ? type_of(value.toComplexDouble())
+                                   : NumberType::kOther;
+}
+
+/// A wrapped number, as at::mul(x, 2.0) makes of its 2.0, is on the host and may be read at once.
+/// The value of any other tensor is data: reading it could wait for a GPU, and a plan may not
+/// depend on it.
+CallKey::NumberType CallKey::type_of(const at::Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) {
+    return NumberType::kNone;
+  }
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Double:
+      return type_of(*tensor.const_data_ptr<double>());
+    case c10::ScalarType::Long:
+      return type_of(*tensor.const_data_ptr<std::int64_t>());
+    case c10::ScalarType::ComplexDouble:
+      return type_of(*tensor.const_data_ptr<c10::complex<double>>());
+    default:
+      return NumberType::kNone;
+  }
+}
+
+void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
+  begin(info);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    add_boxed(info.arguments[i], arguments[i]);
+  }
+}
+
+/// A plain tensor has no interned spec to point to, so all that an Input's spec is made of goes in:
+/// type, sizes, strides. Below the tag, from the low end: wrapped (1 bit), meta, type (8 bits from
+/// bit 8), number of dimensions.
+void CallKey::add_plain(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return push(kNone);
+  }
+  const auto wrapped =
+      static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const auto meta = static_cast<std::uint64_t>(tensor.is_meta());
+  const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
+  push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
+              kPlainTensor));
+  // at::mul(x, 2.0) has its number as a tensor: an infinite one is planned otherwise.
+  if (wrapped != 0) {
+    add_type(type_of(tensor));
+  }
+  for (const auto size : tensor.sizes()) {
+    push(static_cast<std::uint64_t>(size));
+  }
+  // Results take the memory order of their inputs. A sparse tensor has no strides.
+  if (tensor.layout() != c10::kStrided) {
+    return;
+  }
+  for (const auto stride : tensor.strides()) {
+    push(static_cast<std::uint64_t>(stride));
+  }
+}
+
+void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
+  switch (kind) {
+    case Kind::kTensor:
+      value.isTensor() ? add(kind, value.toTensor()) : add_none(kind);
+      break;
+    case Kind::kTensorList:
+    case Kind::kOptionalTensorList:
+      value.isNone() ? add_none(kind) : add_boxed_list(Kind::kTensor, value);
+      break;
+    case Kind::kNumberList:
+      value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
+      break;
+    case Kind::kGenerator:  // which one it is, a plan does not depend on
+      add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
+      break;
+    case Kind::kScalar:
+    case Kind::kDType:
+    case Kind::kStatic:
+      add_boxed_value(kind, value);
+      break;
+  }
+}
+
+/// Each element as an argument of `kind`, after their number: without that {a}, {b, c} and {a, b},
+/// {c} would have one key.
+void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
+  begin_list(value.toListRef().size());
+  for (const c10::IValue& element : value.toListRef()) {
+    add_boxed(kind, element);
+  }
+}
+
+/// Must push what the typed overloads of add() push: a boxed call finds the plan that an unboxed
+/// one has made, and the other way round (unboxed_keys_test.cpp).
+void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
+  if (value.isNone()) {
+    add_none(kind);
+  } else if (value.isInt()) {
+    add(kind, value.toInt());
+  } else if (value.isBool()) {
+    add(kind, value.toBool());
+  } else if (value.isDouble()) {
+    add(kind, value.toDouble());
+  } else if (value.isComplexDouble()) {
+    add(kind, value.toComplexDouble());
+  } else if (value.isString()) {
+    add_text(value.toStringRef());
+  } else if (value.isDevice()) {
+    const c10::Device device = value.toDevice();
+    push(tagged(static_cast<std::uint64_t>(device.type()) << 16 |
+                    static_cast<std::uint16_t>(device.index()),
+                kValue));
+  } else if (value.isIntList()) {
+    // Unlike toIntVector(), allocates nothing for the usual number of dimensions.
+    add(kind, c10::IntArrayRef(value.toDimVector()));
+  } else if (value.isList()) {
+    add_boxed_list(kind, value);
+  } else {
+    // No rule reads a value of another type (see bind_static): the name of the type will do.
+    add_text(value.tagKind());
+  }
+}
+
+/// The bytes of a text as words, the last one filled up with zeros. They have no tag; the length in
+/// front of them tells where they end.
+void CallKey::add_text(const std::string& text) {
+  begin_list(text.size());
+  for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data() + i, std::min(sizeof word, text.size() - i));
+    push(word);
+  }
+}
+
+namespace {
+
+/// Lists a thread's cache with its rank, for as long as it lives.
+class CacheListing {
+ public:
+  explicit CacheListing(const CallCache& cache) : cache_(cache) {
+    const std::lock_guard lock(rank_->mutex);
+    rank_->caches.push_back(&cache_);
+  }
+  CacheListing(const CacheListing&) = delete;
+  CacheListing& operator=(const CacheListing&) = delete;
+  ~CacheListing() {
+    const std::lock_guard lock(rank_->mutex);
+    std::erase(rank_->caches, &cache_);
+  }
+
+ private:
+  std::shared_ptr<RankState> rank_ = RankState::here();
+  const CallCache& cache_;
+};
+
+}  // namespace
+
+// Constructed on a thread's first call, destroyed with the thread, which then finds none.
+void CallCache::make_here() {
+  thread_local CallCache cache;
+  thread_local const CacheListing listing(cache);
+  here_ = &cache;
+}
+
+/// Counts the plans by looking at every slot: for tests and diagnosis, not for a step.
+DispatchCacheStatistics CallCache::statistics() const {
+  const auto plans =
+      std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
+  return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
+}
+
+/// The counts go on: they are of the thread, not of what the cache holds.
+void CallCache::clear() {
+  slots_ = std::vector<Slot>(kSlots);
+}
+
+/// key_ still has the words of the missed call: plan_call, which runs in between, runs operators
+/// below our key only, and so encodes no other call.
+CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
+  const std::uint64_t hash = missed.hash;
+  // The first free place of the neighbourhood, for look_up stops there; else the longest unused.
+  auto* place = &slot(hash, 0);
+  for (std::size_t i = 0; i < kNeighbourhood; ++i) {
+    auto& candidate = slot(hash, i);
+    if (!candidate.entry) {
+      place = &candidate;
+      break;
+    }
+    if (candidate.last_use < place->last_use) {
+      place = &candidate;
+    }
+  }
+  ++misses_;
+  const auto words = key_.words();
+  *place = {hash, ++uses_,
+            std::make_unique<Entry>(Entry{{words.begin(), words.end()}, std::move(plan)})};
+  return place->entry->plan;
+}
+
+}  // namespace tessera::detail
+
+namespace tessera {
+
+DispatchCacheStatistics dispatch_cache_statistics() {
+  // The caller's own is there, also before its first call.
+  detail::CallCache::of_thread();
+  const auto rank = detail::RankState::here();
+  const std::lock_guard lock(rank->mutex);
+  DispatchCacheStatistics sum;
+  for (const detail::CallCache* cache : rank->caches) {
+    const DispatchCacheStatistics one = cache->statistics();
+    sum.plans += one.plans;
+    sum.capacity += one.capacity;
+    sum.hits += one.hits;
+    sum.misses += one.misses;
+  }
+  return sum;
+}
+
+void clear_dispatch_cache() {
+  detail::CallCache::of_thread().clear();
+  detail::clear_plans();
+}
+
+}  // namespace tessera

@@ -1,0 +1,277 @@
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dispatch/operator_info.h"
+#include "plan/call_plan.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/dtensor/dispatch_cache.h"
+
+namespace tessera::detail {
+
+/// What the plan of a call depends on, as a flat list of words: the operator, the interned spec of
+/// each distributed tensor, sizes, strides and type of each plain one, and the arguments that rules
+/// read. Reused from call to call, so that building one allocates nothing.
+///
+/// One encoder: kernels that have their arguments unboxed add them one by one, and a boxed argument
+/// is unpacked and added likewise.
+class CallKey {
+ public:
+  using Kind = OperatorInfo::ArgumentKind;
+
+  /// Begins the key of a call of `info`; every argument is to be added, in schema order.
+  void begin(const OperatorInfo& info) {
+    words_.clear();
+    push(reinterpret_cast<std::uintptr_t>(&info));
+  }
+  /// The whole key of a call with these arguments.
+  void build(const OperatorInfo& info, std::span<const c10::IValue> arguments);
+
+  /// A distributed tensor is one word: its spec is interned, so that the address stands for mesh,
+  /// layout, sizes, strides and type. The low bits add what a plan asks of the tensor beside its
+  /// spec.
+  void add(Kind, const at::Tensor& tensor) {
+    const auto* impl = tensor.defined() ? as_distributed(tensor) : nullptr;
+    if (impl != nullptr) [[likely]] {
+      push(reinterpret_cast<std::uintptr_t>(impl->spec().get()) |
+           (impl->is_meta() ? kMeta : std::uint64_t{0}) |
+           (impl->detached_view() != nullptr ? kDetached : std::uint64_t{0}));
+    } else {
+      add_plain(tensor);
+    }
+  }
+  template <class List>
+    requires std::same_as<List, at::TensorList> || std::same_as<List, at::ITensorListRef>
+  void add(Kind kind, const List& tensors) {
+    begin_list(tensors.size());
+    for (const auto& tensor : tensors) {
+      add(kind, tensor);
+    }
+  }
+  // A number that a rule may read counts with its value, one of kind kScalar only with its type:
+  // a learning rate that changes with every step must not make a plan for every step.
+  void add(Kind kind, std::int64_t value) {
+    if (begin_number(kind, value, NumberType::kInteger)) {
+      push(static_cast<std::uint64_t>(value));
+    }
+  }
+  void add(Kind kind, bool value) {
+    if (begin_number(kind, value, NumberType::kBool)) {
+      push(static_cast<std::uint64_t>(value));
+    }
+  }
+  void add(Kind kind, double value) {
+    if (begin_number(kind, value, NumberType::kDouble)) {
+      push(std::bit_cast<std::uint64_t>(value));
+    }
+  }
+  void add(Kind, const c10::complex<double>& value) { add_type(type_of(value)); }
+  void add(Kind kind, const c10::SymInt& value) { add(kind, value.guard_int(__FILE__, __LINE__)); }
+  void add(Kind kind, const at::Scalar& value) {
+    if (value.isBoolean()) {
+      return add(kind, value.toBool());
+    }
+    if (value.isIntegral(false)) {
+      return add(kind, value.toLong());
+    }
+    if (value.isFloatingPoint()) {
+      return add(kind, value.toDouble());
+    }
+    add(kind, value.toComplexDouble());
+  }
+  void add(Kind kind, c10::ScalarType value) { add(kind, static_cast<std::int64_t>(value)); }
+  void add(Kind kind, c10::MemoryFormat value) { add(kind, static_cast<std::int64_t>(value)); }
+  void add(Kind, c10::IntArrayRef values) {
+    begin_list(values.size());
+    for (const auto value : values) {
+      push(static_cast<std::uint64_t>(value));
+    }
+  }
+  void add(Kind kind, c10::SymIntArrayRef values) { add(kind, C10_AS_INTARRAYREF_SLOW(values)); }
+  void add(Kind kind, const c10::OptionalArrayRef<std::int64_t>& values) {
+    values ? add(kind, *values) : add_none(kind);
+  }
+  template <class T>
+  void add(Kind kind, const std::optional<T>& value) {
+    value ? add(kind, *value) : add_none(kind);
+  }
+
+  /// What counts of a number that no rule reads: its type, and whether a sum may be multiplied or
+  /// divided by it term by term.
+  enum class NumberType : std::uint8_t {
+    kInteger = 1,
+    kDouble,
+    kBool,
+    kNone,
+    kOther,
+    kZeroInteger,
+    kZero,
+    kNotFinite,
+    kNotFiniteOther
+  };
+  // Zero and numbers that are not finite count as types of their own (see rule_of_call).
+  static NumberType type_of(bool) { return NumberType::kBool; }
+  static NumberType type_of(std::int64_t value) {
+    return value == 0 ? NumberType::kZeroInteger : NumberType::kInteger;
+  }
+  static NumberType type_of(double value) {
+    return !std::isfinite(value) ? NumberType::kNotFinite
+           : value == 0          ? NumberType::kZero
+                                 : NumberType::kDouble;
+  }
+  static NumberType type_of(const c10::complex<double>& value) {
+    const bool finite = std::isfinite(value.real()) && std::isfinite(value.imag());
+    return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
+  }
+  static NumberType type_of(const c10::IValue& value);
+  /// Of a plain tensor; one that is not a wrapped number: kNone.
+  static NumberType type_of(const at::Tensor& tensor);
+
+  std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
+  /// Fibonacci hashing, word by word. The shift brings the high bits, which the product mixes best,
+  /// to the low ones, by which CallCache picks a slot.
+  std::uint64_t hash() const {
+    std::uint64_t hash = words_.size();
+    for (const auto word : words_) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+
+ private:
+  // The low bits tell words apart. Specs are aligned to eight bytes, so that pointers to them have
+  // none; other words have the lowest.
+  static constexpr std::uint64_t kMeta = 2;      ///< added to a pointer: no data to look at
+  static constexpr std::uint64_t kDetached = 4;  ///< added to a pointer: a view that holds a copy
+  static constexpr std::uint64_t kNone = 1;
+  static constexpr std::uint64_t kPlainTensor = 3;
+  static constexpr std::uint64_t kList = 5;
+  static constexpr std::uint64_t kValue = 7;
+  static constexpr std::uint64_t tagged(std::uint64_t value, std::uint64_t tag) {
+    return value << 3 | tag;
+  }
+
+  void push(std::uint64_t word) { words_.push_back(word); }
+  void begin_list(std::size_t size) { push(tagged(size, kList)); }
+  void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
+  void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
+  /// Adds the type of a number; true where its value counts too, and is to follow.
+  template <class T>
+  bool begin_number(Kind kind, T value, NumberType type) {
+    add_type(kind == Kind::kScalar ? type_of(value) : type);
+    return kind != Kind::kScalar;
+  }
+  void add_plain(const at::Tensor& tensor);
+
+  void add_boxed(Kind kind, const c10::IValue& value);
+  void add_boxed_list(Kind kind, const c10::IValue& value);
+  void add_boxed_value(Kind kind, const c10::IValue& value);
+  void add_text(const std::string& text);
+
+  c10::SmallVector<std::uint64_t, 32> words_;
+};
+
+/// The plans of the calls that this thread made lately. Bounded: a full neighbourhood drops its
+/// least recently used plan. One a thread, so that ranks may be threads and nothing is locked.
+class CallCache {
+ public:
+  /// The cache of this thread.
+  static CallCache& of_thread() {
+    if (here_ == nullptr) [[unlikely]] {
+      make_here();
+    }
+    return *here_;
+  }
+
+  CallCache() = default;
+  CallCache(const CallCache&) = delete;
+  CallCache& operator=(const CallCache&) = delete;
+  ~CallCache() { here_ = nullptr; }
+
+  /// The key of the call that this thread is about to look up, and to insert if it is not found.
+  /// No operator may be dispatched in between.
+  CallKey& key() { return key_; }
+
+  struct Lookup {
+    std::uint64_t hash = 0;    ///< of the key
+    CallPlan* plan = nullptr;  ///< nullptr: not found. Valid until the next insert
+  };
+  /// Looks up the key that was built last.
+  Lookup look_up() {
+    const std::uint64_t hash = key_.hash();
+    for (std::size_t i = 0; i < kNeighbourhood; ++i) {
+      auto& candidate = slot(hash, i);
+      if (!candidate.entry) {
+        return {hash, nullptr};
+      }
+      if (candidate.hash == hash && candidate.entry->is_for(key_.words())) {
+        candidate.last_use = ++uses_;
+        return {hash, &candidate.entry->plan};
+      }
+    }
+    return {hash, nullptr};
+  }
+  /// Keeps the plan of the call whose key was looked up last, in vain.
+  CallPlan& insert(const Lookup& missed, CallPlan plan);
+
+  DispatchCacheStatistics statistics() const;
+  void clear();
+
+ private:
+  // Neighbourhoods overlap, but each is filled from its front, and a plan is replaced and never
+  // taken out alone: look_up may stop at the first empty slot.
+  static constexpr std::size_t kSlots = 8192;
+  static constexpr std::size_t kNeighbourhood = 8;
+
+  /// A key's specs are held by the plan's inputs, so that their addresses stay theirs.
+  struct Entry {
+    std::vector<std::uint64_t> words;
+    CallPlan plan;
+
+    /// A loop of its own: the words are few.
+    bool is_for(std::span<const std::uint64_t> key) const {
+      if (words.size() != key.size()) {
+        return false;
+      }
+      std::uint64_t difference = 0;
+      for (std::size_t i = 0; i < key.size(); ++i) {
+        difference |= words[i] ^ key[i];
+      }
+      return difference == 0;
+    }
+  };
+  struct Slot {
+    std::uint64_t hash = 0;
+    std::uint64_t last_use = 0;
+    std::unique_ptr<Entry> entry;
+  };
+
+  Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
+
+  static void make_here();
+  // A plain pointer, so that finding it costs one address and no guard.
+  static inline constinit thread_local CallCache* here_ = nullptr;
+
+  // Here and not on the caller's stack, so that its words keep their memory from call to call.
+  CallKey key_;
+  std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
+  std::uint64_t uses_ = 0;  ///< hits and misses
+  std::uint64_t misses_ = 0;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,217 @@
+// From an operator on DispatchKey::Fake to its results, in three steps: the key of the call, the
+// plan that is kept for it or made now, and what a plan of its kind does.
+
+#include "dispatch/fallback.h"
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "agreement/agreement.h"
+#include "execute/foreach.h"
+#include "execute/run_local.h"
+#include "overrides/backward_zeros.h"
+#include "plan/bound_call.h"
+#include "random/random_operators.h"
+#include "tensor/below_autograd.h"
+#include "tessera/comm/trace.h"
+#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/operator_mode.h"
+
+namespace tessera::detail {
+namespace {
+
+/// A call without distributed tensors comes here inside a MetaDevice scope or an operator mode
+/// only, which include our key. A factory that names no device makes a meta tensor in the former;
+/// one that takes a tensor (zeros_like) has its device from that.
+void run_plain(PlannedCall& call) {
+  const OperatorInfo& info = call.info;
+  if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
+    c10::IValue& device = call.argument(info.device);
+    if (device.isNone()) {
+      device = c10::Device(c10::kMeta);
+    }
+  }
+  const BelowFallback guard;
+  call.op.callBoxed(call.stack);
+}
+
+/// libtorch's composite kernel: the operators that it calls come back to our key. The keys are
+/// those of the arguments without what the call has passed already, our own included: otherwise the
+/// redispatch would end here again.
+void run_decomposed(PlannedCall& call) {
+  c10::DispatchKeySet keys;
+  for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+    keys = keys | tensor.key_set();
+  }
+  const c10::DispatchKeySet below =
+      c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
+  call.op.redispatchBoxed(keys & below, &call.stack);
+}
+
+/// Of the plain tensors that are taken for replicated. What `out` held before does not matter.
+void compare_plain(const PlannedCall& call) {
+  const auto arguments = call.arguments();
+  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
+  for (const int argument : call.info.written) {
+    const auto index = static_cast<std::size_t>(argument);
+    if (call.op.schema().arguments()[index].kwarg_only()) {
+      read[index] = {};
+    }
+  }
+  std::vector<at::Tensor> tensors = bind_call(call.info, read).tensors;
+  std::erase_if(tensors, [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
+  });
+  check_replicated(call.plan.replicated.mesh, call.info.name, tensors);
+}
+
+/// Runs a call that this thread's scopes allow; its collectives carry the operator's name. The
+/// check comes first: a call that is refused has moved and written nothing.
+template <class Run>
+void run_allowed(PlannedCall& call, const Run& run) {
+  check_policy(call);
+  check_rows_together(call);
+  const comm::CallerScope caller(call.info.name);
+  if (call.plan.compares_plain) [[unlikely]] {
+    compare_plain(call);
+  }
+  if (call.plan.moves) {
+    count_implicit_redistribution();
+  }
+  run(call);
+}
+
+/// Encodes the call's key and looks it up, for callers that have not done so.
+void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info,
+                         torch::jit::Stack& stack) {
+  const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
+  CallCache& cache = CallCache::of_thread();
+  cache.key().build(info, arguments);
+  dispatch(op, info, stack, cache.look_up());
+}
+
+/// Once a rank has failed the call is another one: of replicated arguments.
+void run_agreed_or_gathered(PlannedCall& call) {
+  if (!run_agreed(call)) {
+    dispatch_below_mode(call.op, call.info, call.stack);
+  }
+}
+
+/// The one place where kinds of plans part. What depends on this thread's scopes is asked in
+/// run_allowed, since no key has it.
+void execute(PlannedCall& call, PlanKind kind) {
+  switch (kind) {
+    case PlanKind::kPlain:
+      return run_plain(call);
+    case PlanKind::kDecomposed:
+      return run_decomposed(call);
+    case PlanKind::kDirect:
+    case PlanKind::kLocal:
+    case PlanKind::kFailTogether:
+      return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
+    case PlanKind::kAgreed:
+      return run_allowed(call, run_agreed_or_gathered);
+    case PlanKind::kForm:
+      return run_allowed(call, run_form);
+    case PlanKind::kRandomInplace:
+      return run_allowed(call, run_random_inplace);
+    case PlanKind::kNativeDropout:
+      return run_allowed(call, run_native_dropout);
+    case PlanKind::kForeach:
+      // Which tensors are the same is asked of every call: two calls with one key may differ in
+      // that.
+      if (!positions_depend(call)) {
+        return execute(call, call.plan.otherwise);
+      }
+      check_policy(call);  // of the whole, before its first position is written
+      return run_by_position(call);
+    case PlanKind::kBackwardZeros:
+      if (!write_to_backward_zeros(call)) {
+        execute(call, call.plan.otherwise);
+      }
+      return;
+    case PlanKind::kNewZeros:
+      execute(call, call.plan.otherwise);
+      return note_backward_zeros(call.stack.back().toTensor());
+    case PlanKind::kRecorded:
+      if (!is_to_be_recorded(call.info, call.arguments())) {
+        return execute(call, call.plan.otherwise);
+      }
+      return run_allowed(call,
+                         [](PlannedCall& allowed) { run_local(allowed, PlanKind::kRecorded); });
+  }
+}
+
+/// The others cost next to nothing to make, and would take the place of plans that do.
+bool is_kept(const CallPlan& plan) {
+  return plan.kind != PlanKind::kPlain && plan.kind != PlanKind::kDecomposed;
+}
+
+/// Whether an operator mode sees the call: a mode may keep results and give them back later, which
+/// would be wrong of what views or writes to an argument, and of results that autograd has recorded
+/// already.
+bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
+         !info.traits.has(Trait::kLeavesMemory) &&
+         !is_to_be_recorded(info, std::span(stack).last(info.arguments.size()));
+}
+
+void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack& stack) {
+  const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
+  // A mode may answer without running the operator. Then the arguments are still on the stack;
+  // else moved-from results are. Either way they give place to the mode's results.
+  OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
+    dispatch_below_mode(op, info, stack);
+    return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
+                                 std::make_move_iterator(stack.end()));
+  });
+  stack.erase(stack.begin() + below, stack.end());
+  std::move(results.begin(), results.end(), std::back_inserter(stack));
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  dispatch(op, *stack);
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const OperatorInfo& info = operator_info(op);
+  OperatorMode* mode = active_operator_mode();
+  if (mode != nullptr && is_seen_by_modes(info, stack)) [[unlikely]] {
+    call_mode(*mode, op, info, stack);
+  } else {
+    dispatch_below_mode(op, info, stack);
+  }
+}
+
+void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
+              CallCache::Lookup lookup) {
+  // Calls that this one makes in turn (a form's, those of single positions) may push its plan
+  // out of the cache. Nothing reads the plan after them.
+  if (lookup.plan != nullptr) {
+    PlannedCall call(op, info, *lookup.plan, stack);
+    return execute(call, call.plan.kind);
+  }
+  const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
+  // If planning throws, nothing is kept: the next such call is planned anew, and throws again.
+  CallPlan made = plan_call(op, info, arguments);
+  PlannedCall call(op, info,
+                   is_kept(made) ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
+                   stack);
+  execute(call, call.plan.kind);
+}
+
+// For the operators of all libraries, a user's included. Kernels of our own (UnboxedKernel, and
+// those in overrides/) are registered by name and come before it.
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace tessera::detail

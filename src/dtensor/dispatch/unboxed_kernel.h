@@ -1,0 +1,307 @@
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/impl/boxing.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "dispatch/call_cache.h"
+#include "dispatch/fallback.h"
+#include "dispatch/local_list.h"
+#include "execute/foreach.h"
+#include "tensor/below_autograd.h"
+#include "tensor/distributed_impl.h"
+#include "tensor/leaf_gradient.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/kernels/detail/fake_mode.h"
+
+namespace tessera::detail {
+
+/// The kernel of one operator with its arguments unboxed: a call whose plan is kept and of kind
+/// kDirect goes from the wrappers to the local tensors and back without a stack. Every other is
+/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops whose
+/// results are tensors; one without results writes to its first list.
+template <class Op, class Schema = typename Op::schema>
+class UnboxedKernel;
+
+template <class Op, class Result, class... Arguments>
+class UnboxedKernel<Op, Result(Arguments...)> {
+ public:
+  static void implement(torch::Library& library) {
+    const std::string overload = Op::overload_name;
+    const std::string name = overload.empty() ? Op::name : std::string(Op::name) + "." + overload;
+    library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(&call));
+  }
+
+ private:
+  static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
+  static constexpr bool kNothing = std::is_void_v<Result>;
+
+  template <class T>
+  static constexpr bool kIsList =
+      std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef>;
+
+  /// Looked up once, at the first call: the kernel is registered while libraries are being loaded.
+  static const c10::OperatorHandle& handle() {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return op;
+  }
+
+  /// What the dispatcher calls. An operator mode, and whatever has no plan that is_ready, take the
+  /// boxed way, where results are kept, arguments moved and plans made.
+  static Result call(Arguments... arguments) {
+    static const OperatorInfo& info = operator_info(handle());
+    if (active_operator_mode() != nullptr) [[unlikely]] {
+      return call_boxed([](auto& stack) { dispatch(handle(), stack); }, arguments...);
+    }
+    const CallCache::Lookup found = look_up(info, arguments...);
+    if (found.plan != nullptr && is_ready(*found.plan)) {
+      (keep_gradient_layouts(arguments), ...);
+      return run(info, *found.plan, arguments...);
+    }
+    return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
+  }
+
+  /// Encodes the arguments in schema order, which is that of Arguments. Comma folds go from left to
+  /// right.
+  static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
+    CallCache& cache = CallCache::of_thread();
+    CallKey& key = cache.key();
+    key.begin(info);
+    std::size_t i = 0;
+    (key.add(info.arguments[i++], arguments), ...);
+    return cache.look_up();
+  }
+
+  /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
+  static bool is_ready(const CallPlan& plan) {
+    if (plan.kind != PlanKind::kDirect) {
+      return false;
+    }
+    if constexpr (kInPlace || kNothing) {
+      return true;
+    }
+    return std::all_of(plan.outputs.begin(), plan.outputs.end(),
+                       [](const auto& output) { return output.spec != nullptr; });
+  }
+
+  /// For every distributed argument, as localize_arguments does on the boxed way. Arguments of
+  /// other types hold none.
+  template <class T>
+  static void keep_gradient_layouts(const T& argument) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      auto* impl = argument.defined() ? as_distributed(argument) : nullptr;
+      if (impl != nullptr) {
+        keep_gradient_layout(*impl, argument);
+      }
+    } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+      if (argument) {
+        keep_gradient_layouts(*argument);
+      }
+    } else if constexpr (kIsList<T>) {
+      for (const at::Tensor& tensor : argument) {
+        keep_gradient_layouts(tensor);
+      }
+    }
+  }
+
+  /// From the wrappers to the local tensors and back. `plan` stays in the cache meanwhile: the
+  /// kernel runs below our key, so no other call is looked up before the results are wrapped.
+  static Result run(const OperatorInfo& info, const CallPlan& plan, Arguments... arguments) {
+    std::size_t i = 0;
+    const auto localized = [&](auto& argument) -> decltype(auto) {
+      return local(plan, i++, argument);
+    };
+    // Braces fix the order of evaluation.
+    std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
+    if constexpr (kNothing) {
+      // Operators without a result write to their first argument, those in place return it.
+      const DirectForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
+      run_kernel(locals);
+      counts.bump();
+    } else if constexpr (kInPlace) {
+      run_kernel(locals);
+      return std::get<0>(std::tie(arguments...));
+    } else {
+      auto result = run_kernel(locals);
+      std::size_t output = 0;
+      wrap_outputs(result, [&](at::Tensor& tensor) {
+        tensor = wrap_output(info, plan.outputs[output++], std::move(tensor), arguments...);
+      });
+      return result;
+    }
+  }
+
+  /// Straight to the backend's kernel: the keys above it have been passed on the way here.
+  /// Redispatches if any key that isn't dense (conj, neg) is set, or in a FakeMode, whose key is
+  /// between.
+  template <class Locals>
+  static Result run_kernel(Locals& locals) {
+    BelowAutograd guard;
+    return std::apply(
+        [](auto&&... values) -> Result {
+          const auto keys =
+              (c10::DispatchKeySet() | ... | keys_of(values)) & c10::after_ADInplaceOrView_keyset;
+          return is_dense(keys) && !kernels::in_fake_mode() ? Op::redispatch(keys, values...)
+                                                            : Op::call(values...);
+        },
+        locals);
+  }
+
+  /// Whether `keys` are those of a backend alone. A lazy conjugation or negation has a kernel above
+  /// the backend's, which materialises it.
+  static bool is_dense(c10::DispatchKeySet keys) {
+    const auto dense =
+        c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
+    return (keys.raw_repr() & ~dense) == 0;
+  }
+
+  // The keys of a local argument; of what is no tensor none. A redispatch has to be told them:
+  // the dispatcher reads them off the arguments in a full call only.
+  static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
+  static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
+    return tensor ? tensor->key_set() : c10::DispatchKeySet();
+  }
+  static c10::DispatchKeySet keys_of(const LocalList& list) {
+    c10::DispatchKeySet keys;
+    for (const auto& tensor : list.tensors()) {
+      keys = keys | tensor.key_set();
+    }
+    return keys;
+  }
+  template <class T>
+  static c10::DispatchKeySet keys_of(const T&) {
+    return {};
+  }
+
+  // Calls `wrap` on every tensor of a result in the order in which a plan counts its outputs.
+  template <class Wrap>
+  static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
+    wrap(result);
+  }
+  template <class Wrap>
+  static void wrap_outputs(std::vector<at::Tensor>& results, const Wrap& wrap) {
+    for (auto& result : results) {
+      wrap(result);
+    }
+  }
+  template <class Wrap, class... Tensors>
+  static void wrap_outputs(std::tuple<Tensors...>& results, const Wrap& wrap) {
+    std::apply([&](auto&... each) { (wrap(each), ...); }, results);
+  }
+
+  /// A distributed tensor of one local result. An operator may leave a result undefined.
+  static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
+                                at::Tensor result, const Arguments&... arguments) {
+    const auto& spec = output.spec;
+    if (!result.defined()) {
+      return result;
+    }
+    if (info.viewed >= 0) {
+      share_version(result, std::get<0>(std::tie(arguments...)));
+    }
+    if (result.scalar_type() == spec->dtype) [[likely]] {
+      return wrap(std::move(result), spec);
+    }
+    // The type may depend on what no key has, such as libtorch's default type. The plan keeps
+    // the type of its first call.
+    auto other = *spec;
+    other.dtype = result.scalar_type();
+    return wrap(std::move(result), intern_spec(std::move(other)));
+  }
+
+  /// A view counts its writes where the viewed tensor does, as autograd expects. libtorch sees to
+  /// that in ADInplaceOrView, which lies above the kernel and was passed with the wrappers. Tensors
+  /// made in inference mode count no writes.
+  template <class Base>
+  static void share_version(const at::Tensor& view, const Base& base) {
+    if constexpr (std::is_same_v<Base, at::Tensor>) {
+      const auto* impl = as_distributed(base);
+      if (impl == nullptr || view.is_inference() || impl->local().is_inference()) {
+        return;
+      }
+      view.unsafeGetTensorImpl()->set_version_counter(
+          impl->local().unsafeGetTensorImpl()->version_counter());
+    }
+  }
+
+  /// The call on a stack, with `dispatch_stack` to run it: the slow way, with an allocation for the
+  /// stack and a count for every tensor on it.
+  template <class Dispatch>
+  static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
+    torch::jit::Stack stack;
+    (push(stack, arguments), ...);
+    dispatch_stack(stack);
+    if constexpr (kInPlace) {
+      return std::get<0>(std::tie(arguments...));
+    } else if constexpr (!kNothing) {
+      return c10::impl::PopResult<Result>::call(stack);
+    }
+  }
+
+  template <class T>
+  static void push(torch::jit::Stack& stack, const T& argument) {
+    torch::jit::push_one(stack, argument);
+  }
+  static void push(torch::jit::Stack& stack, const at::ITensorListRef& list) {
+    stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
+  }
+
+  // What the operator gets on the local tensors.
+
+  template <class List>
+    requires kIsList<List>
+  static LocalList local(const CallPlan&, std::size_t, const List& argument) {
+    LocalList list(argument.size());
+    for (const auto& tensor : argument) {
+      list.add(local_or_self(tensor));
+    }
+    return list;
+  }
+
+  template <class T>
+    requires(!kIsList<T>)
+  static const T& local(const CallPlan&, std::size_t, const T& argument) {
+    return argument;
+  }
+  // The argument that an operator in place writes to. The cast takes away only the const with
+  // which the wrapper shows its local tensor.
+  static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
+    return const_cast<at::Tensor&>(local_or_self(argument));
+  }
+  static const at::Tensor& local(const CallPlan&, std::size_t, const at::Tensor& argument) {
+    return local_or_self(argument);
+  }
+  static std::optional<at::Tensor> local(const CallPlan&, std::size_t,
+                                         const std::optional<at::Tensor>& argument) {
+    return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
+  }
+  // Global sizes, as view takes them, become the local ones that the plan has in their place.
+  static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
+                                   const c10::SymIntArrayRef& argument) {
+    for (const auto& rewritten : plan.rewritten) {
+      if (static_cast<std::size_t>(rewritten.argument) == i) {
+        return c10::fromIntArrayRefUnchecked(*rewritten.sizes);
+      }
+    }
+    return argument;
+  }
+  static const at::Tensor& local_or_self(const at::Tensor& argument) {
+    const auto* impl = argument.defined() ? as_distributed(argument) : nullptr;
+    return impl != nullptr ? impl->local() : argument;
+  }
+};
+
+}  // namespace tessera::detail

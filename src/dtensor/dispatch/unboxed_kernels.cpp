@@ -1,0 +1,88 @@
+// The operators that a training step calls most, without a stack: what an entry saves is about a
+// microsecond a call, what it costs is the time to compile it. Nothing else depends on the list.
+
+#include "dispatch/unboxed_kernel.h"
+
+#include <ATen/ops/_foreach_add_ops.h>
+#include <ATen/ops/_foreach_addcdiv_ops.h>
+#include <ATen/ops/_foreach_addcmul_ops.h>
+#include <ATen/ops/_foreach_div_ops.h>
+#include <ATen/ops/_foreach_lerp_ops.h>
+#include <ATen/ops/_foreach_mul_ops.h>
+#include <ATen/ops/_foreach_sqrt_ops.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
+#include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/stack_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+
+#include "views/view_geometry.h"
+
+namespace tessera::detail {
+
+namespace {
+
+/// As run_operator has it of Trait::kUnsafeView.
+struct UnsafeViewOfPart : at::_ops::_unsafe_view {
+  static at::Tensor call(const at::Tensor& part, c10::SymIntArrayRef sizes) {
+    return at::_ops::_unsafe_view::call(viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)), sizes);
+  }
+  static at::Tensor redispatch(c10::DispatchKeySet keys, const at::Tensor& part,
+                               c10::SymIntArrayRef sizes) {
+    return at::_ops::_unsafe_view::redispatch(keys, viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)),
+                                              sizes);
+  }
+};
+
+template <class... Ops>
+void implement(torch::Library& library) {
+  (UnboxedKernel<Ops>::implement(library), ...);
+}
+
+// In groups: pointwise, products, reductions, views and joins, optimizers.
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  using namespace at::_ops;
+  implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
+            mul__Tensor, div_Tensor, div__Tensor, neg, silu, silu_backward, rsqrt,
+            pow_Tensor_Scalar>(library);
+  implement<mm, bmm, addmm, embedding, _scaled_dot_product_flash_attention_for_cpu,
+            _scaled_dot_product_flash_attention_for_cpu_backward>(library);
+  implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax, _log_softmax_backward_data>(library);
+  implement<view, UnsafeViewOfPart, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
+            select_int, slice_Tensor, split_Tensor, cat, at::_ops::stack, at::_ops::clone>(library);
+  implement<_foreach_add__List, _foreach_add__Scalar, _foreach_mul__List, _foreach_mul__Scalar,
+            _foreach_mul__Tensor, _foreach_div__List, _foreach_sqrt_, _foreach_lerp__Scalar,
+            _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar>(library);
+}
+
+}  // namespace
+}  // namespace tessera::detail

@@ -1,0 +1,200 @@
+// The first two steps of run_local: what the operator gets.
+
+#include <ATen/ops/empty_strided.h>
+
+#include "execute/run_local.h"
+#include "tensor/autograd_functions.h"
+#include "tensor/below_autograd.h"
+#include "tensor/distributed_impl.h"
+#include "tensor/leaf_gradient.h"
+#include "tessera/core/error.h"
+#include "views/view_geometry.h"
+
+namespace tessera::detail {
+namespace {
+
+/// Counts the call's tensors as it goes, for a plan knows its inputs by their numbers.
+class Localizer {
+ public:
+  explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
+
+  /// Replaces an argument on the stack by what the operator gets. Arguments without tensors stay,
+  /// and None too.
+  void localize_argument(c10::IValue& value, std::size_t argument) {
+    using Kind = OperatorInfo::ArgumentKind;
+    const Kind kind = info_.arguments[argument];
+    if (kind == Kind::kTensor) {
+      if (value.isTensor() && value.toTensor().defined()) {
+        value = localize(value.toTensor(), argument);
+      }
+    } else if (kind == Kind::kTensorList && value.isTensorList()) {
+      value = localize_list(std::move(value), argument);
+    } else if (kind == Kind::kOptionalTensorList && value.isList()) {
+      value = localize_optional_list(value, argument);
+    }
+  }
+
+ private:
+  /// A tensor of the call that has been redistributed, and is only read.
+  struct Moved {
+    at::Tensor from;
+    LayoutPtr target;
+    at::Tensor to;
+  };
+
+  c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
+    auto tensors = std::move(list).toTensorList();
+    // The caller's list stays as it is; one that only the stack holds can be reused.
+    if (tensors.use_count() > 1) {
+      tensors = tensors.copy();
+    }
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor tensor = tensors.get(i);
+      if (tensor.defined()) {
+        tensors.set(i, localize(tensor, argument));
+      }
+    }
+    return tensors;
+  }
+
+  /// A new list, as the caller's stays what it is. Elements that are None have no number in the
+  /// plan.
+  c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
+                                                              std::size_t argument) {
+    c10::List<std::optional<at::Tensor>> locals;
+    for (const c10::IValue& element : list.toListRef()) {
+      const bool defined = element.isTensor() && element.toTensor().defined();
+      locals.push_back(defined ? std::optional(localize(element.toTensor(), argument))
+                               : std::nullopt);
+    }
+    return locals;
+  }
+
+  /// The local tensor that the operator gets for `tensor`, the next of the call. What later steps
+  /// need of it is noted in the run: what is written, what a local call takes.
+  at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
+    const CallPlan::Input& input = plan_.inputs[next_input_];
+    DistributedTensorImpl* impl = as_distributed(tensor);
+    if (impl != nullptr) {
+      keep_gradient_layout(*impl, tensor);
+      check_detached(*impl, tensor, argument);
+      if (plan_.seeded) {
+        run_.device = impl->local().device();
+      }
+    }
+    at::Tensor local = impl != nullptr ? impl->local() : tensor;
+    // What a detached view holds keeps its sizes: others may be views of it.
+    if (info_.changes_shape && input.detached) {
+      local = plain_alias(local);
+    }
+    if (run_.recorded && tensor.requires_grad()) {
+      local = with_gradient(tensor, input);
+    } else if (input.plan) {
+      local = moved(local, input);
+    }
+    // The operator may resize what is empty: on this rank alone, or into memory that another tensor
+    // begins in. A redistribution leaves an empty tensor where it lies.
+    if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
+      local = local.clone();
+    }
+    if (plan_.local_call) {
+      run_.locals.push_back(local);
+    }
+    if (input.written != nullptr) {
+      run_.written.push_back({tensor, local, next_input_});
+    }
+    ++next_input_;
+    return local;
+  }
+
+  /// A local tensor whose gradient goes to `tensor`, a plain one too: every rank has a term of it.
+  at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
+    const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
+    return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
+  }
+
+  /// A view that holds a copy is readable until its base is written; what is written to it goes on
+  /// to its base (write_back).
+  void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
+                      std::size_t argument) {
+    if (!impl.detached_view()) {
+      return;
+    }
+    check_readable(impl, info_.name);
+    if (!info_.is_written(argument)) {
+      return;
+    }
+    if (info_.changes_shape) {
+      TESSERA_CHECK(
+          plan_.has_rule && !run_.is_moved(), info_.name,
+          " changes the sizes of a view that had to be gathered, which would part it "
+          "from the viewed tensor: take a view of that with the wanted sizes, or a clone");
+      return;
+    }
+    check_writable(impl, info_.name);
+    run_.written_views.push_back(tensor);
+  }
+
+  /// `local`, brought to where `input` is wanted.
+  at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
+    for (const Moved& done : moved_) {  // as cat({x, x}) has it
+      if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
+        return done.to;
+      }
+    }
+    at::Tensor result = redistributed(local, input);
+    if (input.written == nullptr) {
+      moved_.push_back({local, input.target, result});
+    } else {
+      result = expand_stride_zero(result, input.spec->strides);
+    }
+    // Type promotion asks for it.
+    if (local.unsafeGetTensorImpl()->is_wrapped_number()) {
+      result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    return result;
+  }
+
+  /// The steps of the plan. Without a rule also the strides of the whole tensor, which cost a copy
+  /// where the gathered one has others.
+  at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
+    at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
+    // The default runs the operator as one rank would, strides included.
+    if (plan_.has_rule || result.strides() == input.spec->strides) {
+      return result;
+    }
+    const BelowAutograd guard;
+    auto strided = at::empty_strided(input.spec->sizes, input.spec->strides, result.options());
+    copy_to_stride_zero(strided, result);
+    return strided;
+  }
+
+  LocalRun& run_;
+  const OperatorInfo& info_;
+  const CallPlan& plan_;
+  std::size_t next_input_ = 0;
+  // Few: only tensors that move, and a call names most of them once.
+  c10::SmallVector<Moved, 2> moved_;
+};
+
+}  // namespace
+
+// Arguments are replaced on the stack one by one: each is the last to use its wrapper there.
+void localize_arguments(LocalRun& run) {
+  Localizer localizer(run);
+  for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {
+    localizer.localize_argument(run.call.stack[run.call.first + i], i);
+  }
+}
+
+void rewrite_arguments(LocalRun& run) {
+  // First the offset: it is found from the local tensor, not from what is rewritten.
+  if (run.call.info.storage_offset >= 0) {
+    add_local_storage_offset(run.call.info, run.call.plan, run.call.arguments());
+  }
+  for (const CallPlan::Rewritten& rewritten : run.call.plan.rewritten) {
+    run.call.argument(rewritten.argument) = rewritten.value;
+  }
+}
+
+}  // namespace tessera::detail

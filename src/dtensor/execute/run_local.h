@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <span>
+#include <vector>
+
+#include "plan/call_plan.h"
+
+namespace tessera::detail {
+
+/// Runs a call on the local tensors, as the kinds kDirect, kLocal, kFailTogether, kAgreed and
+/// kRecorded of its plan say. Collective if the plan moves data, and as kFailTogether.
+void run_local(PlannedCall& call, PlanKind kind);
+
+/// Runs a call that may throw, for what it finds in the values, on some ranks alone: run_local,
+/// then one all-reduce of one number over the whole mesh. True if no rank threw c10::Error. Else
+/// the stack holds the call's arguments, replicated: the same call of those throws on every rank,
+/// and speaks of the whole. Collective.
+bool run_agreed(PlannedCall& call);
+
+/// Whether gradients are wanted of a call of which autograd has recorded nothing: of the kernel of
+/// an operator that autograd does not know (kRecorded). Throws Error, on all ranks, for an operator
+/// whose kernel cannot be recorded on local tensors in its place.
+bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
+
+/// One call on its way through the steps of run_local, and what they hand on to one another.
+struct LocalRun {
+  explicit LocalRun(PlannedCall& call);
+
+  PlannedCall& call;
+  bool recorded = false;  ///< autograd records the operator on the local tensors (kRecorded)
+  /// What the results that are written arguments will be, as the caller passed it.
+  c10::SmallVector<c10::IValue, 2> returned;
+  at::Tensor viewed;  ///< by the results of a view operator
+
+  /// A tensor whose new value the operator leaves elsewhere, or in another layout than its own.
+  struct Written {
+    at::Tensor original;  ///< as the caller passed it
+    at::Tensor local;     ///< what the operator writes to
+    std::size_t input;    ///< its number among the call's tensors
+  };
+  c10::SmallVector<Written, 2> written;
+  std::vector<at::Tensor> written_views;    ///< detached ones, whose base is to be written as well
+  std::vector<at::Tensor> locals;           ///< of all tensors, where a local call takes them
+  c10::Device device = c10::kCPU;           ///< that random numbers are drawn on
+  std::vector<c10::IValue> view_arguments;  ///< local ones, with which a moved view is taken again
+
+  /// Whether the tensor that a view operator views was brought elsewhere first: the result is a
+  /// view of a copy.
+  bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
+};
+
+// The steps, in order.
+
+/// Puts local tensors in the place of the arguments, redistributed as the plan says. Collective if
+/// it moves data.
+void localize_arguments(LocalRun& run);
+/// Arguments that speak of sizes or memory are made to speak of the local tensors'.
+void rewrite_arguments(LocalRun& run);
+/// The operator, or what the plan runs instead. Not collective.
+void run_operator(LocalRun& run);
+/// Brings what was written to where it belongs. Collective only for written_views.
+void write_back(LocalRun& run);
+/// Makes distributed tensors of the results.
+void wrap_results(LocalRun& run);
+
+/// Of a local tensor that is a whole one, where there is no rule.
+TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
+
+}  // namespace tessera::detail

@@ -1,0 +1,205 @@
+// The last step of run_local: distributed tensors of the local results.
+
+#include "execute/run_local.h"
+#include "tensor/autograd_functions.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+/// Counts the results as it goes, those in lists one by one, for so a plan counts its outputs.
+class ResultWrapper {
+ public:
+  explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
+
+  /// Replaces a result on the stack by what the caller gets. An undefined result stays, and counts.
+  void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
+    if (returned.written >= 0) {
+      give_back(value, std::move(run_.returned[next_returned_++]));
+    } else if (value.isTensor()) {
+      if (value.toTensor().defined()) {
+        value = wrap_tensor(std::move(value).toTensor());
+      }
+      ++output_;
+    } else if (value.isTensorList()) {
+      value = wrap_list(value.toTensorVector());
+    }
+  }
+
+ private:
+  c10::List<at::Tensor> wrap_list(std::vector<at::Tensor> results) {
+    c10::List<at::Tensor> wrapped;
+    wrapped.reserve(results.size());
+    for (at::Tensor& result : results) {
+      wrapped.push_back(result.defined() ? wrap_tensor(std::move(result)) : at::Tensor());
+      ++output_;
+    }
+    return wrapped;
+  }
+
+  /// An in-place result is the tensor that was passed. Where its shape has changed, its wrapper
+  /// takes the new local tensor and the spec that belongs to it; a detached view becomes a view of
+  /// what it was before.
+  void give_back(c10::IValue& value, c10::IValue original) {
+    DistributedTensorImpl* impl =
+        info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
+    if (impl != nullptr) {
+      at::Tensor local = value.toTensor();
+      TensorSpecPtr spec = spec_of(local);
+      const auto view = impl->detached_view() ? view_of_former(*impl) : nullptr;
+      impl->replace(std::move(local), std::move(spec));
+      if (view != nullptr) {
+        impl->set_detached_view(view);
+      }
+    }
+    ++output_;
+    value = std::move(original);
+  }
+
+  /// The spec is found before the local tensor is made contiguous: its strides are those that the
+  /// plan says, whatever the kernel chose.
+  at::Tensor wrap_tensor(at::Tensor local) {
+    TensorSpecPtr spec = spec_of(local);
+    if (run_.recorded && local.requires_grad()) {
+      return wrap_recorded(local, *spec);
+    }
+    if (plan_.has_rule && plan_.outputs[output_].contiguous) {
+      local = local.contiguous();
+    }
+    return info_.viewed < 0 ? wrap(std::move(local), std::move(spec))
+                            : wrap_view(std::move(local), std::move(spec));
+  }
+
+  /// Every term of a sum has the gradient of the sum. Of what another reduction passes on, its
+  /// terms would have to be asked.
+  at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
+    for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
+      TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
+                    " of which a gradient is wanted, and the operators that its kernel is made of "
+                    "give that of a sum only: implement it for DispatchKey::Autograd, or call it "
+                    "in a NoGradGuard");
+    }
+    return from_local_with_gradient(local, spec.sharding, spec.sizes,
+                                    gradient_layout(spec.sharding.layout));
+  }
+
+  /// A view of a local tensor that was not moved shares its version counter, as views do. One of a
+  /// copy, or of a view that holds a copy, gets the state that leads its reads and writes to the
+  /// base (detached_view.h). Inference tensors have no counter to share.
+  at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
+    const DistributedTensorImpl* base =
+        run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
+    if (base == nullptr) {
+      return wrap(std::move(local), std::move(spec));
+    }
+    const bool detached = run_.is_moved() || base->detached_view() != nullptr;
+    if (!detached && !local.is_inference() && !base->local().is_inference()) {
+      local.unsafeGetTensorImpl()->set_version_counter(
+          base->local().unsafeGetTensorImpl()->version_counter());
+    }
+    at::Tensor result = wrap(std::move(local), std::move(spec));
+    if (detached) {
+      as_distributed(result)->set_detached_view(detached_view());
+    }
+    return result;
+  }
+
+  /// What the view needs to be taken of its base again, once the base was written through it.
+  DetachedViewPtr detached_view() {
+    DetachedViewPtr view = detached_view_of(run_.viewed);
+    if (!run_.is_moved()) {
+      return view;
+    }
+    const CallPlan::Input& input = plan_.inputs.front();
+    const auto viewed = static_cast<std::size_t>(info_.viewed);
+    std::optional<std::vector<std::int64_t>> strides;
+    if (!plan_.has_rule) {
+      strides = input.spec->strides;
+    }
+    run_.view_arguments[viewed] = {};  // its copy is not needed any more
+    view->replay = std::make_shared<DetachedView::Replay>(DetachedView::Replay{
+        plan_.local_call ? plan_.local_call->op : run_.call.op, run_.view_arguments, viewed,
+        output_, input.target, std::move(strides)});
+    return view;
+  }
+
+  /// The spec of result number output_: after the first call of a plan a look into it, without any
+  /// hashing.
+  TensorSpecPtr spec_of(const at::Tensor& local) {
+    if (!plan_.has_rule) {
+      return replicated_spec(plan_, local);
+    }
+    TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
+                  " names too few outputs");
+    CallPlan::Output& output = plan_.outputs[output_];
+    // An output of which the rule knows nothing but that all ranks have it (seeds of attention).
+    if (output.layout == nullptr) {
+      return replicated_spec(plan_, local);
+    }
+    // The type may depend on what no key has, as on the default type of libtorch.
+    if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
+      output.spec = first_spec(output, local);
+    }
+    return output.spec;
+  }
+
+  /// The type and the order of dimensions in memory are known once a kernel has run. Sizes that the
+  /// rule does not know are those of the local result, since such dimensions are not sharded. The
+  /// check finds wrong rules at their first call.
+  TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
+    const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
+    for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {
+      if (output.sizes[dim] < 0) {
+        output.sizes[dim] = local.size(static_cast<std::int64_t>(dim));
+      }
+    }
+    const std::vector<std::int64_t> expected = local_sizes(sharding, output.sizes);
+    TESSERA_CHECK(local.sizes() == expected, "internal: the rule of ", info_.name,
+                  " expects a local "
+                  "result of sizes ",
+                  c10::IntArrayRef(expected), ", found ", local.sizes());
+    return intern_spec({sharding, output.sizes, strides_of(output, local), local.scalar_type()});
+  }
+
+  /// Of the whole result: those of a view are planned; else the order of dimensions that the kernel
+  /// chose, unless ranks might not agree on that.
+  static std::vector<std::int64_t> strides_of(const CallPlan::Output& output,
+                                              const at::Tensor& local) {
+    if (output.strides) {
+      return *output.strides;
+    }
+    return output.contiguous ? contiguous_strides(output.sizes)
+                             : strides_in_order_of(output.sizes, local.strides());
+  }
+
+  LocalRun& run_;
+  const OperatorInfo& info_;
+  CallPlan& plan_;
+  std::size_t output_ = 0;
+  std::size_t next_returned_ = 0;
+};
+
+}  // namespace
+
+// Sizes and strides are the local ones, for the local tensor is all of it.
+TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local) {
+  const LayoutPtr layout =
+      Layout::replicated(plan.replicated.layout->mesh_sizes(), static_cast<int>(local.dim()));
+  return intern_spec({{plan.replicated.mesh, layout},
+                      local.sizes().vec(),
+                      local.strides().vec(),
+                      local.scalar_type()});
+}
+
+// The results are the last values of the stack, and no argument of the call is below them any more.
+void wrap_results(LocalRun& run) {
+  const auto& returns = run.call.info.returns;
+  const std::size_t first = run.call.stack.size() - returns.size();
+  ResultWrapper wrapper(run);
+  for (std::size_t r = 0; r < returns.size(); ++r) {
+    wrapper.wrap_result(run.call.stack[first + r], returns[r]);
+  }
+}
+
+}  // namespace tessera::detail

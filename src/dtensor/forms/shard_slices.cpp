@@ -1,0 +1,142 @@
+// The arithmetic and the reductions that all forms share. What is counted here decides between a
+// form and a rule, so it counts as Step::bytes does: what one rank sends at most.
+
+#include "forms/shard_slices.h"
+
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <numeric>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/iota.hpp>
+
+#include "redistribute/redistribute.h"
+#include "tensor/autograd_functions.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::detail {
+namespace {
+
+bool contains(const Dims& dims, std::int64_t dim) {
+  return std::ranges::find(dims, dim) != dims.end();
+}
+
+}  // namespace
+
+const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
+  if (!call.call.has_tensor(arg)) {
+    return nullptr;
+  }
+  const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
+  const auto* impl = as_distributed(call.tensors[index]);
+  // A partial tensor's elements are not known before they are reduced: the rule has that.
+  return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
+}
+
+const DistributedTensorImpl& impl_of(const at::Tensor& tensor) {
+  return *as_distributed(tensor);
+}
+
+Dims all_dims(std::int64_t ndim) {
+  return ranges::views::iota(std::int64_t{0}, ndim) | ranges::to<Dims>();
+}
+
+Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim) {
+  auto dims = call.integers(arg);
+  if (dims.empty()) {
+    return all_dims(ndim);
+  }
+  for (auto& dim : dims) {
+    dim += dim < 0 ? ndim : 0;
+  }
+  std::ranges::sort(dims);
+  return dims;
+}
+
+std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims) {
+  std::vector<int> result;
+  for (const auto dim : dims) {
+    const auto own = layout->mesh_dims_of(static_cast<int>(dim));
+    result.insert(result.end(), own.begin(), own.end());
+  }
+  return result;
+}
+
+std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims) {
+  return std::accumulate(mesh_dims.begin(), mesh_dims.end(), std::int64_t{1},
+                         [&](std::int64_t size, int m) {
+                           return size * layout->mesh_sizes()[static_cast<std::size_t>(m)];
+                         });
+}
+
+std::int64_t numel_along(const TensorSpec& spec, const Dims& dims) {
+  std::int64_t count = 1;
+  for (const auto dim : dims) {
+    count *= spec.sizes[static_cast<std::size_t>(dim)];
+  }
+  return count;
+}
+
+std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {
+  const auto layout = spec.sharding.layout;
+  // The first coordinate has the largest shard.
+  const std::vector<std::int64_t> first(layout->mesh_sizes().size(), 0);
+  const auto sizes = local_sizes(*layout, spec.sizes, first);
+  std::int64_t count = 1;
+  for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
+    if (!contains(dims, static_cast<std::int64_t>(dim))) {
+      count *= size;
+    }
+  }
+  return count;
+}
+
+double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements) {
+  const auto layout = spec.sharding.layout;
+  const auto ranks = static_cast<double>(group_size(layout, sharding_mesh_dims(layout, dims)));
+  // A reduce-scatter and an all-gather: in each, a rank's own part stays with it.
+  return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
+}
+
+ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
+                         std::optional<ReduceOp> partial) {
+  const auto layout = spec.sharding.layout;
+  ReducedSpec result;
+  Layout::Dims digits;
+  for (std::size_t dim = 0; dim < spec.sizes.size(); ++dim) {
+    const bool gone = contains(dims, static_cast<std::int64_t>(dim));
+    if (gone && !keepdim) {
+      continue;
+    }
+    result.sizes.push_back(gone ? 1 : spec.sizes[dim]);
+    digits.push_back(gone ? std::vector<Digit>{} : layout->dims()[dim]);
+  }
+  std::vector<PartialDim> partials;
+  if (partial) {
+    for (const int m : sharding_mesh_dims(layout, dims)) {
+      partials.push_back({m, *partial});
+    }
+  }
+  result.layout = Layout::intern(layout->mesh_sizes(), std::move(digits), std::move(partials));
+  return result;
+}
+
+at::Tensor reduce_partial(const at::Tensor& tensor) {
+  const auto& impl = impl_of(tensor);
+  const auto& spec = impl.spec();
+  // gradient_layout: the layout without its partials.
+  const auto target = gradient_layout(spec->sharding.layout);
+  if (target == spec->sharding.layout) {
+    return tensor;
+  }
+  return make_distributed(redistribute_local(impl.local(), spec, target),
+                          {spec->sharding.mesh, target}, spec->sizes);
+}
+
+std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors) {
+  // Stacked along a new dimension, in which all are whole: their layouts stay as they are.
+  return reduce_partial(at::stack(tensors)).unbind();
+}
+
+}  // namespace tessera::detail

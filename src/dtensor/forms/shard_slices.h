@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/bound_call.h"
+#include "tensor/distributed_impl.h"
+
+namespace tessera::detail {
+
+// What forms have in common: how much of a tensor ranks hold, and what a reduction of it looks
+// like.
+
+using Dims = std::vector<std::int64_t>;
+
+/// The distributed tensor that argument `arg` is; nullptr if it is None, plain, or partial, which
+/// no form takes.
+const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
+/// The impl of a tensor that must be distributed.
+const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
+
+/// The dimensions that argument `arg` names, from 0, ascending; all if it is None or empty.
+Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
+Dims all_dims(std::int64_t ndim);
+
+/// The mesh dimensions that shard one of `dims`, in the order of the dimensions and their digits.
+std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
+/// The number of ranks in a group over `mesh_dims`.
+std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
+
+/// The number of elements along `dims`, globally: those that one result of a reduction is made of.
+std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
+/// The number of results of a reduction over `dims` on the rank with the largest shard.
+std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
+/// The bytes that one rank sends in an all-reduce of `elements` elements over the ranks that shard
+/// `dims`.
+double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
+
+/// The sizes and layout of the result of a reduction over `dims`. With `partial` it is partial over
+/// the mesh dimensions that shard them.
+struct ReducedSpec {
+  std::vector<std::int64_t> sizes;
+  LayoutPtr layout = nullptr;
+};
+ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
+                         std::optional<ReduceOp> partial = {});
+
+/// `tensor` with its partials reduced. Collective if there are any. Below autograd.
+at::Tensor reduce_partial(const at::Tensor& tensor);
+/// Likewise for several tensors of one shape and layout, with one collective.
+std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);
+
+}  // namespace tessera::detail

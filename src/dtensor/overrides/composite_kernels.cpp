@@ -1,0 +1,188 @@
+// Composite operators whose composition in libtorch does not work on distributed tensors. Each
+// takes libtorch's own path for plain ones; the operators of a composition come back to the
+// fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <torch/library.h>
+
+#include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/kron.h>
+#include <ATen/ops/kron_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/bound_call.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+
+namespace tessera::detail {
+namespace {
+
+// Those that read a tensor argument on the host, as lengths or indices. A distributed one has no
+// memory to read: it is gathered first.
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
+}
+
+bool all_distributed(std::initializer_list<at::Tensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
+}
+
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
+                                     std::int64_t dim) {
+  return at::compositeimplicitautograd::tensor_split(self, on_host(where), dim);
+}
+
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
+                    const at::Tensor& input_lengths, const at::Tensor& target_lengths,
+                    std::int64_t blank, std::int64_t reduction, bool zero_infinity) {
+  // The loss is divided by the gathered lengths, which are plain and equal on all ranks.
+  std::optional<ReplicationScope> scope;
+  if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
+    scope.emplace();
+  }
+  return at::compositeimplicitautograd::ctc_loss(log_probs, targets, on_host(input_lengths),
+                                                 on_host(target_lengths), blank, reduction,
+                                                 zero_infinity);
+}
+
+// Those that run a CPU kernel of their own where no gradient is wanted. A distributed tensor has no
+// memory for that kernel: it takes the operators that autograd would see.
+
+at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  if (!tessera::is_distributed(self)) {
+    return at::compositeimplicitautograd::max_pool1d(self, kernel_size, stride, padding, dilation,
+                                                     ceil_mode);
+  }
+  return std::get<0>(
+      at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// Those that write to their `out` through operators that the dispatcher does not know as views
+// (_unsafe_view, set_). For a distributed `out` the result is computed and copied.
+
+/// Where libtorch would resize `out`, a distributed one cannot follow: its layout may not fit other
+/// sizes.
+at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
+  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
+                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
+  return out.copy_(result);
+}
+
+at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
+  if (!tessera::is_distributed(out)) {
+    return at::compositeimplicitautograd::kron_out(out, self, other);
+  }
+  return copy_to(out, at::kron(self, other), "aten::kron.out");
+}
+
+at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
+  if (!tessera::is_distributed(out)) {
+    return at::compositeimplicitautograd::matmul_out(out, self, other);
+  }
+  return copy_to(out, at::matmul(self, other), "aten::matmul.out");
+}
+
+// Gradient formulas that begin with a plain tensor of zeros, into which a distributed gradient
+// would have to be gathered. Here the zeros have the gradient's layout.
+
+/// The backward of max.dim, sort, topk and others: each gradient goes to the element that was
+/// selected.
+at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
+                                              const at::Tensor& indices,
+                                              c10::SymIntArrayRef symbolic_sizes, bool keepdim) {
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic_sizes);
+  if (!tessera::is_distributed(gradient) || !tessera::is_distributed(indices)) {
+    return at::compositeimplicitautograd::value_selecting_reduction_backward(gradient, dim, indices,
+                                                                             sizes, keepdim);
+  }
+  const bool kept = keepdim || sizes.empty();
+  const auto values = kept ? gradient : gradient.unsqueeze(dim);
+  return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
+}
+
+// Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
+// same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
+
+/// Whether the caller passed a distributed tensor, and no plain one (of more than one element):
+/// whether such a plain tensor counts as replicated is the caller's choice.
+bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
+  const auto fits = [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
+  };
+  return std::ranges::any_of(tensors, tessera::is_distributed) &&
+         std::ranges::all_of(tensors, fits);
+}
+
+void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                      torch::jit::Stack* stack) {
+  const auto& info = operator_info(op);
+  const auto count = info.arguments.size();
+  const auto tensors = bind_call(info, std::span<const c10::IValue>(*stack).last(count)).tensors;
+  std::optional<ReplicationScope> scope;
+  if (has_only_distributed(tensors)) {
+    scope.emplace();
+  }
+  // On to libtorch's composite kernel, as if this key had no kernel of ours: the operators that it
+  // is made of come back here one by one.
+  c10::DispatchKeySet keys;
+  for (const auto& tensor : tensors) {
+    keys = keys | tensor.key_set();
+  }
+  const auto below =
+      c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+/// The names stand in the table alone, so that operators are added there.
+void implement_in_scope(torch::Library& library) {
+  for (const TraitRow& row : trait_rows()) {
+    if (row.trait != Trait::kHelperTensors) {
+      continue;
+    }
+    for (const std::string& name : names_in(row)) {
+      library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_in_scope>());
+    }
+  }
+}
+
+void implement_composite_kernels(torch::Library& library) {
+  library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
+  library.impl("ctc_loss.Tensor", &ctc_loss);
+  library.impl("max_pool1d", &max_pool1d);
+  library.impl("kron.out", &kron_out);
+  library.impl("matmul.out", &matmul_out);
+  library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
+  implement_in_scope(library);
+}
+
+// On all keys at which a call may arrive: above autograd, where a composite operator is taken
+// apart, and below it.
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  implement_composite_kernels(library);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  implement_composite_kernels(library);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  implement_composite_kernels(library);
+}
+
+}  // namespace
+}  // namespace tessera::detail

@@ -1,0 +1,57 @@
+// Operators that skip the fallback: they only touch the wrapper, so that there is nothing to plan
+// and no key to encode.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/detach.h>
+#include <torch/library.h>
+
+#include "tensor/below_autograd.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+at::Tensor detach(const at::Tensor& self) {
+  const auto* impl = as_distributed(self);
+  if (impl == nullptr) {
+    // An operator mode or a MetaDevice scope brings plain tensors here, too.
+    BelowFallback guard;
+    return at::detach(self);
+  }
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+}
+
+/// Of global sizes: the wrapper's.
+bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
+  return self.sizes() == other.sizes();
+}
+
+/// set_data asks this, and would copy the dispatch key of a distributed tensor to a plain one.
+bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
+  const bool ours = as_distributed(self) != nullptr;
+  TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
+                ours ? "distributed tensor and a plain one" : "plain tensor and a distributed one",
+                ": assign a new tensor, or copy_ the values");
+  return ours || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  library.impl("detach", &detach);
+  library.impl("is_same_size", &is_same_size);
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+
+// set_data asks with autograd's keys on: for a plain tensor the question comes to us by these only.
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
+  library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
+}
+
+}  // namespace
+}  // namespace tessera::detail

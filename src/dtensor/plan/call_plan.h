@@ -1,0 +1,135 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dispatch/operator_info.h"
+#include "forms/form.h"
+#include "redistribute/redistribute.h"
+#include "tensor/tensor_spec.h"
+
+namespace tessera::detail {
+
+/// How a call is run. Decided by plan_call from what is in the call's key; the switch in
+/// fallback.cpp runs it.
+enum class PlanKind : std::uint8_t {
+  kPlain,          ///< nothing is distributed: the operator itself, below our key
+  kDecomposed,     ///< the operator is written in terms of others, each of which is dispatched
+  kDirect,         ///< the operator on the local tensors, the results wrapped: nothing else
+  kLocal,          ///< the same, with arguments redistributed or rewritten and writes brought back
+  kFailTogether,   ///< kLocal; if it throws on one rank, all throw
+  kAgreed,         ///< kLocal; then ranks ask each other whether it threw: if so, it runs gathered
+  kForm,           ///< another way to run the operator, which sends less (form.h)
+  kRandomInplace,  ///< random numbers by the global element, into the tensor
+  kNativeDropout,  ///< the same for dropout
+  // These ask what no key says: which tensors the arguments are, whether their gradients are
+  // wanted. What they find decides between what their name says and CallPlan::otherwise.
+  kForeach,        ///< position by position, if one writes what another one uses
+  kBackwardZeros,  ///< the functional form, if backward has just made the zeros that are written
+  kNewZeros,       ///< always `otherwise`; then notes the zeros, if inside backward
+  kRecorded,       ///< autograd records the kernel on local tensors, if it has not the operator
+};
+
+/// How one operator is run on this rank for inputs of particular specs: everything that
+/// need not be found out again at the next such call. Made by plan_call, kept in the CallCache of a
+/// thread; the first call adds what only a kernel can tell (Output::spec).
+struct CallPlan {
+  /// One for each defined tensor among the arguments.
+  struct Input {
+    TensorSpecPtr spec;          ///< its own spec (a plain tensor: replicated)
+    LayoutPtr target = nullptr;  ///< what it must be brought to, or nullptr: as it is
+    PlanPtr plan;                ///< to `target`
+    /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
+    /// layout of that value. Else nullptr.
+    LayoutPtr written = nullptr;
+    bool detached = false;  ///< a view that holds a copy (detached_view.h)
+    /// Of kRecorded: the layout of the gradient that autograd finds for the local tensor.
+    LayoutPtr gradient = nullptr;
+
+    LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
+  };
+  /// One for each result, lists flattened.
+  struct Output {
+    LayoutPtr layout = nullptr;
+    std::vector<std::int64_t> sizes;                   ///< negative: filled by the first call
+    std::optional<std::vector<std::int64_t>> strides;  ///< of a view, known beforehand
+    TensorSpecPtr spec;                                ///< filled by the first call
+    bool contiguous = false;  ///< local results are made so: ranks would not agree on strides
+  };
+  /// Run instead of the operator.
+  struct LocalCall {
+    c10::OperatorHandle op;
+    std::vector<Argument> arguments;
+    double scale = 1.0;  ///< of its results
+  };
+
+  /// An argument that speaks of global sizes, with its local value.
+  struct Rewritten {
+    int argument;
+    c10::IValue value;
+    std::optional<std::vector<std::int64_t>> sizes;  ///< the value, of a list
+  };
+
+  // What the steps of a run ask. `kind` is decided last, from all the rest.
+  PlanKind kind = PlanKind::kLocal;
+  PlanKind otherwise = PlanKind::kLocal;  ///< of kinds that ask: one that does not
+  ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
+  bool has_rule = false;
+  bool seeded = false;          ///< draws from a generator that all ranks seed alike
+  bool moves = false;           ///< an input is redistributed with a collective
+  bool asked_for = false;       ///< what moves is one value that the caller asks for
+  bool mixes_plain = false;     ///< a plain tensor of more than one element takes part
+  bool compares_plain = false;  ///< ranks compare those first (TESSERA_DEBUG)
+  std::vector<Input> inputs;    ///< every defined tensor, in schema order
+  std::vector<Output> outputs;  ///< as ShardingRule::outputs
+  std::vector<Rewritten> rewritten;
+  std::optional<LocalCall> local_call;
+  const Form* form = nullptr;  ///< of kForm: of the rest, only the mesh and the flags count then
+};
+
+/// A planned call: the stack holds its arguments, which its results replace.
+struct PlannedCall {
+  PlannedCall(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
+              torch::jit::Stack& stack)
+      : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
+
+  // Borrowed: a planned call lives no longer than the dispatch() that made it.
+  const c10::OperatorHandle& op;
+  const OperatorInfo& info;
+  CallPlan& plan;
+  torch::jit::Stack& stack;
+  const std::size_t first;  ///< where on the stack the arguments begin
+
+  c10::IValue& argument(int i) const { return stack[first + static_cast<std::size_t>(i)]; }
+  std::span<c10::IValue> arguments() const { return std::span(stack).subspan(first); }
+  /// Takes the arguments off the stack, then puts `results` there.
+  void return_results(std::initializer_list<c10::IValue> results) const {
+    stack.resize(first);
+    stack.insert(stack.end(), results);
+  }
+};
+
+/// Decides how to run the call. Not collective: every rank comes to the same decision, or throws
+/// the same Error, from what all of them know.
+CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
+                   std::span<const c10::IValue> arguments);
+
+/// Throws Error, on all ranks, where the scopes of this thread (strict_scope.h) don't allow what
+/// the plan does: they are no part of a call's key. Else warns once of an operator without a rule.
+void check_policy(const PlannedCall& call);
+
+/// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
+/// module have not run; empty if none is a distributed parameter. For messages.
+std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
+
+/// Adds one to implicit_redistributions() of this rank.
+void count_implicit_redistribution();
+
+}  // namespace tessera::detail

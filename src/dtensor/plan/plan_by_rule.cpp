@@ -1,0 +1,298 @@
+// The part of planning that turns a sharding rule into a CallPlan. core decides (propagate); here
+// its decision becomes steps for each input, local sizes for arguments, and layouts for results.
+// Everything depends on what is in the call's key and on this rank's coordinate only.
+
+#include "plan/plan_by_rule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dispatch/call_cache.h"
+#include "overrides/part_operators.h"
+#include "redistribute/redistribute.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::detail {
+namespace {
+
+// The rule.
+
+using Values = std::span<const c10::IValue>;
+
+// Rules read bools, integers and doubles: a complex number fits into none of them.
+bool is_complex_number(const c10::IValue& value) {
+  return value.isComplexDouble();
+}
+
+/// Takes reductions out of the rule that the elements do not have: products and orders of complex
+/// numbers, and sums to which booleans are added. What would be reduced so must be whole.
+void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
+                            Values arguments) {
+  const bool complex =
+      std::ranges::any_of(tensors, [](const at::Tensor& t) { return t.is_complex(); }) ||
+      std::ranges::any_of(arguments, is_complex_number);
+  const bool booleans = std::ranges::any_of(rule.additive, [&](int input) {
+    return tensors[static_cast<std::size_t>(input)].scalar_type() == at::kBool;
+  });
+  for (ShardingRule::Factor& factor : rule.factors) {
+    const bool refused = (complex && factor.reduction == ReduceOp::kProduct) ||
+                         (booleans && factor.reduction == ReduceOp::kSum);
+    if (refused) {
+      factor.reduction.reset();
+    }
+  }
+  if (complex) {
+    std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
+      return !is_reducible(at::kComplexDouble, linear.op);
+    });
+  }
+}
+
+/// Whether values are converted to integers or booleans that are written: terms of a sum, rounded,
+/// have another sum. That is so where a tensor's type does not fit into the one that is written.
+bool rounds(const OperatorInfo& info, const BoundCall& bound) {
+  return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
+    const c10::ScalarType type = bound.tensors[input].scalar_type();
+    return c10::isIntegralType(type, /*includeBool=*/true) &&
+           std::ranges::any_of(bound.tensors, [&](const at::Tensor& tensor) {
+             return c10::promoteTypes(type, tensor.scalar_type()) != type;
+           });
+  });
+}
+
+/// Whether an argument is a number by which the terms of a sum cannot be multiplied, or divided,
+/// one by one: infinity times terms of both signs would be no number. Not where it only stands
+/// beside the sum.
+bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
+  using NumberType = CallKey::NumberType;
+  if (info.traits.has(Trait::kNumberBesideSum)) {
+    return false;
+  }
+  const bool divides = info.traits.has(Trait::kDivides);
+  const auto is_bad = [divides](const c10::IValue& value) {
+    const NumberType type = value.isTensor() && value.toTensor().defined()
+                                ? CallKey::type_of(value.toTensor())
+                                : CallKey::type_of(value);
+    const bool zero = type == NumberType::kZero || type == NumberType::kZeroInteger;
+    return type == NumberType::kNotFinite || type == NumberType::kNotFiniteOther ||
+           (divides && zero);
+  };
+  return std::ranges::any_of(arguments, [&](const c10::IValue& argument) {
+    return argument.isList() && !argument.isTensorList()
+               ? std::ranges::any_of(argument.toListRef(), is_bad)
+               : is_bad(argument);
+  });
+}
+
+/// What such a number multiplies is reduced first.
+void reduce_sums_first(ShardingRule& rule) {
+  std::erase_if(rule.linear, [](const ShardingRule::Linear& linear) {
+    return linear.op == ReduceOp::kSum || linear.op == ReduceOp::kAvg;
+  });
+}
+
+// What runs on the local tensors.
+
+/// The handle is looked up now, so that a run of the plan does not search by name.
+CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
+  const auto* part = std::get_if<ShardingRule::LocalCall::PartOperator>(&call.op);
+  return {part != nullptr ? find_part_operator(*part)
+                          : find_operator(std::get<std::string_view>(call.op)),
+          call.args, call.scale};
+}
+
+/// Arguments of a local call that say where this rank's part of an input begins.
+void set_offsets(CallPlan& plan, const ShardingRule& rule) {
+  for (const auto& [argument, input, dim] : rule.offset_arguments) {
+    const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
+    const std::int64_t size = taken.spec->sizes[static_cast<std::size_t>(dim)];
+    const auto indices =
+        global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
+    plan.local_call->arguments[static_cast<std::size_t>(argument)] =
+        // A rank without a part gets 0, which no element will use.
+        indices.empty() ? std::int64_t{0} : indices.front();
+  }
+}
+
+/// Arguments that speak of global sizes get their local values. Where a rule has a local call, they
+/// are that call's: the operator itself is then run only where its sizes are right as they are.
+void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
+                   Values arguments) {
+  if (rule.local_call && !plan.local_call) {
+    return;
+  }
+  for (const auto& [argument, output, dim, times] : rule.size_arguments) {
+    const CallPlan::Output& out = plan.outputs[static_cast<std::size_t>(output)];
+    const auto sizes = local_sizes({plan.replicated.mesh, out.layout}, out.sizes);
+    Argument value = sizes;
+    if (dim >= 0) {
+      value = times * sizes[static_cast<std::size_t>(dim)];
+    }
+    if (plan.local_call) {
+      plan.local_call->arguments[static_cast<std::size_t>(argument)] = value;
+      continue;
+    }
+    if (dim >= 0) {
+      plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
+      continue;
+    }
+    // Kept twice: as a value for the stack, and as a list that an unboxed kernel borrows.
+    plan.rewritten.push_back({argument, sizes, sizes});
+    // Local sizes with the strides of global ones would describe memory with gaps.
+    if (info.stride == argument + 1) {
+      const auto strides = strides_in_order_of(
+          sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
+      plan.rewritten.push_back({info.stride, strides, strides});
+    }
+  }
+}
+
+// The outputs.
+
+/// Views keep the strides that they would have on the whole tensor. Results of another number than
+/// the rule's outputs cannot be told apart: the plan then takes the order of the local strides.
+void add_view_strides(CallPlan& plan, GlobalStrides strides) {
+  if (!strides || strides->size() != plan.outputs.size()) {
+    return;
+  }
+  for (std::size_t o = 0; o < strides->size(); ++o) {
+    plan.outputs[o].strides = std::move((*strides)[o]);
+  }
+}
+
+/// Whether output `o` becomes a new tensor, and is none that the caller has passed. The outputs
+/// after those that are returned are written arguments.
+bool is_new(const OperatorInfo& info, std::size_t o) {
+  const bool list = info.returns.size() == 1;
+  return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
+}
+
+/// Where some rank's parts are too thin to tell the order of dimensions in memory, ranks would not
+/// agree on a new tensor's strides: it is made contiguous.
+void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
+  const auto tells = [](const CallPlan::Input& input) {
+    return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
+  };
+  std::optional<bool> inputs_tell;  // asked only where an output needs it
+  for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
+    CallPlan::Output& output = plan.outputs[o];
+    if (output.layout == nullptr || output.strides || !is_new(info, o)) {
+      continue;
+    }
+    if (!inputs_tell) {
+      inputs_tell = std::ranges::all_of(plan.inputs, tells);
+    }
+    output.contiguous =
+        !*inputs_tell || !shards_agree_on_stride_order(*output.layout, output.sizes);
+  }
+}
+
+}  // namespace
+
+// Undefined elements of a list have no number and no input.
+std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound) {
+  std::vector<std::size_t> inputs;
+  for (const int argument : info.written) {
+    for (const TensorRef& ref : bound.call.tensor_list(static_cast<std::size_t>(argument))) {
+      if (ref.index >= 0) {
+        inputs.push_back(static_cast<std::size_t>(ref.index));
+      }
+    }
+  }
+  return inputs;
+}
+
+std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
+                                         Values arguments) {
+  // Rules read real numbers only.
+  const bool unreadable =
+      info.rule.reads_numbers() && std::ranges::any_of(arguments, is_complex_number);
+  if (!info.rule || unreadable) {
+    return std::nullopt;
+  }
+  // A copy, which this call's types and numbers may then restrict.
+  std::optional<ShardingRule> rule = info.rule(bound.call);
+  if (!rule) {
+    return std::nullopt;
+  }
+  keep_irreducible_whole(*rule, bound.tensors, arguments);
+  if (rounds(info, bound)) {
+    rule->linear.clear();
+  }
+  if (scales_to_infinity(info, arguments)) {
+    reduce_sums_first(*rule);
+  }
+  return rule;
+}
+
+/// The layout changes even where no step is left: outputs are planned for `target`. An input
+/// without `plan` costs nothing in a run.
+void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
+  if (target == nullptr || target == input.spec->sharding.layout) {
+    return;
+  }
+  input.target = target;
+  PlanPtr steps = plan_for(input.spec, target);
+  // On mesh dimensions of size 1 the same local tensor will do.
+  const bool same = std::ranges::all_of(
+      steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });
+  if (same) {
+    return;
+  }
+  plan.moves = plan.moves || std::ranges::any_of(steps->steps, communicates);
+  input.plan = std::move(steps);
+}
+
+/// For each written tensor: the layout in which the operator leaves its new value, unless that is
+/// the tensor's own and the tensor was not moved. An operator that changes a shape is left out:
+/// what it leaves replaces the local tensor (give_back in wrap_results.cpp).
+void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
+                 std::span<const ShardingRule::Inplace> inplace) {
+  if (info.changes_shape) {
+    return;
+  }
+  for (const std::size_t number : written_inputs(info, bound)) {
+    CallPlan::Input& input = plan.inputs[number];
+    LayoutPtr left = input.layout();
+    for (const auto& pair : inplace) {
+      if (static_cast<std::size_t>(pair.input) == number) {
+        left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
+      }
+    }
+    // Without a rule the operator may also resize it, which is then found out.
+    if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
+      input.written = left;
+    }
+  }
+}
+
+void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
+                  const BoundCall& bound, Values arguments, GlobalStrides view_strides) {
+  std::vector<LayoutPtr> layouts;
+  for (const at::Tensor& tensor : bound.tensors) {
+    const DistributedTensorImpl* impl = as_distributed(tensor);
+    layouts.push_back(impl != nullptr ? impl->spec()->sharding.layout : nullptr);
+  }
+  // A plain tensor has no layout to propagate from: nullptr stands for replicated.
+  Propagation decided = propagate(rule, bound.call, layouts);
+  plan.has_rule = true;
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    bring_to(plan, plan.inputs[i], decided.inputs[i]);
+  }
+  for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
+    plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
+  }
+  // The order counts: writes ask for the outputs' layouts, the local call must exist before its
+  // arguments are set, and strides are agreed on only where no view has given them.
+  plan_writes(plan, info, bound, rule.inplace);
+  if (decided.use_local_call) {
+    plan.local_call = local_call_of(*rule.local_call);
+    set_offsets(plan, rule);
+  }
+  rewrite_sizes(plan, info, rule, arguments);
+  add_view_strides(plan, std::move(view_strides));
+  agree_on_strides(plan, info);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,313 @@
+// From a call to its plan: the common mesh, the inputs as they are, what the rule asks for or a
+// gathering of everything, a form that sends less, and last the kind. Called for each key that this
+// thread's cache lacks. Nothing here communicates, and of tensors only wrapped numbers are read, so
+// that all ranks find the same.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+
+#include "agreement/agreement.h"
+#include "plan/bound_call.h"
+#include "plan/call_plan.h"
+#include "plan/plan_by_rule.h"
+#include "tensor/autograd_functions.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/core/error.h"
+#include "views/view_geometry.h"
+
+namespace tessera::detail {
+namespace {
+
+using Values = std::span<const c10::IValue>;
+
+/// A tensor, or a list with one of them among its elements, which may be None.
+bool holds_distributed(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return tessera::is_distributed(value.toTensor());
+  }
+  return value.isList() && std::ranges::any_of(value.toListRef(), holds_distributed);
+}
+
+/// Asks the arguments that may hold tensors only: a list of integers need not be unpacked.
+bool any_distributed(const OperatorInfo& info, Values arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const bool tensors =
+        info.arguments[i] == OperatorInfo::ArgumentKind::kTensor || info.is_list(i);
+    if (tensors && holds_distributed(arguments[i])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The inputs.
+
+/// The mesh that all distributed tensors of a call are on. At least one is distributed.
+const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Tensor>& tensors) {
+  const DeviceMesh* mesh = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    const DistributedTensorImpl* impl = as_distributed(tensor);
+    if (impl == nullptr) {
+      continue;
+    }
+    const DeviceMesh& own = impl->spec()->sharding.mesh;
+    if (mesh == nullptr) {
+      mesh = &own;
+    }
+    if (own != *mesh) {
+      const std::string remedy = remedy_of_calling(tensors);
+      fail(info.name, " of tensors on different meshes, ", to_string(*mesh), " and ",
+           to_string(own), ": bring them to one with redistribute(mesh, placements)",
+           remedy.empty() ? "" : ", or " + remedy);
+    }
+  }
+  return *mesh;
+}
+
+/// A plain tensor counts as replicated: whether it may is asked at each call (check_policy), for
+/// that depends on the scopes around it. Its strides are taken as those of a dense tensor, since a
+/// spec describes no gaps.
+CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
+  if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
+    return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
+  }
+  const LayoutPtr layout =
+      Layout::replicated(replicated.layout->mesh_sizes(), static_cast<int>(tensor.dim()));
+  return {.spec = intern_spec({{replicated.mesh, layout},
+                               tensor.sizes().vec(),
+                               strides_in_order_of(tensor.sizes(), tensor.strides()),
+                               tensor.scalar_type()}),
+          .plan = nullptr};
+}
+
+/// Fills in the mesh and the inputs. A plain tensor of one element is a number, which every rank is
+/// taken to have alike.
+void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
+  const DeviceMesh& mesh = common_mesh(info, bound.tensors);
+  plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
+  for (const at::Tensor& tensor : bound.tensors) {
+    if (as_distributed(tensor) == nullptr && tensor.numel() > 1) {
+      plan.mixes_plain = true;
+    }
+    plan.inputs.push_back(input_of(tensor, plan.replicated));
+  }
+  plan.compares_plain = plan.mixes_plain && checks_calls() && !bound.tensors.front().is_meta();
+}
+
+/// No rule: gather everything. Also for random operators with one, which run as a whole.
+void gather_inputs(CallPlan& plan) {
+  for (CallPlan::Input& input : plan.inputs) {
+    bring_to(plan, input,
+             Layout::replicated(plan.replicated.layout->mesh_sizes(),
+                                static_cast<int>(input.spec->sizes.size())));
+  }
+}
+
+/// Takes a form of the operator that sends less than bringing its inputs to where they are wanted.
+/// Not where random numbers are drawn: a form runs without the generator that ranks seed alike.
+void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
+  if (!plan.moves || plan.seeded) {
+    return;
+  }
+  double bytes = 0;
+  for (const CallPlan::Input& input : plan.inputs) {
+    if (input.plan) {
+      bytes += static_cast<double>(input.plan->bytes());
+    }
+  }
+  const FormChoice choice = choose_form(info, bound, bytes);
+  plan.form = choice.form;
+  if (choice.form != nullptr) {
+    plan.moves = choice.communicates;
+  }
+}
+
+// The kind.
+
+/// Whether ranks work on different values of it.
+bool is_split(const CallPlan::Input& input) {
+  return !input.layout()->is_replicated();
+}
+
+/// Whether the call may throw, for what it finds in the values, on some ranks alone: a
+/// factorisation of matrices that the ranks share out.
+bool may_fail_apart(const OperatorInfo& info, Values arguments) {
+  return info.check_errors >= 0 ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
+                                : info.traits.has(Trait::kFailsByMatrix);
+}
+
+/// Whether the operator writes to a tensor of which several positions are one in memory.
+bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
+  return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
+    return has_stride_zero(bound.tensors[input]);
+  });
+}
+
+/// Whether the operator only has to be run on the local tensors, and its result, if any, wrapped.
+/// UnboxedKernel::run does just that: whatever a step of run_local could have to do for this plan
+/// must be refused here.
+bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
+  if (plan.mixes_plain || plan.local_call || info.changes_shape) {
+    return false;
+  }
+  const bool one_result = info.returns.size() == 1 && plan.outputs.size() == 1;
+  const bool new_results = std::ranges::all_of(
+      info.returns, [](const auto& result) { return result.is_tensor && result.written < 0; });
+  const bool lists_only = std::ranges::all_of(
+      plan.rewritten, [](const auto& rewritten) { return rewritten.sizes.has_value(); });
+  const bool as_they_are = std::ranges::none_of(plan.inputs, [](const CallPlan::Input& input) {
+    return input.plan || input.written || input.detached;
+  });
+  const bool as_they_come = std::ranges::none_of(
+      plan.outputs, [](const CallPlan::Output& output) { return output.contiguous; });
+  return (one_result || new_results) && lists_only && as_they_are && as_they_come;
+}
+
+/// Of the kinds that don't ask which tensors the arguments are.
+PlanKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
+                  Values arguments) {
+  if (plan.form != nullptr) {
+    return PlanKind::kForm;
+  }
+  if (!plan.has_rule) {
+    return PlanKind::kLocal;
+  }
+  // A rank that has one matrix or one position may not fail where others do.
+  if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
+    if (may_fail_apart(info, arguments)) {
+      return PlanKind::kAgreed;
+    }
+    if ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
+        writes_expanded(info, bound)) {
+      return PlanKind::kFailTogether;
+    }
+  }
+  return is_direct(plan, info) ? PlanKind::kDirect : PlanKind::kLocal;
+}
+
+/// Of all kinds: one that asks what no key says, where the answer could matter, with `otherwise`
+/// for the other answer.
+PlanKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
+  const auto is_copied = [](const CallPlan::Input& input) {
+    return input.plan || input.written != nullptr || input.detached;
+  };
+  if (info.writes_lists && std::ranges::any_of(plan.inputs, is_copied)) {
+    return PlanKind::kForeach;
+  }
+  if (info.functional && plan.moves) {
+    return PlanKind::kBackwardZeros;
+  }
+  if (info.is_own) {
+    return PlanKind::kRecorded;
+  }
+  return info.traits.has(Trait::kNewZeros) ? PlanKind::kNewZeros : plan.otherwise;
+}
+
+/// Whether the ranks of `mesh_dim` do different parts of the work.
+bool divides_work(const CallPlan& plan, int mesh_dim) {
+  const auto divides = [mesh_dim](const LayoutPtr& layout) {
+    return layout && (layout->sharded_dim(mesh_dim) >= 0 || layout->partial_on(mesh_dim));
+  };
+  return std::ranges::any_of(plan.inputs, divides, &CallPlan::Input::layout) ||
+         std::ranges::any_of(plan.outputs, divides, &CallPlan::Output::layout);
+}
+
+/// Where ranks do different parts, each finds its term of the gradient of what all of them have.
+/// The gradient of a shard is whole, and that of each term of a sum is the sum's.
+void plan_gradients(CallPlan& plan) {
+  std::vector<PartialDim> terms;
+  for (int m = 0; m < plan.replicated.layout->mesh_ndim(); ++m) {
+    if (divides_work(plan, m)) {
+      terms.push_back({m, ReduceOp::kSum});
+    }
+  }
+  for (CallPlan::Input& input : plan.inputs) {
+    const LayoutPtr layout = input.layout();
+    std::vector<PartialDim> partial = terms;
+    std::erase_if(partial, [&](const PartialDim& term) {
+      return layout->sharded_dim(term.mesh_dim) >= 0 || layout->partial_on(term.mesh_dim);
+    });
+    input.gradient = Layout::intern(layout->mesh_sizes(), layout->dims(), std::move(partial));
+  }
+}
+
+/// Whether the caller passed a generator, which is then drawn from as it is: its state is the
+/// caller's to keep alike on all ranks.
+bool brings_generator(const OperatorInfo& info, Values arguments) {
+  return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
+}
+
+/// Random operators whose numbers depend on the element's place in the whole tensor: nothing is
+/// gathered. Not where the caller brings a generator, whose numbers they would not be.
+std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values arguments) {
+  const bool dropout = info.traits.has(Trait::kNativeDropout);
+  if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
+    return std::nullopt;
+  }
+  if (brings_generator(info, arguments)) {
+    return std::nullopt;
+  }
+  return dropout ? PlanKind::kNativeDropout : PlanKind::kRandomInplace;
+}
+
+/// has_rule, though none is asked: nothing is gathered for want of one. Dropout of a pending
+/// reduction waits for that: a dropped term is no dropped sum.
+void plan_by_element(CallPlan& plan, PlanKind kind) {
+  plan.kind = plan.otherwise = kind;
+  plan.has_rule = true;
+  if (kind == PlanKind::kNativeDropout) {
+    CallPlan::Input& x = plan.inputs.front();
+    bring_to(plan, x, gradient_layout(x.spec->sharding.layout));
+  }
+}
+
+}  // namespace
+
+CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Values arguments) {
+  CallPlan plan;
+  if (!any_distributed(info, arguments)) {
+    plan.kind = PlanKind::kPlain;
+    return plan;
+  }
+  // Its operators are planned one by one when they come back to our key.
+  if (info.decomposes) {
+    plan.kind = PlanKind::kDecomposed;
+    return plan;
+  }
+  const BoundCall bound = bind_call(info, arguments);
+  plan_inputs(plan, info, bound);
+  if (const auto kind = kind_by_element(info, arguments)) {
+    plan_by_element(plan, *kind);
+    return plan;
+  }
+  // Before the rule: what libtorch has to say of a wrong size is said in its own words.
+  GlobalStrides strides;
+  if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
+    strides = view_strides(op, arguments);
+  }
+  std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
+  // The operator on each shard would draw the same numbers for all of them: it is run as a whole.
+  const bool random = rule ? rule->random : info.draws_random;
+  plan.seeded = random && !brings_generator(info, arguments);
+  if (rule && !random) {
+    plan_by_rule(plan, info, *rule, bound, arguments, std::move(strides));
+  } else {
+    gather_inputs(plan);
+    plan_writes(plan, info, bound, {});
+  }
+  plan_form(plan, info, bound);
+  // A strict scope lets the caller ask for one value, unless the whole tensor is gathered for it
+  // where a form would not have to.
+  plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
+                   (plan.form != nullptr || info.traits.forms().empty());
+  // The kinds come last: they depend on everything above.
+  plan.otherwise = own_kind(plan, info, bound, arguments);
+  plan.kind = kind_of(plan, info);
+  if (plan.kind == PlanKind::kRecorded) {
+    plan_gradients(plan);
+  }
+  return plan;
+}
+
+}  // namespace tessera::detail

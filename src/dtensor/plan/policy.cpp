@@ -1,0 +1,181 @@
+// The scopes of strict_scope.h, and check_policy of call_plan.h, which asks them at each call. A
+// plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
+// scopes of the calling thread say whether it may.
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "dispatch/rank_state.h"
+#include "plan/bound_call.h"
+#include "plan/call_plan.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/strict_scope.h"
+
+namespace tessera {
+namespace {
+
+// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
+// it.
+thread_local bool replicate_here = false;
+
+}  // namespace
+
+bool is_strict() {
+  const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
+  return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
+}
+
+ReplicationScope::ReplicationScope(bool replicate) : outer_(replicate_here) {
+  replicate_here = replicate;
+}
+ReplicationScope::~ReplicationScope() {
+  replicate_here = outer_;
+}
+
+// Formulas of gradients make plain tensors of their own, of numbers that all ranks have.
+bool plain_tensors_are_replicated() {
+  return replicate_here || torch::autograd::get_current_graph_task_id() != -1;
+}
+
+std::int64_t implicit_redistributions() {
+  return detail::RankState::here()->implicit_redistributions;
+}
+
+namespace detail {
+namespace {
+
+/// The argument of a call that each of its tensors is: "argument 1"; of a list, "argument 0[2]".
+std::vector<std::string> places_of(const BoundCall& bound) {
+  std::vector<std::string> places;
+  for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
+    const std::string place = "argument " + std::to_string(i);
+    if (std::holds_alternative<TensorRef>(bound.call.args[i])) {
+      places.push_back(place);
+    } else if (const auto* list = std::get_if<std::vector<TensorRef>>(&bound.call.args[i])) {
+      for (std::size_t j = 0; j < list->size(); ++j) {
+        if ((*list)[j].index >= 0) {
+          places.push_back(fmt::format("{}[{}]", place, j));
+        }
+      }
+    }
+  }
+  return places;
+}
+
+std::string describe_input(const CallPlan::Input& input, const at::Tensor& tensor) {
+  if (!tessera::is_distributed(tensor)) {
+    return fmt::format("[{}], is plain", fmt::join(input.spec->sizes, ", "));
+  }
+  std::string text = describe(*input.spec);
+  if (input.plan) {
+    text += " -> " + describe(*input.target, input.spec->sizes);
+  }
+  return text;
+}
+
+/// "argument 0, [8, 4] on (dp=2) as [Shard(0)] -> [Replicate()]; argument 1, 'up.bias', [4], is
+/// plain": the inputs of a call and where those that move would go. For messages.
+std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
+  const std::vector<std::string> places = places_of(bound);
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    const std::string name = parameter_name(bound.tensors[i]);
+    parts.push_back(fmt::format("{}, {}{}", places[i], name.empty() ? "" : "'" + name + "', ",
+                                describe_input(plan.inputs[i], bound.tensors[i])));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+/// What usually mends a call that mixes plain and distributed tensors.
+std::string remedy_of_mixing(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const std::string name = parameter_name(tensor);
+    if (!name.empty() && !tessera::is_distributed(tensor)) {
+      return "give the module of '" + name + "' a style in the plan of parallelize_module " +
+             "(replicate_parallel, sequence_parallel), so that its parameters are distributed too";
+    }
+  }
+  const std::string remedy = remedy_of_calling(tensors);
+  return remedy.empty()
+             ? "distribute those first, or state in a ReplicationScope that they are equal on all "
+               "ranks"
+             : remedy;
+}
+
+/// Once a process, not a rank: threads that are ranks warn together.
+void warn_once(const OperatorInfo& info) {
+  static std::mutex mutex;
+  // Never destroyed: a thread may still warn while the process ends.
+  static auto& warned = *new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  if (!warned.insert(info.name).second) {
+    return;
+  }
+  TORCH_WARN(info.name,
+             " has no sharding rule for these arguments: its inputs are gathered and "
+             "the result is kept replicated (a StrictScope makes this an error)");
+}
+
+/// For a plan that moves data which the program did not ask for: an error in a strict scope; else a
+/// warning, if the reason is that the operator has no rule.
+void check_movement(const PlannedCall& call) {
+  const OperatorInfo& info = call.info;
+  if (!is_strict()) {
+    if (!call.plan.has_rule) {
+      warn_once(info);
+    }
+    return;
+  }
+  const std::string inputs = describe_inputs(call.plan, bind_call(info, call.arguments()));
+  TESSERA_CHECK(call.plan.has_rule, info.name, " has no sharding rule for ", inputs,
+                ", and the strict scope refuses to gather: redistribute to Replicate first");
+  // With a rule, an explicit redistribution of the inputs makes the call free.
+  fail(info.name, " needs its inputs redistributed (", inputs,
+       "), which the strict scope refuses: redistribute them explicitly first");
+}
+
+[[noreturn]] void fail_of_mixing(const PlannedCall& call) {
+  const BoundCall bound = bind_call(call.info, call.arguments());
+  fail(call.info.name, " mixes distributed tensors with plain ones (",
+       describe_inputs(call.plan, bound), "): ", remedy_of_mixing(bound.tensors));
+}
+
+}  // namespace
+
+std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    const std::string name = tessera::is_distributed(tensor) ? parameter_name(tensor) : "";
+    if (!name.empty()) {
+      return "call the module of '" + name + "' as (*m)(x) and not as m->forward(x), so that its " +
+             "hooks run; under tensor parallelism, see that the plan gives it a style";
+    }
+  }
+  return "";
+}
+
+// Every rank has the same plan and the same scopes, and throws here before it has moved anything.
+void check_policy(const PlannedCall& call) {
+  if (call.plan.mixes_plain && !plain_tensors_are_replicated()) {
+    fail_of_mixing(call);
+  }
+  if (call.plan.moves && !call.plan.asked_for) {
+    check_movement(call);
+  }
+}
+
+void count_implicit_redistribution() {
+  ++RankState::here()->implicit_redistributions;
+}
+
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <span>
+
+#include "tessera/dtensor/detail/random_region.h"
+
+namespace tessera::detail {
+
+struct PlannedCall;
+
+/// Where an operator of at:: draws, and with which numbers.
+struct RandomTarget {
+  const at::Tensor& local;  ///< plain, not meta
+  const RandomPlace& place;
+  RandomKey key;
+};
+
+/// Fills the target with the random numbers that the operator's other arguments ask for. Without
+/// autograd. Throws Error for arguments that libtorch refuses too.
+using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_uniform(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_bernoulli(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_exponential(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_geometric(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_cauchy(const RandomTarget& target, std::span<const c10::IValue> arguments);
+void fill_log_normal(const RandomTarget& target, std::span<const c10::IValue> arguments);
+/// random_: all integers that the type holds and does not round.
+void fill_integers(const RandomTarget& target, std::span<const c10::IValue> arguments);
+/// random_.to: from 0 on.
+void fill_integers_to(const RandomTarget& target, std::span<const c10::IValue> arguments);
+/// random_.from, with an end or without one.
+void fill_integers_from(const RandomTarget& target, std::span<const c10::IValue> arguments);
+
+/// While it exists, what this thread draws for has its sizes from `source`: an operator that is
+/// composed of others (dropout) makes a tensor that knows nothing of it, and fills that.
+class RandomSourceScope {
+ public:
+  explicit RandomSourceScope(at::Tensor source);
+  ~RandomSourceScope();
+  RandomSourceScope(const RandomSourceScope&) = delete;
+  RandomSourceScope& operator=(const RandomSourceScope&) = delete;
+
+ private:
+  at::Tensor outer_;
+};
+const at::Tensor& random_source();
+
+/// The end of a message, after the operator's name.
+inline constexpr const char* kDrawsInOrder =
+    " draws its numbers one after another, so that ranks with different parts of one tensor can't "
+    "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
+    "numbers, which are drawn by element";
+
+/// Throws Error for a call that draws its numbers one after another, where data-parallel ranks draw
+/// for different rows: they would draw the same. Collective where ranks have rows to compare.
+void check_rows_together(const PlannedCall& call);
+
+/// Runs an in-place random operator by the global element: nothing is gathered, and every mesh
+/// draws the same numbers. The call's arguments on the stack are replaced by its result. Not
+/// collective but where the tensor is a view of one that had to be gathered.
+void run_random_inplace(PlannedCall& call);
+
+/// Runs native_dropout by the global element: every mesh drops the same ones. The call's arguments
+/// on the stack are replaced by its results. Collective where the tensor is a pending reduction,
+/// which is carried out first.
+void run_native_dropout(PlannedCall& call);
+
+}  // namespace tessera::detail

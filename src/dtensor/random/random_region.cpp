@@ -1,0 +1,316 @@
+// Which elements of what one rank would have a rank draws for. Of the batch the rows of the forward
+// tell (BatchRows), by the convention that dimension 0 is the batch; of other dimensions a layout
+// does, or autograd's history of a plain tensor (local_part.h).
+
+#include "tessera/dtensor/detail/random_region.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+
+#include "random/local_part.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+
+namespace tessera {
+namespace detail {
+namespace {
+
+bool replays_here() {
+  const ActiveRegion* here = CarriedScope<Carried::kRandomRegion, ActiveRegion>::active();
+  return here != nullptr && here->replays;
+}
+
+bool is_parameter(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
+}
+
+/// Boxes rather than one offset: a shard may be several ranges of the global tensor.
+RandomPlace place_of_shard(const at::Tensor& tensor) {
+  const ShardingSpec& spec = sharding_spec(tensor);
+  TESSERA_CHECK(
+      !spec.layout->is_partial(), "random numbers for a tensor of layout ", to_string(*spec.layout),
+      " were asked for, but a pending reduction has no elements yet; redistribute it first");
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  std::vector<Box> boxes = owned_boxes(*spec.layout, sizes, spec.mesh.coordinate());
+  return {{std::move(boxes), std::move(sizes)},
+          local_tensor(tensor).sizes().vec(),
+          !spec.layout->is_replicated()};
+}
+
+/// The digits of a part become dimensions: row-major order is the same.
+RandomPlace place_of_part(const LocalPart& part) {
+  RandomPlace place;
+  place.is_part = !part.is_whole();
+  Box box;
+  for (const LocalPart::Dim& dim : part.dims) {
+    for (const LocalPart::Digit& digit : dim) {
+      place.local_sizes.push_back(digit.local);
+      place.elements.sizes.push_back(digit.global);
+      box.sizes.push_back(digit.local);
+      box.global_offset.push_back(digit.offset);
+      box.local_offset.push_back(0);
+    }
+  }
+  place.elements.boxes.push_back(std::move(box));
+  return place;
+}
+
+std::vector<std::int64_t> global_sizes(const LocalPart& part) {
+  std::vector<std::int64_t> sizes;
+  for (const LocalPart::Dim& dim : part.dims) {
+    std::int64_t size = 1;
+    for (const LocalPart::Digit& digit : dim) {
+      size *= digit.global;
+    }
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+}  // namespace
+
+RandomPlace own_place(const at::Tensor& tensor) {
+  if (tessera::is_distributed(tensor)) {
+    return place_of_shard(tensor);
+  }
+  return {kernels::GlobalPlace::whole(tensor.sizes().vec()), tensor.sizes().vec()};
+}
+
+void fill_random(const at::Tensor& local, const RandomPlace& place,
+                 const kernels::Distribution& distribution, RandomKey key) {
+  const kernels::PhiloxKey philox{key.seed, key.stream};
+  // Detached, so that a parameter can be filled: autograd has nothing to do with it.
+  const at::Tensor plain = local.detach();
+  if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
+    return kernels::fill_random(plain, place.elements, distribution, philox);
+  }
+  const at::Tensor values = plain.contiguous().view(place.local_sizes);
+  kernels::fill_random(values, place.elements, distribution, philox);
+  if (!plain.is_contiguous()) {
+    plain.copy_(values.view(plain.sizes()));
+  }
+}
+
+at::Tensor dropout(const at::Tensor& local, const RandomPlace& place, double p, RandomKey key) {
+  TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
+                " was asked for; it must be in [0, 1)");
+  return kernels::dropout(local.contiguous().view(place.local_sizes), place.elements, p,
+                          {key.seed, key.stream})
+      .view(local.sizes());
+}
+
+// The batch.
+
+BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
+    : dims_(std::move(dims)), sizes_(std::move(sizes)) {
+  for (const DeviceMesh& dim : dims_) {
+    ranks_ *= dim.size();
+  }
+}
+
+std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
+  if (index_ >= 0 || settled_ || ranks_ == 1) {
+    return values;
+  }
+  settled_ = true;
+  // The innermost dimension first, whose ranks' rows are consecutive.
+  std::int64_t rows = sizes_ ? sizes_->front() : 0;
+  values.push_back(rows == 1 ? 1 : 0);
+  for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
+    if (dim->size() == 1) {
+      continue;
+    }
+    // The rows behind the values.
+    values.push_back(std::exchange(rows, 0));
+    const auto all = comm::gather_on_hosts(dim->group(), values);
+    values.pop_back();
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (rank == static_cast<std::size_t>(dim->local_rank())) {
+        before_ += rows;
+      }
+      rows += all[rank].back();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = std::max(values[i], all[rank][i]);
+      }
+    }
+  }
+  any_has_one_ = values.back() != 0;
+  values.pop_back();
+  return values;
+}
+
+/// Of a tensor made of sizes alone only what it has in common with the input says that it has rows:
+/// its first dimension is the input's, or the first ones of that folded.
+bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
+  const std::int64_t rows = sizes_->front();
+  const auto refuse = [&](const char* why) {
+    fail(call.name, " draws for ", sizes, " in a forward on ", ranks_, " data-parallel ranks, of ",
+         "which this one has ", rows, rows == 1 ? " row" : " rows", " of the batch, and ", why,
+         ": which of one rank's numbers these are is not known; put the batch first, draw in the "
+         "sizes of one of the forward's tensors (rand_like), or say with a BatchPart which part "
+         "this is, BatchPart(0, 1) for what all rows share");
+  };
+  if (sizes.empty() || is_parameter(call.source)) {
+    return false;
+  }
+  // On that rank the two are the same. All refuse, so that none waits for it.
+  const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
+  if (!call.source.defined() && any_has_one_ && may_be_one_row) {
+    refuse("a rank has just one, on which no size shows whether this is drawn for rows");
+  }
+  if (rows == 0) {
+    return false;
+  }
+  const bool divides = sizes[0] % rows == 0;
+  if (!divides) {
+    // What all rows share may have any size; what is computed from rows has theirs, or one for all.
+    if (call.source.defined() && sizes[0] != 1) {
+      refuse("its first dimension is not a multiple of that");
+    }
+    return false;
+  }
+  std::int64_t folded = 1;
+  const bool like_input = std::ranges::any_of(*sizes_, [&](std::int64_t size) {
+    folded *= size;
+    return sizes[0] == folded;
+  });
+  // (sequence, batch, features): within an operator that turns its input round. With one row the
+  // sequence is as long as the input folded.
+  if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
+    refuse("its second dimension may be the batch");
+  }
+  if (call.source.defined()) {
+    return true;
+  }
+  if (!like_input) {
+    refuse("its first dimension may be that or another");
+  }
+  return true;
+}
+
+void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes) {
+  const std::int64_t numel = c10::multiply_integers(sizes);
+  if (ranks_ == 1) {
+    return;
+  }
+  if (index_ >= 0) {
+    place.elements.first_element = index_ * numel;
+    place.is_part = true;
+    return;
+  }
+  TESSERA_CHECK(
+      sizes_, call.name, " draws random numbers in a forward on ", ranks_,
+      " data-parallel ranks that was given no tensor with rows: which part of the batch "
+      "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
+  settle();
+  if (begins_with_rows(call, sizes)) {
+    // All rows have equally many elements, also those of ranks with another number of rows.
+    place.elements.first_element = before_ * (numel / sizes_->front());
+    place.is_part = true;
+  }
+}
+
+// The region.
+
+RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows)
+    : outer_(std::move(outer)), rows_(std::move(rows)) {
+  if (outer_ != nullptr) {
+    rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
+    parts_ = outer_->parts_;
+    unrecorded_parts_ = outer_->unrecorded_parts_;
+  }
+}
+
+void RandomRegion::note_part(bool recorded) {
+  for (RandomRegion* region = this; region != nullptr; region = region->outer_.get()) {
+    region->parts_ = true;
+    region->unrecorded_parts_ = region->unrecorded_parts_ || !recorded;
+  }
+}
+
+RandomPlace RandomRegion::place_of(const RandomCall& call) {
+  auto& places = outermost().places_;
+  const std::pair key(call.id.seed, call.id.stream);
+  if (replays_here()) {
+    const auto found = places.find(key);
+    if (found != places.end()) {
+      return found->second;
+    }
+  }
+  RandomPlace place = find_place(call);
+  if (c10::GradMode::is_enabled()) {  // a recomputation may come
+    places.insert_or_assign(key, place);
+  }
+  return place;
+}
+
+RandomPlace RandomRegion::find_place(const RandomCall& call) {
+  RandomPlace place;
+  std::vector<std::int64_t> sizes = call.tensor.sizes().vec();
+  if (!tessera::is_distributed(call.tensor) && parts_ && call.tensor.numel() > 1 &&
+      !plain_tensors_are_replicated()) {
+    const LocalPart part = part_of_plain(call);
+    place = place_of_part(part);
+    sizes = global_sizes(part);
+  } else {
+    place = own_place(call.tensor);
+  }
+  if (rows_ != nullptr) {
+    rows_->move(place, call, sizes);
+  }
+  return place;
+}
+
+/// Before a part was given away, every plain tensor is the same on all ranks of other dimensions
+/// than the batch's.
+LocalPart RandomRegion::part_of_plain(const RandomCall& call) const {
+  const at::Tensor& source = call.source;
+  const bool traced = source.defined() && source.requires_grad() &&
+                      source.sizes() == call.tensor.sizes() && !tessera::is_distributed(source);
+  LocalPart part =
+      traced ? local_part(source) : LocalPart{.unknown = "no gradient is recorded for it"};
+  if (traced && unrecorded_parts_ && part.is_whole()) {
+    part.unknown = "a local tensor without a gradient was given away";
+  }
+  TESSERA_CHECK(part.unknown.empty(), call.name, " draws for a plain tensor ", call.tensor.sizes(),
+                " that may be a part of what one rank has, and its place in ",
+                "that is not known (", part.unknown, "); keep it distributed (use_local_output = ",
+                "false), or draw in a ReplicationScope if it is the same on all ranks");
+  return part;
+}
+
+const RandomRegionPtr& random_region() {
+  static const RandomRegionPtr none;
+  const ActiveRegion* here = CarriedScope<Carried::kRandomRegion, ActiveRegion>::active();
+  return here != nullptr ? here->region : none;
+}
+
+RandomPlace random_place(const RandomCall& call) {
+  if (const RandomRegionPtr region = random_region()) {
+    return region->place_of(call);
+  }
+  return own_place(call.tensor);
+}
+
+RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)
+    : scope_({std::move(region), replays || replays_here()}),
+      guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomDispatchKey)
+                                        : c10::DispatchKeySet()) {}
+
+}  // namespace detail
+
+BatchPart::BatchPart(std::int64_t index, std::int64_t count) {
+  TESSERA_CHECK(index >= 0 && index < count, "part ", index, " of ", count, " was asked for");
+  scope_ = std::make_unique<detail::RandomRegionScope>(std::make_shared<detail::RandomRegion>(
+      detail::random_region(), std::make_shared<detail::BatchRows>(index, count)));
+}
+
+BatchPart::~BatchPart() = default;
+
+}  // namespace tessera

@@ -1,0 +1,205 @@
+// Runs the plans of core's planner (tessera/core/redistribute_plan.h) on local tensors: a
+// redistribution is planned once, and its steps are the functions of redistribute_steps.cpp. Both
+// the program's own redistributions and those of operators' arguments
+// (execute/localize_arguments.cpp) end here.
+
+#include "redistribute/redistribute.h"
+
+#include <ATen/ops/empty.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "agreement/agreement.h"
+#include "redistribute/redistribute_steps.h"
+#include "tensor/below_autograd.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/detail/bounded_cache.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+/// A bound on memory: a spec has the sizes, so a program whose sizes change never stops making
+/// plans.
+constexpr std::size_t kCachedPlans = 2048;
+
+/// Spec and layout are interned, so that keys are compared and hashed by pointer. The key owns
+/// them: an address in use is not taken by another.
+struct PlanKey {
+  TensorSpecPtr spec;
+  LayoutPtr target;
+  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+};
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const {
+    return std::hash<const void*>{}(key.spec.get()) * 31 + std::hash<LayoutPtr>{}(key.target);
+  }
+};
+
+/// One cache per thread: it holds meshes, which belong to a rank, and a process may run several
+/// ranks as threads.
+auto& plans() {
+  thread_local BoundedCache<PlanKey, Plan, PlanKeyHash> plans(kCachedPlans);
+  return plans;
+}
+
+/// With the checks of TESSERA_DEBUG: describes the step to the group, which then reports ranks that
+/// call another one.
+std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
+                                           const DeviceMesh& mesh, c10::IntArrayRef sizes) {
+  if (!checks_calls()) [[likely]] {
+    return std::nullopt;
+  }
+  return std::make_optional<comm::PurposeScope>(
+      group_of(step, mesh), fmt::format("{} of {} [{}] {} -> {}", comm::CallerScope::current(),
+                                        c10::toString(local.scalar_type()), fmt::join(sizes, ", "),
+                                        to_string(*step.from), to_string(*step.to)));
+}
+
+/// A step that communicates, up to where its result is needed.
+Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                   c10::IntArrayRef sizes) {
+  const auto purpose = compared(step, local, mesh, sizes);
+  switch (step.kind) {
+    case StepKind::kAllGather:
+      return all_gather_step(step, local, mesh, sizes);
+    case StepKind::kReduceScatter:
+      return reduce_scatter_step(step, local, mesh, sizes);
+    case StepKind::kAllReduce:
+      return all_reduce_step(step, local, mesh);
+    case StepKind::kAllToAll:
+      return all_to_all_step(step, local, mesh, sizes);
+    default:
+      fail("internal: this step of a redistribution communicates nothing");
+  }
+}
+
+/// Any step, to its end.
+at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                      c10::IntArrayRef sizes) {
+  switch (step.kind) {
+    case StepKind::kSlice:
+      return slice_step(step, local, mesh, sizes);
+    case StepKind::kMakePartial:
+      return make_partial_step(step, local, mesh);
+    case StepKind::kRelabel:
+      return local;
+    default:
+      // Waited for at once, so behind what this rank has under way (see Transfer).
+      if (!group_of(step, mesh).keeps_order_on_device()) {
+        finish_transfers();
+      }
+      return finish(start_step(step, local, mesh, sizes));
+  }
+}
+
+/// Whether a step has nothing to do: a meta tensor has shapes alone. Where the other ranks exist on
+/// paper only (comm::fake_world), collectives are called even so, to be counted.
+bool is_on_paper(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  return local.is_meta() && !(communicates(step) && group_of(step, mesh).name() == "loopback");
+}
+
+/// Runs `steps`, each to its end.
+at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
+                     c10::IntArrayRef sizes) {
+  for (const auto& step : steps) {
+    // Steps give the elements in order, but not in shape: that is a function of the layout.
+    const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
+    local = is_on_paper(step, local, mesh) ? at::empty(shape, local.options())
+                                           : local_step(step, local, mesh, sizes).reshape(shape);
+  }
+  return local;
+}
+
+}  // namespace
+
+bool is_reducible(c10::ScalarType type, ReduceOp op) {
+  const bool complex = c10::isComplexType(type);
+  if (op == ReduceOp::kSum) {
+    return type != c10::ScalarType::Bool;
+  }
+  if (op == ReduceOp::kAvg) {
+    return complex || c10::isFloatingType(type);
+  }
+  return !complex;
+}
+
+void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked) {
+  for (const auto& partial : layout.partial()) {
+    TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
+                  ") of ", c10::toString(type),
+                  " has no meaning: bool has max, min and product, integers all but avg, complex "
+                  "numbers sum and avg; choose one of these, or convert");
+  }
+}
+
+void clear_plans() {
+  plans().clear();
+}
+
+PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
+  return plans().get({spec, target}, [](const PlanKey& key) {
+    return plan_redistribution(key.spec->sharding.layout, key.target, key.spec->sizes,
+                               static_cast<std::int64_t>(c10::elementSize(key.spec->dtype)));
+  });
+}
+
+at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,
+                    c10::IntArrayRef sizes) {
+  if (plan.steps.empty()) {
+    return local;
+  }
+  BelowAutograd guard;
+  return run_steps(plan.steps, std::move(local), mesh, sizes);
+}
+
+TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+                       c10::IntArrayRef sizes) {
+  const std::span<const Step> steps(plan->steps);
+  std::size_t last = steps.size();  // one past the last collective
+  while (last > 0 && !communicates(steps[last - 1])) {
+    --last;
+  }
+  // Without a collective there is nothing to hide: the caller runs the plan as usual.
+  if (last == 0 || local.is_meta()) {
+    return nullptr;
+  }
+  BelowAutograd guard;
+  const auto& step = steps[last - 1];
+  local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
+  // NCCL's stream keeps collectives in order. Elsewhere transfers have to, also those of a GPU's
+  // tensors that go through the host (see Transfer).
+  comm::Communicator* group = &group_of(step, mesh);
+  if (group->keeps_order_on_device()) {
+    group = nullptr;
+  } else {
+    finish_transfers_on(*group);
+  }
+  auto started = start_step(step, local, mesh, sizes);
+  // The transfer may outlive all that it was started from, the cached plan as well: it owns the
+  // plan, into which `steps` points. No collective is left in the steps after the last one, so that
+  // whoever finishes it needs no peer but those of the collective.
+  started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
+                  sizes = sizes.vec()] {
+    const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
+    return run_steps(steps.subspan(last), rest().reshape(shape), mesh, sizes);
+  };
+  return Transfer::start(std::move(started), group);
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec,
+                              LayoutPtr target) {
+  if (spec->sharding.layout == target) {
+    return local;
+  }
+  return run_plan(*plan_for(spec, target), local, spec->sharding.mesh, spec->sizes);
+}
+
+}  // namespace tessera::detail

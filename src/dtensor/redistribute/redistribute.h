@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <string_view>
+
+#include "redistribute/transfer.h"
+#include "tensor/tensor_spec.h"
+#include "tessera/core/layout.h"
+#include "tessera/core/redistribute_plan.h"
+
+namespace tessera::detail {
+
+// What may be reduced.
+
+/// Whether elements of `type` can be reduced with `op`: bool has no sum and average, integers have
+/// no average, complex numbers have sum and average only, which act on real and imaginary part
+/// alike.
+bool is_reducible(c10::ScalarType type, ReduceOp op);
+
+/// Throws Error if `layout` is partial with a reduction that elements of `type` do not have.
+/// `asked`: who asks, for the message.
+void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
+
+// On one mesh.
+
+using PlanPtr = std::shared_ptr<const Plan>;
+
+/// Whether a step is a collective.
+inline bool communicates(const Step& step) {
+  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
+         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
+}
+
+/// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
+PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
+/// Empties that cache.
+void clear_plans();
+
+/// Runs a plan on this rank's local tensor of a tensor of global `sizes`. Collective over the
+/// groups of its steps. The result may share memory with `local`. A meta tensor moves no data.
+/// Below autograd: no gradient.
+at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,
+                    c10::IntArrayRef sizes);
+
+/// The same, but only starts the last collective. nullptr, and nothing is done, for a plan without
+/// one.
+TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+                       c10::IntArrayRef sizes);
+
+/// Plans and runs the redistribution of a tensor of `spec` to `target`.
+at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
+
+// To another mesh, and from one rank to all (cross_mesh_redistribute.cpp).
+
+/// The local tensor of a tensor of `spec` after a redistribution to `target` on another mesh; see
+/// DistributedTensor::redistribute. Collective over the larger mesh, unless every rank has what it
+/// needs. Below autograd.
+at::Tensor cross_mesh_redistribute(const at::Tensor& local, const TensorSpecPtr& spec,
+                                   const ShardingSpec& target);
+
+/// The local tensor of `tensor`, laid out as `target`. The values are those of the rank at position
+/// `source` of the target's mesh; of the other ranks' tensors only sizes and type count. Collective
+/// over the mesh. Below autograd.
+at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
+
+}  // namespace tessera::detail

@@ -1,0 +1,312 @@
+// The steps of a plan on this rank. A collective takes flat buffers that hold the ranks' chunks one
+// after another, all of one size; the chunks of a digit are strided through the tensor, and the
+// last may be short. So most of the work here is order and padding, and most of the care is to copy
+// nothing where the memory is in order already. step_geometry.h has the arithmetic.
+
+#include "redistribute/redistribute_steps.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <numeric>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/transform.hpp>
+#include <utility>
+
+#include "redistribute/redistribute.h"
+#include "redistribute/step_geometry.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+/// The result of a step that needs no collective after all.
+Started without_collective(const at::Tensor& tensor) {
+  return {nullptr, [tensor] { return tensor; }};
+}
+
+/// The planner knows no types. What a program asks for is checked before (check_partials), in words
+/// for its author; this would be a mistake of ours.
+void check_reducible(const Step& step, const at::Tensor& tensor) {
+  TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
+                tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
+}
+
+/// A flat tensor of `numel` elements that starts with those of the flat `tensor`.
+at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
+  if (tensor.numel() == numel) {
+    return tensor;
+  }
+  auto result = at::zeros({numel}, tensor.options());
+  result.narrow(0, 0, tensor.numel()).copy_(tensor);
+  return result;
+}
+
+/// The gathered tensor of a step as (before, extent, after), where the ranks of the group hold the
+/// chunks of extent.
+struct ChunkedView {
+  std::int64_t before, extent, after;
+  std::vector<Chunk> chunks;
+  /// Elements of one position of extent.
+  std::int64_t row() const { return before * after; }
+  const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
+    return chunks[group_rank(mesh, step.mesh_dims)];
+  }
+  /// Whether the chunks are one after another in memory, as a collective wants them.
+  bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
+};
+
+/// `sharded`: the layout, before or after the step, in which Step::mesh_dims cut Step::dim.
+ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
+                         c10::IntArrayRef sizes) {
+  const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
+  const auto around = extents_around({digit}, sharded, sizes, mesh);
+  const auto extent = digit.gathered_extent(sizes, mesh, step.mesh_dims);
+  return {around[0], extent, around[1], chunks_of(extent, mesh, step.mesh_dims)};
+}
+
+/// The chunks that an all-gather gave, each padded to `stride` elements, as one flat tensor.
+at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedView& view) {
+  if (view.is_in_order()) {
+    return gathered.narrow(0, 0, view.extent * view.row());
+  }
+  // Chunk by chunk, without its padding, side by side along the digit.
+  std::vector<at::Tensor> chunks;
+  for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
+    chunks.push_back(
+        gathered.narrow(0, static_cast<std::int64_t>(rank) * stride, chunk.size * view.row())
+            .view({view.before, chunk.size, view.after}));
+  }
+  return at::cat(chunks, 1).view({-1});
+}
+
+/// The chunks of a flat tensor one after another, each padded to `stride` elements.
+at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const ChunkedView& view) {
+  const auto count = static_cast<std::int64_t>(view.chunks.size());
+  if (view.is_in_order()) {
+    return padded(tensor, count * stride);
+  }
+  // Zeros only where some chunk is short and leaves padding behind.
+  const bool even = view.chunks.back().size * view.row() == stride;
+  auto result = even ? at::empty({count * stride}, tensor.options())
+                     : at::zeros({count * stride}, tensor.options());
+  const auto shaped = tensor.view({view.before, view.extent, view.after});
+  for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
+    result.narrow(0, static_cast<std::int64_t>(rank) * stride, chunk.size * view.row())
+        .view({view.before, chunk.size, view.after})
+        .copy_(shaped.narrow(1, chunk.offset, chunk.size));
+  }
+  return result;
+}
+
+/// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
+/// after): one of the digits is gathered, chunk by chunk, and the other scattered.
+class AllToAll {
+ public:
+  // The two digits are in two layouts: before the step one of them is cut, after it the other. What
+  // is around them is the same in both.
+  AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
+      : gather_first_(step.dim < step.to_dim), me_(group_rank(mesh, step.mesh_dims)) {
+    const auto gathered = StepDigit::cut_by(step.from, step.dim, step.mesh_dims.back());
+    const auto scattered = StepDigit::cut_by(step.to, step.to_dim, step.mesh_dims.back());
+    around_ = extents_around(
+        gather_first_ ? std::vector{gathered, scattered} : std::vector{scattered, gathered},
+        step.from, sizes, mesh);
+    from_ = chunks_of(gathered.gathered_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
+    scattered_ = scattered.gathered_extent(sizes, mesh, step.mesh_dims);
+    to_ = chunks_of(scattered_, mesh, step.mesh_dims);
+  }
+
+  /// Whether no rank of the group has anything to send. Asked of whole extents and not of this
+  /// rank's chunks, so that all ranks of the group answer alike.
+  bool is_empty() const {
+    return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
+  }
+  std::int64_t own_gathered_extent() const { return from_[me_].size; }
+  std::int64_t scattered_extent() const { return scattered_; }
+
+  /// The five sizes of the view, for so many positions of the two digits.
+  std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
+    return {around_[0], gather_first_ ? gathered : scattered, around_[1],
+            gather_first_ ? scattered : gathered, around_[2]};
+  }
+
+  /// What each rank gets, one after another. Chunks of a leading digit are so in memory already.
+  at::Tensor pack(const at::Tensor& local) const {
+    if (scatter_dim() == 1 && around_[0] == 1) {
+      return local.view({-1});
+    }
+    std::vector<at::Tensor> blocks;
+    for (const auto& chunk : to_) {
+      blocks.push_back(local.narrow(scatter_dim(), chunk.offset, chunk.size).reshape({-1}));
+    }
+    return at::cat(blocks);
+  }
+
+  /// What all ranks sent, each for chunk `to_[me_]` of the scattered digit, side by side.
+  at::Tensor unpack(const at::Tensor& received) const {
+    if (gather_dim() == 1 && around_[0] == 1) {
+      return received;
+    }
+    std::vector<at::Tensor> blocks;
+    std::int64_t offset = 0;
+    for (const auto& chunk : from_) {
+      const auto numel = chunk.size * to_[me_].size * rest();
+      blocks.push_back(received.narrow(0, offset, numel).view(shape(chunk.size, to_[me_].size)));
+      offset += numel;
+    }
+    return at::cat(blocks, gather_dim()).view({-1});
+  }
+
+  /// How many numbers go to and come from each rank; an element is `reals_each` numbers.
+  std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
+    return counts(to_, from_[me_].size * rest() * reals_each);
+  }
+  std::vector<std::int64_t> receive_counts(std::int64_t reals_each) const {
+    return counts(from_, to_[me_].size * rest() * reals_each);
+  }
+  std::int64_t received() const {
+    const auto numbers = receive_counts(1);
+    return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+  }
+
+ private:
+  std::int64_t gather_dim() const { return gather_first_ ? 1 : 3; }
+  std::int64_t scatter_dim() const { return gather_first_ ? 3 : 1; }
+  std::int64_t rest() const { return around_[0] * around_[1] * around_[2]; }
+
+  static std::vector<std::int64_t> counts(const std::vector<Chunk>& chunks, std::int64_t row) {
+    return chunks |
+           ranges::views::transform([row](const Chunk& chunk) { return chunk.size * row; }) |
+           ranges::to<std::vector>();
+  }
+
+  bool gather_first_;
+  std::size_t me_;
+  std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
+  std::vector<std::int64_t> around_;
+  std::vector<Chunk> from_, to_;  // of the gathered and of the scattered digit
+};
+
+}  // namespace
+
+comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
+  // Made at its first use, which is collective over its ranks, as the step is.
+  return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
+                                    : mesh.group(step.mesh_dims);
+}
+
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
+at::Tensor reals(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+}
+
+// `rest` owns what the collective reads and writes: the caller's tensors may be gone before the
+// work is done. Of chunks the first is the largest, by torch.chunk: where it is empty all are, and
+// every rank of the group sees that without asking.
+
+Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
+  const auto view = chunked_view(step.from, step, mesh, sizes);
+  const auto count = static_cast<std::int64_t>(view.chunks.size());
+  if (count == 1) {
+    return without_collective(flat(local));
+  }
+  const auto stride = view.chunks.front().size * view.row();
+  const auto input = padded(flat(local), stride);
+  const auto output = at::empty({count * stride}, local.options());
+  if (stride == 0) {
+    return without_collective(join(output, stride, view));
+  }
+  return {group_of(step, mesh).all_gather(reals(output), reals(input)),
+          [input, output, stride, view] { return join(output, stride, view); }};
+}
+
+Started reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                            c10::IntArrayRef sizes) {
+  check_reducible(step, local);
+  const auto view = chunked_view(step.to, step, mesh, sizes);
+  if (view.chunks.size() == 1) {
+    return without_collective(flat(local));
+  }
+  const auto stride = view.chunks.front().size * view.row();
+  const auto input = separate(flat(local), stride, view);
+  const auto output = at::empty({stride}, local.options());
+  const auto mine = output.narrow(0, 0, view.own_chunk(step, mesh).size * view.row());
+  if (stride == 0) {
+    return without_collective(mine);
+  }
+  return {group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op),
+          [input, output, mine] { return mine; }};
+}
+
+Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  check_reducible(step, local);
+  auto& group = group_of(step, mesh);
+  auto result = flat(local);
+  if (group.size() == 1 || local.numel() == 0) {
+    return without_collective(result);
+  }
+  // The collective works in place, and the tensor is the caller's.
+  if (result.is_alias_of(local)) {
+    result = result.clone();
+  }
+  return {group.all_reduce(reals(result), step.op), [result] { return result; }};
+}
+
+Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
+  const AllToAll exchange(step, mesh, sizes);
+  if (exchange.is_empty()) {
+    return without_collective(flat(local));
+  }
+  const auto input = exchange.pack(flat(local).view(
+      exchange.shape(exchange.own_gathered_extent(), exchange.scattered_extent())));
+  // The communicator counts numbers, of which a complex element has two.
+  const std::int64_t reals_each = local.is_complex() ? 2 : 1;
+  const auto output = at::empty({exchange.received()}, local.options());
+  auto work = group_of(step, mesh)
+                  .all_to_all(reals(output), reals(input), exchange.receive_counts(reals_each),
+                              exchange.send_counts(reals_each));
+  return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
+}
+
+/// A replicated digit is cut where it is: narrowing copies only what is strided.
+at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                      c10::IntArrayRef sizes) {
+  const auto view = chunked_view(step.to, step, mesh, sizes);
+  const auto& mine = view.own_chunk(step, mesh);
+  return flat(local)
+      .view({view.before, view.extent, view.after})
+      .narrow(1, mine.offset, mine.size)
+      .contiguous();
+}
+
+at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  const auto value = flat(local);
+  if (group_rank(mesh, step.mesh_dims) == 0) {
+    return value;
+  }
+  switch (step.op) {
+    case ReduceOp::kSum:
+      return at::zeros_like(value);
+    case ReduceOp::kProduct:
+      return at::ones_like(value);
+    case ReduceOp::kAvg:
+    case ReduceOp::kMax:
+    case ReduceOp::kMin:
+      return value;  // equal values reduce to the same value
+  }
+  fail("internal: unknown reduction");
+}
+
+}  // namespace tessera::detail

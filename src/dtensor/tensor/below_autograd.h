@@ -1,0 +1,34 @@
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tessera/dtensor/detail/random_dispatch_key.h"
+
+namespace tessera::detail {
+
+/// While it exists, operators on local tensors go straight to their backend: no autograd, no view
+/// tracking, not to our own fallback (which a MetaDevice scope would otherwise include), and no
+/// random numbers by the element (plain_random.cpp), which the call draws as a whole. For
+/// work on local tensors in the course of a call: autograd has recorded the call on the wrappers
+/// already, and a plain argument may require grad.
+class BelowAutograd {
+ public:
+  BelowAutograd()
+      : guard_(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+               c10::DispatchKeySet({c10::DispatchKey::Fake, kRandomDispatchKey})) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+/// While it exists, operators don't go to our own fallback. For calls that pass through it:
+/// autograd is left as it is.
+class BelowFallback {
+ public:
+  BelowFallback() : guard_(c10::DispatchKeySet(c10::DispatchKey::Fake)) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,220 @@
+// The table of interned specs, and the arithmetic of strides and sizes that specs need. Interning
+// costs a hash and a lock where a spec is made; in return every later comparison, above all that of
+// call keys, is one of addresses.
+
+#include "tensor/tensor_spec.h"
+
+#include <c10/core/TensorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/reverse.hpp>
+#include <range/v3/view/zip.hpp>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+
+namespace tessera::detail {
+namespace {
+
+/// Of all that == compares. Layouts are interned themselves, and a mesh is known by its address.
+std::size_t hash_of(const TensorSpec& spec) {
+  std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
+  auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
+  mix(std::hash<const void*>{}(spec.sharding.mesh.id()));
+  mix(static_cast<std::size_t>(spec.dtype));
+  for (auto size : spec.sizes) {
+    mix(static_cast<std::size_t>(size));
+  }
+  for (auto stride : spec.strides) {
+    mix(static_cast<std::size_t>(stride));
+  }
+  return hash;
+}
+
+/// A tensor without storage, to compute a Geometry as TensorImpl does.
+class ShapeOnly final : public c10::TensorImpl {
+ public:
+  explicit ShapeOnly(const TensorSpec& spec)
+      : TensorImpl(c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(spec.dtype),
+                   c10::Device(c10::kMeta)) {
+    set_sizes_and_strides(spec.sizes, spec.strides);
+  }
+  Geometry geometry() const {
+    return {.numel = numel_,
+            .contiguous = is_contiguous_,
+            .channels_last = is_channels_last_,
+            .channels_last_contiguous = is_channels_last_contiguous_,
+            .channels_last_3d = is_channels_last_3d_,
+            .channels_last_3d_contiguous = is_channels_last_3d_contiguous_,
+            .non_overlapping_and_dense = is_non_overlapping_and_dense_};
+  }
+};
+
+/// All specs. Holds weak references: a spec is freed with the last tensor or cached plan that holds
+/// it. One table and one lock for all threads, since ranks may be threads and threads of one rank
+/// share tensors.
+class SpecTable {
+ public:
+  static SpecTable& instance() {
+    // Never destroyed: tensors with static storage may outlive it.
+    static auto* table = new SpecTable;
+    return *table;
+  }
+
+  TensorSpecPtr intern(TensorSpec&& spec) {
+    const auto hash = hash_of(spec);
+    // A spec found but not wanted is released after the lock: its deleter takes the lock.
+    std::vector<TensorSpecPtr> others;
+    std::lock_guard lock(mutex_);
+    auto [begin, end] = specs_.equal_range(hash);
+    for (auto it = begin; it != end; ++it) {
+      auto known = it->second.reference.lock();
+      if (known && *known == spec) {
+        return known;
+      }
+      others.push_back(std::move(known));
+    }
+    // Only for a spec that is new: the geometry of equal ones is in the table.
+    spec.geometry = ShapeOnly(spec).geometry();
+    const auto* raw = new TensorSpec(std::move(spec));
+    TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
+    specs_.emplace(hash, Entry{raw, made});
+    return made;
+  }
+
+ private:
+  // The address is what erase() finds an entry by: its weak reference has expired by then, and a
+  // spec that is equal may have been made since, under the same hash.
+  struct Entry {
+    const TensorSpec* address;
+    std::weak_ptr<const TensorSpec> reference;
+  };
+
+  void erase(std::size_t hash, const TensorSpec* spec) {
+    {
+      std::lock_guard lock(mutex_);
+      auto [begin, end] = specs_.equal_range(hash);
+      auto it = std::find_if(begin, end, [&](auto& e) { return e.second.address == spec; });
+      if (it != end) {
+        specs_.erase(it);
+      }
+    }
+    delete spec;
+  }
+
+  std::mutex mutex_;
+  std::unordered_multimap<std::size_t, Entry> specs_;
+};
+
+/// The different numbers of positions of a digit that coordinates hold.
+std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
+  std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
+  for (const int mesh_dim : digit.mesh_dims) {
+    const auto count = layout.mesh_sizes()[static_cast<std::size_t>(mesh_dim)];
+    for (const auto extent : std::exchange(parts, {})) {
+      // torch.chunk makes full chunks, then at most one shorter one, then empty ones.
+      const auto full = chunk_size(extent, count, 0);
+      parts.insert({full, chunk_size(extent, count, count - 1)});
+      if (full > 0 && extent / full < count) {
+        parts.insert(chunk_size(extent, count, extent / full));
+      }
+    }
+  }
+  return parts;
+}
+
+/// Likewise for a dimension.
+std::set<std::int64_t> part_sizes(const Layout& layout, int dim, std::int64_t size) {
+  std::set<std::int64_t> sizes{1};
+  for (const auto& digit : layout.digits(dim)) {
+    for (const auto major : std::exchange(sizes, {})) {
+      for (const auto minor : part_sizes(layout, digit, size)) {
+        sizes.insert(major * minor);
+      }
+    }
+  }
+  return sizes;
+}
+
+}  // namespace
+
+TensorSpecPtr intern_spec(TensorSpec spec) {
+  return SpecTable::instance().intern(std::move(spec));
+}
+
+std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes) {
+  const auto& coordinate = sharding.mesh.coordinate();
+  TESSERA_CHECK(sharding.mesh.contains_this_rank(), "this rank is not in ",
+                to_string(sharding.mesh), " and holds no part of its tensors");
+  return tessera::local_sizes(*sharding.layout, sizes, coordinate);
+}
+
+// Stable, so that dimensions with equal strides (of size 1, or expanded) keep their order on all
+// ranks.
+std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return like[a] > like[b]; });
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (const std::size_t dim : order | ranges::views::reverse) {
+    strides[dim] = like[dim] == 0 && sizes[dim] > 1 ? 0 : stride;
+    if (strides[dim] != 0) {
+      stride *= std::max<std::int64_t>(sizes[dim], 1);
+    }
+  }
+  return strides;
+}
+
+// A dimension that is not split has one size everywhere. One that is split into parts of one size,
+// or of at least two positions each, is ordered alike on all ranks.
+bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
+  for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
+    const auto index = static_cast<int>(dim);
+    if (layout.digits(index).empty()) {
+      continue;
+    }
+    const auto parts = part_sizes(layout, index, size);
+    if (parts.size() > 1 && *parts.begin() <= 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (auto&& [own, size] : ranges::views::zip(strides, sizes) | ranges::views::reverse) {
+    own = stride;
+    stride *= std::max<std::int64_t>(size, 1);
+  }
+  return strides;
+}
+
+// Not every layout has a list of placements: to_placements throws then.
+std::string describe(const Layout& layout, c10::IntArrayRef sizes) {
+  try {
+    return to_string(to_placements(layout, sizes));
+  } catch (const Error&) {
+    return to_string(layout);
+  }
+}
+
+std::string describe(const TensorSpec& spec) {
+  return fmt::format("[{}] on {} as {}", fmt::join(spec.sizes, ", "),
+                     to_string(spec.sharding.mesh.shape()),
+                     describe(*spec.sharding.layout, spec.sizes));
+}
+
+}  // namespace tessera::detail

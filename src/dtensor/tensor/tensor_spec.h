@@ -1,0 +1,64 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::detail {
+
+/// What sizes and strides imply, as c10::TensorImpl stores it. Computed once per spec, because
+/// every tensor with that spec needs all of it.
+struct Geometry {
+  std::int64_t numel = 0;
+  bool contiguous = false;
+  bool channels_last = false;
+  bool channels_last_contiguous = false;
+  bool channels_last_3d = false;
+  bool channels_last_3d_contiguous = false;
+  bool non_overlapping_and_dense = false;
+  /// Equal specs have equal geometries: nothing to compare.
+  friend bool operator==(const Geometry&, const Geometry&) { return true; }
+};
+
+/// Everything about a distributed tensor but its values: what the plan of a call depends on.
+/// Immutable and interned: equal specs are one object for as long as someone holds it, so that the
+/// dispatch cache compares pointers.
+struct TensorSpec {
+  ShardingSpec sharding;
+  std::vector<std::int64_t> sizes;    ///< global
+  std::vector<std::int64_t> strides;  ///< global
+  c10::ScalarType dtype;
+  Geometry geometry = {};  ///< set by intern_spec
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
+
+/// The one spec equal to `spec`. Thread safe.
+TensorSpecPtr intern_spec(TensorSpec spec);
+
+/// Sizes of this rank's local tensor. Throws Error if this rank is not in the mesh.
+std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
+
+/// Strides of a dense tensor of `sizes` with its dimensions in the memory order that strides `like`
+/// have (channels last, transposed). A stride of 0 stays 0.
+std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
+
+/// Whether the strides of the local tensors have the same order of dimensions on every rank. They
+/// may not where ranks hold different numbers of positions along a dimension and some of them at
+/// most one: such a dimension may have any stride, and kernels choose it as they like.
+bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
+
+/// Strides of a contiguous tensor of `sizes`.
+std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
+
+/// The placements, or the layout where no list of placements describes it. For messages.
+std::string describe(const Layout& layout, c10::IntArrayRef sizes);
+/// "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]", for messages.
+std::string describe(const TensorSpec& spec);
+
+}  // namespace tessera::detail

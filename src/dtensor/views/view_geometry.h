@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace tessera::detail {
+
+struct CallPlan;
+struct OperatorInfo;
+
+/// The strides that the results of a view operator have on tensors of global sizes, lists
+/// flattened: the operator is run on meta tensors. Local strides would not do: a dimension of local
+/// size 1 may have any stride, and ranks would disagree. Throws what the operator throws, on every
+/// rank alike. nullopt if the operator does not run on meta tensors.
+std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
+    const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
+
+/// `local`, or a contiguous copy if it cannot be viewed with `sizes`. For _unsafe_view, whose
+/// result is no alias by contract. Composite operators call it on results in the memory order that
+/// a kernel chose, and for a local tensor with a size of 1 that may be another order than for the
+/// global one.
+at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
+
+// Expanded tensors: along a dimension of stride 0 all positions share one element in memory.
+
+/// Whether `tensor` has a dimension of stride 0 and more than one position.
+bool has_stride_zero(const at::Tensor& tensor);
+/// `tensor`, whose values are equal along dimensions where `strides` are 0, with one element in
+/// memory for them.
+at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
+/// The first position of `tensor` along dimensions where `strides` are 0.
+at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
+/// Copies `value` to `to`. Positions of `to` that share an element get one value.
+void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
+
+// as_strided: sizes and strides in memory, wherever that begins.
+
+/// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
+/// as_strided and its variants. A distributed tensor's own offset is 0, wherever its local tensor
+/// begins. Throws Error, on all ranks, if the tensor had to be gathered and has other strides now
+/// than the distributed tensor, or if memory between its elements is asked for, which was not
+/// gathered.
+void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
+                              std::span<c10::IValue> arguments);
+
+}  // namespace tessera::detail

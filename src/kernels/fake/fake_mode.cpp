@@ -1,0 +1,285 @@
+// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and which
+// only a FakeMode includes: whatever operator a program comes to arrives here, with local tensors.
+
+#include "tessera/kernels/detail/fake_mode.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "fake/fake_operators.h"
+#include "tessera/core/error.h"
+
+namespace tessera::kernels {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr auto kFakeKey = c10::DispatchKey::CustomRNGKeyId;
+
+struct Mode {
+  c10::DeviceType device;
+  FakeMode::Observer observer;
+};
+
+/// The one in force.
+std::atomic<const Mode*> mode = nullptr;
+
+/// Calls `visit` with each tensor of the last `count` values.
+template <class Visit>
+void visit_tensors(Stack& stack, std::size_t count, Visit&& visit) {
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    c10::IValue& value = stack[i];
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        visit(tensor);
+      }
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        if (tensor) {
+          visit(*tensor);
+        }
+      }
+    }
+  }
+}
+
+std::vector<at::Tensor> tensors_of(Stack& stack, std::size_t count) {
+  std::vector<at::Tensor> tensors;
+  visit_tensors(stack, count, [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      tensors.push_back(tensor);
+    }
+  });
+  return tensors;
+}
+
+/// Whether the call is of numbers that nobody has: of any floating-point tensor of the CPU.
+bool is_fake(Stack& stack, std::size_t count) {
+  bool floating = false;
+  bool elsewhere = false;
+  visit_tensors(stack, count, [&](const at::Tensor& tensor) {
+    floating =
+        floating || (tensor.defined() && (tensor.is_floating_point() || tensor.is_complex()));
+    elsewhere = elsewhere || (tensor.defined() && !tensor.is_cpu());
+  });
+  return floating && !elsewhere;
+}
+
+/// The same sizes, strides and type; a wrapped number stays one, since it decides types otherwise.
+at::Tensor on_meta(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  at::Tensor meta =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return meta;
+}
+
+void replace_by_meta(Stack& stack, std::size_t count) {
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    c10::IValue& value = stack[i];
+    if (value.isTensor()) {
+      value = on_meta(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(on_meta(tensor));
+      }
+      value = list;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        list.push_back(tensor ? std::optional(on_meta(*tensor)) : std::nullopt);
+      }
+      value = list;
+    } else if (value.isDevice()) {
+      value = c10::Device(c10::kMeta);
+    }
+  }
+}
+
+at::Tensor allocated(const at::Tensor& meta) {
+  return meta.defined()
+             ? at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU))
+             : meta;
+}
+
+/// Runs the call on the meta device: leaves its results on the stack.
+void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
+  const c10::impl::ExcludeDispatchKeyGuard not_here(kFakeKey);
+  replace_by_meta(stack, op.schema().arguments().size());
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+}
+
+void run_functional(const c10::OperatorHandle& op, Stack& stack) {
+  run_on_meta(op, stack);
+  const std::size_t results = op.schema().returns().size();
+  for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
+    c10::IValue& value = stack[i];
+    if (value.isTensor()) {
+      value = allocated(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        list.push_back(allocated(tensor));
+      }
+      value = list;
+    }
+  }
+}
+
+/// The arguments that a schema says are written: the results of a call in place.
+Stack written_arguments(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  Stack written;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite()) {
+      written.push_back(stack[stack.size() - arguments.size() + i]);
+    }
+  }
+  return written;
+}
+
+/// `written` in place of the arguments, if the operator returns them.
+void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  for (std::size_t i = 0; i < op.schema().returns().size(); ++i) {
+    stack.push_back(written[i]);
+  }
+}
+
+/// Those of the arguments that are not out=, broadcast.
+std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  std::vector<std::int64_t> sizes;
+  for (std::size_t i = 0; i < count; ++i) {
+    const c10::IValue& value = stack[stack.size() - count + i];
+    if (value.isTensor() && value.toTensor().defined() && !op.schema().arguments()[i].is_out()) {
+      sizes = at::infer_size(sizes, value.toTensor().sizes());
+    }
+  }
+  return sizes;
+}
+
+/// Of each out= argument after the call. An operator on elements may have no meta kernel.
+std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
+  const std::size_t results = op.schema().returns().size();
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
+    return {results, pointwise_sizes(op, stack)};
+  }
+  Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
+             stack.end());
+  run_on_meta(op, meta);
+  std::vector<std::vector<std::int64_t>> sizes;
+  for (const c10::IValue& result : torch::jit::last(meta, results)) {
+    sizes.push_back(result.toTensor().sizes().vec());
+  }
+  return sizes;
+}
+
+/// An out= argument has any sizes before the call.
+void run_out(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack written = written_arguments(op, stack);
+  const std::vector<std::vector<std::int64_t>> sizes = out_sizes(op, stack);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (const at::Tensor& out = written[i].toTensor(); out.sizes() != sizes[i]) {
+      out.resize_(sizes[i]);
+    }
+  }
+  return_written(op, stack, written);
+}
+
+/// Without its values, and without autograd, which has seen the call.
+void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::size_t count = op.schema().arguments().size();
+  const bool observed = mode.load()->observer != nullptr;
+  FakeCall call;
+  Stack written = written_arguments(op, stack);
+  if (observed) {
+    call = {op.schema().name(), tensors_of(stack, count), tensors_of(written, written.size())};
+  }
+  switch (kind) {
+    case FakeKind::kOut:
+      run_out(op, stack);
+      break;
+    case FakeKind::kInPlace:
+      return_written(op, stack, written);
+      break;
+    case FakeKind::kOwnRule:
+      make_fake_results(op, stack);
+      break;
+    default:
+      run_functional(op, stack);
+  }
+  if (observed) {
+    if (written.empty()) {
+      call.results = tensors_of(stack, op.schema().returns().size());
+    }
+    mode.load()->observer(call);
+  }
+}
+
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const FakeKind kind = fake_kind(op);
+  if (kind == FakeKind::kThrough || !is_fake(*stack, op.schema().arguments().size())) {
+    return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeKey),
+                              stack);
+  }
+  TESSERA_CHECK(kind != FakeKind::kUnknown, "a FakeMode came to ", op.operator_name(),
+                ", of which libtorch tells no sizes without computing it; add its rule to "
+                "src/kernels/fake/fake_operators.cpp");
+  if (kind == FakeKind::kItem) {
+    torch::jit::drop(*stack, 1);
+    stack->emplace_back(1.0);
+    return;
+  }
+  run_fake(op, kind, *stack);
+}
+
+TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
+/// libtorch gives the key what is composed of other operators, which this one is not.
+TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, library) {
+  library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run>());
+}
+
+}  // namespace
+
+FakeMode::FakeMode(c10::DeviceType device, Observer observer) : included_(kFakeKey) {
+  const Mode* expected = nullptr;
+  auto own = std::make_unique<const Mode>(Mode{device, std::move(observer)});
+  TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
+                "a FakeMode was begun within another one; end that first");
+  static_cast<void>(own.release());
+}
+
+FakeMode::~FakeMode() {
+  delete mode.exchange(nullptr);
+}
+
+bool in_fake_mode() {
+  return c10::impl::tls_is_dispatch_key_included(kFakeKey);
+}
+
+c10::DeviceType fake_device() {
+  const Mode* current = mode.load();
+  return current == nullptr ? c10::DeviceType::CPU : current->device;
+}
+
+}  // namespace tessera::kernels

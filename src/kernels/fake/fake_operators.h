@@ -1,0 +1,27 @@
+// What a FakeMode does with an operator, and the sizes of results that libtorch has no rule for.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+
+namespace tessera::kernels {
+
+/// How an operator that touches floating-point numbers is run without them.
+enum class FakeKind : std::uint8_t {
+  kThrough,  ///< as it is: it is made of other operators, or looks at sizes alone
+  kInPlace,  ///< not at all: it only writes into its arguments
+  kOut,      ///< its out= arguments get their sizes
+  kMeta,     ///< on the meta device
+  kOwnRule,  ///< by make_fake_results()
+  kItem,     ///< a tensor's only value is 1
+  kUnknown,
+};
+/// Looked up once for each operator.
+FakeKind fake_kind(const c10::OperatorHandle& op);
+
+/// Replaces the arguments on the stack by results, of a kOwnRule.
+void make_fake_results(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace tessera::kernels

@@ -1,2 +1,0 @@
-#define TESSERA_ISA avx2
-#include "row_kernels.inl"

@@ -1,2 +1,0 @@
-#define TESSERA_ISA avx512
-#include "row_kernels.inl"

@@ -1,2 +1,0 @@
-#define TESSERA_ISA baseline
-#include "row_kernels.inl"

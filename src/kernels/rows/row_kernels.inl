@@ -1,0 +1,121 @@
+// The row kernels for one instruction set. Defines tessera::kernels::TESSERA_ISA::kTable. Included
+// by files that are compiled with flags of that instruction set. Includes nothing with inline
+// functions: the linker keeps one copy of each, and might keep one that older machines cannot run.
+#include <cstdint>
+
+#include "rows/row_kernels.h"
+
+namespace tessera::kernels::TESSERA_ISA {
+
+#include "rows/vec.inl"
+
+template <class T>
+void rms_norm(const T* x, const float* weight, T* out, float* rstd, std::int64_t rows,
+              std::int64_t dim, float eps) {
+  for (std::int64_t row = 0; row < rows; ++row, x += dim, out += dim) {
+    Floats squares{};
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      const Floats v = load(x + i, dim - i);
+      squares += v * v;
+    }
+    const float scale = 1.0F / __builtin_sqrtf(sum(squares) / static_cast<float>(dim) + eps);
+    rstd[row] = scale;
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      Floats v = load(x + i, dim - i) * scale;
+      if (weight != nullptr) {
+        v *= load(weight + i, dim - i);
+      }
+      store(out + i, v, dim - i);
+    }
+  }
+}
+
+template <class T>
+void rms_norm_backward(const T* grad, const T* x, const float* weight, const float* rstd, T* x_grad,
+                       float* weight_grad, std::int64_t rows, std::int64_t dim) {
+  for (std::int64_t row = 0; row < rows; ++row, grad += dim, x += dim, x_grad += dim) {
+    const float scale = rstd[row];
+    Floats dots{};
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      const Floats g = load(grad + i, dim - i);
+      const Floats gx = g * load(x + i, dim - i);
+      dots += weight != nullptr ? gx * load(weight + i, dim - i) : gx;
+      if (weight_grad != nullptr) {
+        store(weight_grad + i, load(weight_grad + i, dim - i) + gx * scale, dim - i);
+      }
+    }
+    const float pull = sum(dots) * scale * scale / static_cast<float>(dim);
+    for (std::int64_t i = 0; i < dim; i += kLanes) {
+      Floats g = load(grad + i, dim - i);
+      if (weight != nullptr) {
+        g *= load(weight + i, dim - i);
+      }
+      store(x_grad + i, (g - load(x + i, dim - i) * pull) * scale, dim - i);
+    }
+  }
+}
+
+template <class T>
+void silu_mul(const T* gate, const T* up, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Floats g = load(gate + i, n - i);
+    const Floats silu = g / (1.0F + exp(-g));
+    store(out + i, silu * load(up + i, n - i), n - i);
+  }
+}
+
+template <class T>
+void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
+                       std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Floats g = load(gate + i, n - i);
+    const Floats d = load(grad + i, n - i);
+    const Floats sigmoid = 1.0F / (1.0F + exp(-g));
+    const Floats slope = sigmoid * (1.0F + g * (1.0F - sigmoid));
+    store(gate_grad + i, d * load(up + i, n - i) * slope, n - i);
+    store(up_grad + i, d * (g * sigmoid), n - i);
+  }
+}
+
+template <class T>
+void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
+            std::int64_t heads, std::int64_t half, bool transposed) {
+  for (std::int64_t h = 0; h < heads; ++h, x += x_stride, out += 2 * half) {
+    for (std::int64_t i = 0; i < half; i += kLanes) {
+      const std::int64_t n = half - i;
+      const Floats x1 = load(x + i, n);
+      const Floats x2 = load(x + half + i, n);
+      const Floats sin1 = load(sin + i, n);
+      const Floats sin2 = load(sin + half + i, n);
+      const Floats across1 = transposed ? x2 * sin2 : -(x2 * sin1);
+      const Floats across2 = transposed ? -(x1 * sin1) : x1 * sin2;
+      store(out + i, x1 * load(cos + i, n) + across1, n);
+      store(out + half + i, x2 * load(cos + half + i, n) + across2, n);
+    }
+  }
+}
+
+template <class T>
+void add(const T* x, float* sum, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    store(sum + i, load(sum + i, n - i) + load(x + i, n - i), n - i);
+  }
+}
+
+template <class T>
+void round(const float* sum, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    store(out + i, load(sum + i, n - i), n - i);
+  }
+}
+
+template <class T>
+constexpr RowKernels<T> make_kernels() {
+  return {
+      &rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>, &rotary<T>, &add<T>,
+      &round<T>};
+}
+
+const RowKernelTable kTable{make_kernels<float>(), make_kernels<Bf16>()};
+
+}  // namespace tessera::kernels::TESSERA_ISA

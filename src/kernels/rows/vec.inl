@@ -1,0 +1,95 @@
+// Sixteen floats at once, in the vector extension that GCC and Clang share: the compiler maps it to
+// whatever registers TESSERA_ISA has. Lane by lane and without fused multiply-add, so that every
+// instruction set gives the same bits. Included inside namespace tessera::kernels::TESSERA_ISA.
+
+constexpr int kLanes = 16;
+using Floats = float __attribute__((vector_size(64)));
+using Ints = std::int32_t __attribute__((vector_size(64)));
+using Words = std::uint32_t __attribute__((vector_size(64)));
+using Halves = Bf16 __attribute__((vector_size(32)));
+
+#define TESSERA_INLINE static inline __attribute__((always_inline))
+
+TESSERA_INLINE Floats broadcast(float x) {
+  return Floats{} + x;
+}
+
+TESSERA_INLINE Floats as_floats(Words bits) {
+  return reinterpret_cast<Floats>(bits);
+}
+
+TESSERA_INLINE Floats load(const float* from) {
+  Floats v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+TESSERA_INLINE Floats load(const Bf16* from) {
+  Halves v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return as_floats(__builtin_convertvector(v, Words) << 16);
+}
+
+/// The first n lanes from memory, zeros in the others.
+template <class T>
+TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
+  if (n >= kLanes) {
+    return load(from);
+  }
+  T lanes[kLanes] = {};
+  __builtin_memcpy(lanes, from, static_cast<std::size_t>(n) * sizeof(T));
+  return load(lanes);
+}
+
+TESSERA_INLINE void store(float* to, Floats v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+TESSERA_INLINE void store(Bf16* to, Floats v) {
+  const auto bits = reinterpret_cast<Words>(v);
+  const Words nearest_even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const Words rounded = v != v ? Words{} + 0x7FC0 : nearest_even;
+  const Halves halves = __builtin_convertvector(rounded, Halves);
+  __builtin_memcpy(to, &halves, sizeof halves);
+}
+
+template <class T>
+TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
+  if (n >= kLanes) {
+    return store(to, v);
+  }
+  T lanes[kLanes];
+  store(lanes, v);
+  __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+/// The sum of all lanes, as a tree.
+TESSERA_INLINE float sum(Floats v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      lanes[i] += lanes[i + width];
+    }
+  }
+  return lanes[0];
+}
+
+/// exp within 2 ulp; below -87 it stays at exp(-87), above 88 at exp(88). x = n ln2 + r, and the
+/// polynomial of Moshier's Cephes in r.
+TESSERA_INLINE Floats exp(Floats x) {
+  x = x < -87.0F ? broadcast(-87.0F) : x;
+  x = x > 88.0F ? broadcast(88.0F) : x;
+  const float round = 12582912.0F;  // 1.5 * 2^23: adding it leaves no fraction
+  const Floats n = (x * 1.44269504088896341F + round) - round;
+  const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
+  Floats p = broadcast(1.9875691500e-4F);
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  const Floats y = p * (r * r) + r + 1.0F;
+  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  return y * reinterpret_cast<Floats>(power);
+}

@@ -1,0 +1,20 @@
+#include "tessera/nn/detail/batch_ranks.h"
+
+#include <cstdint>
+
+namespace tessera::nn {
+namespace {
+
+thread_local std::int64_t batch_ranks_of_thread = 1;
+
+}  // namespace
+
+std::int64_t batch_ranks() {
+  return batch_ranks_of_thread;
+}
+
+void set_batch_ranks(std::int64_t ranks) {
+  batch_ranks_of_thread = ranks;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,148 @@
+// Self-attention as most models have it. The head count is inferred from the projections' results:
+// under tensor parallelism these are a rank's heads.
+
+#include "tessera/nn/attention.h"
+
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+
+namespace tessera::nn {
+namespace {
+
+/// q, k or v, (batch, tokens, heads, head_dim), turned by its positions.
+at::Tensor turned(const at::Tensor& x, const AttentionInputs& inputs) {
+  if (!inputs.cos.defined()) {
+    return x;
+  }
+  if (inputs.cos.size(0) == x.size(1)) {
+    return rotary_embedding(x, inputs.cos, inputs.sin);
+  }
+  // Sequences with positions of their own: the tables have all tokens, as if of one sequence.
+  return rotary_embedding(x.flatten(0, 1).unsqueeze(0), inputs.cos, inputs.sin).view(x.sizes());
+}
+
+at::Tensor normed(const at::Tensor& heads, const std::shared_ptr<RMSNorm>& norm) {
+  return norm == nullptr ? heads : (*norm)(heads);
+}
+
+}  // namespace
+
+AttentionOptions completed(AttentionOptions options) {
+  TESSERA_CHECK(options.hidden > 0 && options.heads > 0, "an Attention of ", options.heads,
+                " heads and ", options.hidden, " features was asked for; both must be 1 or more");
+  TESSERA_CHECK(options.kv_heads >= 0 && options.head_dim >= 0 && options.window >= 0,
+                "an Attention of ", options.kv_heads, " key and value heads, heads of ",
+                options.head_dim, " features and a window of ", options.window,
+                " was asked for; none may be below 0");
+  TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "an Attention with a dropout of ",
+                options.dropout, " was asked for; it must be 0 or more, and below 1");
+  if (options.kv_heads == 0) {
+    options.kv_heads = options.heads;
+  }
+  TESSERA_CHECK(options.heads % options.kv_heads == 0, "an Attention of ", options.heads,
+                " heads and ", options.kv_heads,
+                " key and value heads was asked for; as many heads must share each of these");
+  if (options.head_dim == 0) {
+    TESSERA_CHECK(options.hidden % options.heads == 0, "an Attention of ", options.heads,
+                  " heads can't share out ", options.hidden, " features; give head_dim");
+    options.head_dim = options.hidden / options.heads;
+  }
+  TESSERA_CHECK(options.window == 0 || options.causal, "an Attention with a window of ",
+                options.window, " that is not causal was asked for; pass a mask in the call");
+  return options;
+}
+
+Attention::Attention(const AttentionOptions& options) : options_(completed(options)) {
+  const AttentionOptions& o = options_;
+  const std::int64_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
+  const AttentionNames& names = o.names;
+  const auto linear = [&](const std::string& name, std::int64_t out) {
+    return register_module(
+        name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
+  };
+  if (o.fused_qkv) {
+    // Groups where the parts are unequal: a rank then has the heads that its keys are for.
+    const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
+    fused_ = register_module(
+        names.fused, std::make_shared<FusedLinear>(
+                         o.hidden, parts,
+                         FusedLinearOptions{.bias = o.qkv_bias,
+                                            .groups = o.kv_heads == o.heads ? 1 : o.kv_heads}));
+  } else {
+    query_ = linear(names.query, q);
+    key_ = linear(names.key, kv);
+    value_ = linear(names.value, kv);
+  }
+  output_ = register_module(
+      names.output, std::make_shared<Linear>(q, o.hidden, LinearOptions{.bias = o.output_bias}));
+  if (o.qk_norm) {
+    q_norm_ = register_module("q_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
+    k_norm_ = register_module("k_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
+  }
+}
+
+std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
+  return fused_ != nullptr ? fused_->split((*fused_)(x))
+                           : std::vector<at::Tensor>{(*query_)(x), (*key_)(x), (*value_)(x)};
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs) {
+  check_called();
+  const bool folded = x.dim() == 2;
+  TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input, ", x.sizes(),
+                ", without the number of its sequences; set AttentionInputs::batch");
+  const auto heads = [&](const at::Tensor& t) {
+    const std::int64_t batch = folded ? inputs.batch : t.size(0);
+    return t.reshape({batch, -1, t.size(-1) / options_.head_dim, options_.head_dim});
+  };
+  const std::vector<at::Tensor> qkv = project(x);
+  const at::Tensor q = turned(normed(heads(qkv[0]), q_norm_), inputs);
+  const at::Tensor k = turned(normed(heads(qkv[1]), k_norm_), inputs);
+  const at::Tensor mixed =
+      attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv[2]).transpose(1, 2), inputs)
+          .transpose(1, 2);
+  const at::Tensor joined = mixed.reshape({mixed.size(0), mixed.size(1), -1});
+  return (*output_)(folded ? joined.flatten(0, 1) : joined);
+}
+
+at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionInputs& inputs) {
+  if (inputs.context_parallel) {
+    TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
+                  options_.dropout,
+                  " was called in training on a sequence that is split: which weights one rank "
+                  "would drop is not known there; train without it");
+    return inputs.context_parallel->attention(
+        q, k, v, {.causal = options_.causal, .window = options_.window, .mask = inputs.mask});
+  }
+  const std::int64_t tokens = q.size(2);
+  const bool beyond = options_.window > 0 && tokens > options_.window;
+  const at::Tensor mask = beyond && !inputs.mask.defined()
+                              ? causal_mask(tokens, options_.window, q.device())
+                              : inputs.mask;
+  const bool causal = options_.causal && !mask.defined();
+  return attention(q, k, v, causal, mask, is_training() ? options_.dropout : 0);
+}
+
+void Attention::reset_parameters(const InitContext& init) {
+  for (const std::shared_ptr<Linear>& linear :
+       {query_, key_, value_, std::shared_ptr<Linear>(fused_)}) {
+    if (linear != nullptr) {
+      fill(init, *linear, options_.init_std);
+    }
+  }
+  fill(init, *output_, options_.output_init_std > 0 ? options_.output_init_std : options_.init_std);
+}
+
+void Attention::fill(const InitContext& init, const Linear& linear, double std) const {
+  init.fill(linear.weight, init::normal(0, std));
+  if (linear.bias.defined()) {
+    init.fill(linear.bias, init::zeros());
+  }
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,77 @@
+// The MLPs between attentions.
+
+#include "tessera/nn/mlp.h"
+
+#include <ATen/ops/gelu.h>
+
+#include <initializer_list>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+
+namespace tessera::nn {
+namespace {
+
+void fill_mlp(const InitContext& init, const MlpOptions& options,
+              std::initializer_list<const Linear*> in, const Linear& down) {
+  const auto fill = [&](const Linear& linear, double std) {
+    init.fill(linear.weight, init::normal(0, std));
+    if (linear.bias.defined()) {
+      init.fill(linear.bias, init::zeros());
+    }
+  };
+  for (const Linear* linear : in) {
+    fill(*linear, options.init_std);
+  }
+  fill(down, options.output_init_std > 0 ? options.output_init_std : options.init_std);
+}
+
+const MlpOptions& checked_mlp(const MlpOptions& options) {
+  TESSERA_CHECK(options.hidden > 0 && options.inner > 0, "an MLP of ", options.hidden,
+                " features and ", options.inner, " within was asked for; both must be 1 or more");
+  return options;
+}
+
+}  // namespace
+
+SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
+  const LinearOptions bias{.bias = options.bias};
+  const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+    return register_module(name, std::make_shared<Linear>(in, out, bias));
+  };
+  gate_ = linear(options.names.gate, options.hidden, options.inner);
+  up_ = linear(options.names.up, options.hidden, options.inner);
+  down_ = linear(options.names.down, options.inner, options.hidden);
+}
+
+/// One fused kernel for the activation and the product, so that the activation's result is not kept
+/// for backward.
+at::Tensor SwiGlu::forward(const at::Tensor& x) {
+  check_called();
+  return (*down_)(silu_mul((*gate_)(x), (*up_)(x)));
+}
+
+void SwiGlu::reset_parameters(const InitContext& init) {
+  fill_mlp(init, options_, {gate_.get(), up_.get()}, *down_);
+}
+
+GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)
+    : options_(checked_mlp(options)), tanh_(tanh) {
+  const LinearOptions bias{.bias = options.bias};
+  up_ = register_module(options.names.up,
+                        std::make_shared<Linear>(options.hidden, options.inner, bias));
+  down_ = register_module(options.names.down,
+                          std::make_shared<Linear>(options.inner, options.hidden, bias));
+}
+
+at::Tensor GeluMlp::forward(const at::Tensor& x) {
+  check_called();
+  return (*down_)(at::gelu((*up_)(x), tanh_ ? "tanh" : "none"));
+}
+
+void GeluMlp::reset_parameters(const InitContext& init) {
+  fill_mlp(init, options_, {up_.get()}, *down_);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,140 @@
+// All-gather of a sequence that is split into head and tail chunks. One autograd function rather
+// than a redistribution with views around it: keys and values are one collective, the chunks are
+// put in order as they are copied out of its buffer, and to what looks for parts of tensors in
+// autograd's graph (docs/tensor_parallel.md) a head stays a head.
+
+#include "functional/gather_sequence.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/view_as_real.h>
+
+#include "functional/autograd_helpers.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/function_kind.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Sequence {
+  std::int64_t dim;
+  DeviceMesh mesh;
+  const char* purpose;
+};
+
+/// A complex number is two to a collective.
+at::Tensor sent(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+/// The collective of `start(group)`, to its end, where there is something to exchange. A meta
+/// tensor has shapes alone; where the other ranks exist on paper only, its collective is counted.
+template <class Start>
+void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
+  comm::Communicator& group = sequence.mesh.group();
+  if (own.numel() == 0 || (own.is_meta() && group.name() != "loopback")) {
+    return;
+  }
+  flush_pending_transfers(group);
+  const comm::PurposeScope purpose(group, sequence.purpose);
+  start(group)->wait();
+}
+
+/// (ranks, ...) of every rank's `own`.
+at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
+  if (sequence.mesh.size() == 1) {
+    return own.unsqueeze(0);
+  }
+  std::vector<std::int64_t> sizes{sequence.mesh.size()};
+  sizes.insert(sizes.end(), own.sizes().begin(), own.sizes().end());
+  const at::Tensor of_ranks = at::empty(sizes, own.options());
+  exchange(own, sequence,
+           [&](comm::Communicator& group) { return group.all_gather(sent(of_ranks), sent(own)); });
+  return of_ranks;
+}
+
+/// Of `of_ranks`, (ranks, ...), this rank's, summed over those of all ranks.
+at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
+  if (sequence.mesh.size() == 1) {
+    return of_ranks.select(0, 0);
+  }
+  at::Tensor own = at::empty(of_ranks.sizes().slice(1), of_ranks.options());
+  exchange(own, sequence, [&](comm::Communicator& group) {
+    return group.reduce_scatter(sent(own), sent(of_ranks), ReduceOp::kSum);
+  });
+  return own;
+}
+
+/// (ranks, ...), each with its head and its tail along `dim` -> the whole without the first
+/// dimension.
+at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
+  const std::int64_t ranks = of_ranks.size(0);
+  std::vector<at::Tensor> chunks(static_cast<std::size_t>(2 * ranks));
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::vector<at::Tensor> halves = of_ranks.select(0, r).chunk(2, dim);
+    chunks[static_cast<std::size_t>(r)] = halves[0];
+    chunks[static_cast<std::size_t>(2 * ranks - 1 - r)] = halves[1];
+  }
+  return at::cat(chunks, dim);
+}
+
+/// The inverse of in_order(): copies the chunks of `whole` to where their ranks have them.
+void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
+  const std::int64_t ranks = of_ranks.size(0);
+  const std::int64_t length = whole.size(dim) / (2 * ranks);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const at::Tensor part = of_ranks.select(0, r);
+    part.narrow(dim, 0, length).copy_(whole.narrow(dim, r * length, length));
+    part.narrow(dim, length, length).copy_(whole.narrow(dim, (2 * ranks - 1 - r) * length, length));
+  }
+}
+
+struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction> {
+  static variable_list forward(AutogradContext* context, at::TensorList parts,
+                               const Sequence& sequence) {
+    save_value(context, sequence);
+    const at::Tensor of_ranks = all_gathered(at::stack(parts).contiguous(), sequence);
+    variable_list wholes;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      wholes.push_back(in_order(of_ranks.select(1, static_cast<std::int64_t>(i)), sequence.dim));
+    }
+    return wholes;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    refuse_double_backward("attention over a sequence that is split");
+    const Sequence& sequence = saved_value<Sequence>(context);
+    const auto count = std::ssize(grads);
+    std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
+    sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
+    sizes[static_cast<std::size_t>(sequence.dim + 2)] /= sequence.mesh.size();
+    const at::Tensor terms = at::empty(sizes, grads[0].options());
+    for (std::int64_t i = 0; i < count; ++i) {
+      copy_by_rank(terms.select(1, i), grads[static_cast<std::size_t>(i)], sequence.dim);
+    }
+    const at::Tensor own = reduce_scattered(terms, sequence);
+    variable_list of_arguments;
+    for (std::int64_t i = 0; i < count; ++i) {
+      of_arguments.push_back(own.select(0, i));
+    }
+    of_arguments.emplace_back();  // the sequence's
+    return of_arguments;
+  }
+};
+
+const tessera::detail::KindOfFunction<GatherSequenceFunction> kGatherSequenceKind(
+    {.each_aligned = true});
+
+}  // namespace
+
+std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
+                                        const DeviceMesh& mesh, const char* purpose) {
+  return GatherSequenceFunction::apply(at::TensorList(parts), Sequence{dim, mesh, purpose});
+}
+
+}  // namespace tessera::nn

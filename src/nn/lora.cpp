@@ -1,0 +1,204 @@
+// LoRA as a branch of Linear's forward, and not as hooks around it: styles of tensor parallelism
+// work at a call's borders, and the branch needs the input and the result that the weight has. With
+// a distributed weight it communicates nothing in forward. Column-wise, A(x) is whole on every rank
+// and B gives the rank's features. Row-wise, A(x) is a pending sum, B keeps it one, and it is
+// reduced with the weight's result. The gradient of the replicated matrix is a pending sum, which
+// the region's one all-reduce for such parameters takes along.
+
+#include "tessera/nn/lora.h"
+
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/freeze.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+namespace {
+
+struct Target {
+  std::string fqn;
+  Linear* linear;
+};
+
+void check_target(const Target& target) {
+  const auto refused = [&](const auto&... why) {
+    fail("apply_lora: the weight of '", target.fqn, "' ", why...);
+  };
+  const ParameterSlot& weight = *target.linear->weight.slot();
+  if (target.linear->attached<LoraBranch>() != nullptr) {
+    refused("has an adapter; name it in one call only");
+  }
+  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
+    refused("is distributed already; call apply_lora before parallelize_module and fully_shard");
+  }
+  if (weight.owners().size() > 1) {
+    refused("is tied to another module's, which the adapter would not change; leave it out");
+  }
+}
+
+/// Those that a pattern names. All are checked before the first one is changed.
+std::vector<Target> find_targets(ModuleBase& root, const std::vector<std::string>& patterns) {
+  std::vector<Target> targets;
+  std::vector<bool> used(patterns.size());
+  visit_modules(root, [&](const std::string& fqn, ModuleBase& module) {
+    auto* linear = dynamic_cast<Linear*>(&module);
+    bool named = false;
+    for (std::size_t i = 0; linear != nullptr && i < patterns.size(); ++i) {
+      const bool matches = matches_fqn(patterns[i], fqn);
+      used[i] = used[i] || matches;
+      named |= matches;
+    }
+    if (named) {
+      targets.push_back({fqn, linear});
+    }
+  });
+  TESSERA_CHECK(!patterns.empty(),
+                "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
+  for (std::size_t i = 0; i < patterns.size(); ++i) {
+    TESSERA_CHECK(used[i], "apply_lora: the pattern '", patterns[i],
+                  "' matches no nn::Linear of a ", root.name(),
+                  "; patterns are of modules' FQNs, and '**' stands for any number of "
+                  "their segments");
+  }
+  std::ranges::for_each(targets, check_target);
+  return targets;
+}
+
+/// A Linear without bias, of the type and on the device of `weight`.
+std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
+  std::optional<MetaDevice> meta;
+  if (weight.is_meta()) {
+    meta.emplace();
+  }
+  auto matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
+  matrix->to(weight.device(), weight.scalar_type());
+  return matrix;
+}
+
+void add_branch(Linear& linear, const LoraOptions& options) {
+  const at::Tensor& weight = linear.weight;
+  const auto branch = std::make_shared<LoraBranch>();
+  branch->dropout = options.dropout;
+  branch->scale = options.alpha / static_cast<double>(options.rank);
+  branch->a =
+      linear.register_module("lora_A", matrix_beside(weight, linear.in_features(), options.rank));
+  branch->b =
+      linear.register_module("lora_B", matrix_beside(weight, options.rank, linear.out_features()));
+  linear.attach(branch);
+}
+
+/// The whole of a small parameter, on the device of `like`.
+at::Tensor whole(const at::Tensor& parameter) {
+  if (!tessera::is_distributed(parameter)) {
+    return parameter.detach();
+  }
+  // With CPU offload the shards are not where the mesh communicates.
+  const ShardingSpec& spec = sharding_spec(parameter);
+  const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
+  return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
+}
+
+/// weight += scale * B A, on the blocks of the weight that this rank has.
+void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
+  const at::Tensor local = local_tensor(weight).detach();
+  const auto add = [&](const at::Tensor& block, std::int64_t row, std::int64_t column) {
+    const at::Tensor product =
+        at::mm(b.narrow(0, row, block.size(0)), a.narrow(1, column, block.size(1)));
+    block.add_(product.to(block.device()), scale);
+  };
+  if (!tessera::is_distributed(weight)) {
+    add(local, 0, 0);
+    return;
+  }
+  const ShardingSpec& spec = sharding_spec(weight);
+  for (const Box& box : owned_boxes(*spec.layout, weight.sizes(), spec.mesh.coordinate())) {
+    add(local.narrow(0, box.local_offset[0], box.sizes[0])
+            .narrow(1, box.local_offset[1], box.sizes[1]),
+        box.global_offset[0], box.global_offset[1]);
+  }
+}
+
+}  // namespace
+
+at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
+  // Not an nn::Dropout, which would be a module among the Linear's: PEFT's names have none.
+  return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
+}
+
+void apply_lora(ModuleBase& module, const LoraOptions& options) {
+  TESSERA_CHECK(options.rank > 0, "apply_lora with rank ", options.rank,
+                " was asked for; it must be 1 or more");
+  TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
+                options.dropout, " was asked for; it must be in [0, 1)");
+  const std::vector<Target> targets = find_targets(module, options.targets);
+  // The adapters' own parameters, those of an earlier call too, stay trainable.
+  const NamedSlots adapters = lora_slots(module);
+  for (const auto& entry : module.named_slots()) {
+    if (std::ranges::find(adapters, entry) == adapters.end()) {
+      set_trainable(*entry.second, false);
+    }
+  }
+  for (const Target& target : targets) {
+    add_branch(*target.linear, options);
+  }
+}
+
+std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
+  std::vector<LoraLinear> found;
+  // libtorch hands out the children of a const module as mutable ones, too.
+  visit_modules(const_cast<ModuleBase&>(module), [&](const std::string& fqn, ModuleBase& each) {
+    auto* linear = dynamic_cast<Linear*>(&each);
+    if (linear == nullptr) {
+      return;
+    }
+    if (auto branch = linear->attached<LoraBranch>()) {
+      found.push_back({fqn, linear, std::move(branch)});
+    }
+  });
+  return found;
+}
+
+NamedSlots lora_slots(const ModuleBase& module) {
+  NamedSlots slots;
+  for (const LoraLinear& each : lora_linears(module)) {
+    slots.emplace_back(join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
+    slots.emplace_back(join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
+  }
+  return slots;
+}
+
+void merge_lora(ModuleBase& module) {
+  const c10::AutoGradMode no_grad(false);
+  const std::vector<LoraLinear> linears = lora_linears(module);
+  TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
+                " has no adapters; call apply_lora first");
+  // All before the first is changed: the product is added once.
+  for (const LoraLinear& each : linears) {
+    for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
+                                each.branch->b->weight.slot()}) {
+      TESSERA_CHECK(slot->initialized(), "merge_lora: ", describe(*slot),
+                    " has no values; initialise or load it first");
+      TESSERA_CHECK(!slot->gathered(), "merge_lora: FSDP has gathered ", describe(*slot),
+                    "; call it after backward, or fsdp::reshard() first");
+    }
+  }
+  for (const LoraLinear& each : linears) {
+    const at::Tensor& b = each.branch->b->weight.slot()->persistent();
+    add_product(each.linear->weight.slot()->persistent(),
+                whole(each.branch->a->weight.slot()->persistent()), whole(b), each.branch->scale);
+    local_tensor(b).detach().zero_();
+  }
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,264 @@
+// to_empty, init_weights and what they rest on. Weights are made after sharding, each rank filling
+// its own part: values depend on the seed, the parameter's FQN and the global index, so that they
+// are equal on every mesh. Slots know whether they were filled; storage that was not is an error
+// and not noise.
+
+#include "tessera/nn/initialization.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+
+/// State of one init_weights: which slots there are, under which name, and which are filled.
+struct InitRun {
+  InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
+    for (const auto& [name, slot] : root.named_slots()) {
+      fqn_of.emplace(slot.get(), name);
+    }
+    for (const auto& [name, slot] : root.named_buffer_slots()) {
+      fqn_of.emplace(slot.get(), name);
+    }
+  }
+
+  /// Parents first, so that a block's own choice for a Linear below it comes before the Linear's
+  /// default.
+  void reset_all(ModuleBase& root) {
+    visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
+      module.reset_parameters(InitContext(*this, fqn));
+    });
+  }
+
+  std::uint64_t seed;
+  bool buffers_only = false;
+  bool unfilled_only = false;
+  // A tied parameter has one name, the first, and so one set of values.
+  std::unordered_map<const ParameterSlot*, std::string> fqn_of;
+  std::unordered_set<const ParameterSlot*> filled;
+};
+
+namespace {
+
+/// Storage for this rank's shard alone, with the layout that the meta tensor has.
+at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
+  const bool requires_grad = tensor.requires_grad();
+  const at::Tensor local = at::empty_like(local_tensor(tensor).detach(), at::device(device));
+  at::Tensor fresh = tessera::is_distributed(tensor)
+                         ? make_distributed(local, sharding_spec(tensor), tensor.sizes().vec())
+                         : local;
+  return fresh.requires_grad_(requires_grad);
+}
+
+void materialise(ParameterSlot& slot, c10::Device device) {
+  // A model may be partly filled: what has storage keeps its values.
+  if (!slot.persistent().is_meta()) {
+    return;
+  }
+  // The meta tensor cannot get storage: another tensor takes its place.
+  const at::Tensor fresh = empty_on(slot.persistent(), device);
+  retire_parameter(slot.persistent(), "nn::to_empty");
+  if (slot.has_persistent()) {
+    // FSDP's unit finds the new shard when its next iteration begins (adopt).
+    slot.set_persistent(fresh);
+  }
+  slot.swap(fresh);
+  slot.set_initialized(false);
+}
+
+/// Those of libtorch's kind.
+void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
+  for (const auto& buffer : module.named_buffers()) {
+    TESSERA_CHECK(!buffer.value().is_meta(), asked, ": buffer '", buffer.key(),
+                  "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
+  }
+}
+
+struct Unfilled {
+  std::vector<std::string> names;
+  bool on_meta = false;
+
+  void add(const NamedSlots& slots) {
+    for (const auto& [name, slot] : slots) {
+      if (!slot->initialized()) {
+        names.push_back(name);
+        on_meta = on_meta || slot->persistent().is_meta();
+      }
+    }
+  }
+  /// Three names show which part of the model was forgotten.
+  std::string first_names() const {
+    std::string first;
+    for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+      first += (i == 0 ? "'" : ", '") + names[i] + "'";
+    }
+    return names.size() > 3 ? first + ", ..." : first;
+  }
+};
+
+}  // namespace
+
+void InitContext::fill(const Parameter& parameter, const Initializer& initializer) const {
+  TESSERA_CHECK(parameter.slot(), "module '", fqn_, "' asked to fill a parameter that it lacks");
+  fill(parameter.slot(), initializer);
+}
+
+void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) const {
+  const auto found = run_.fqn_of.find(slot.get());
+  TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
+                "' asked to fill a parameter that is not below the module being initialised");
+  // Filled before, by a module above; or only buffers are asked for (after a load).
+  if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
+    return;
+  }
+  if (run_.unfilled_only && slot->initialized()) {
+    return;  // by a load
+  }
+  TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
+                "' has no storage to fill; call nn::to_empty before nn::init_weights");
+  // The name is hashed into the stream, so that a parameter's values do not change when others are
+  // added to the model.
+  initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
+  slot->set_initialized(true);
+}
+
+void InitContext::fill(const ModuleBase& module, const Initializers& table) const {
+  const NamedSlots slots = module.named_slots();
+  // A table of weights ("**.weight") was not written with adapters in mind, which begin as nothing.
+  const NamedSlots adapters = lora_slots(module);
+  std::vector<bool> used(table.size());
+  for (const auto& entry : slots) {
+    const auto& [name, slot] = entry;
+    if (std::ranges::find(adapters, entry) != adapters.end()) {
+      continue;
+    }
+    bool taken = false;
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      if (!matches_fqn(table[i].first, name)) {
+        continue;
+      }
+      // Also where an earlier row has filled it: a general row may be shadowed, but must fit
+      // something.
+      used[i] = true;
+      if (!taken) {
+        fill(slot, table[i].second);
+      }
+      taken = true;
+    }
+  }
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    TESSERA_CHECK(used[i], "the initialiser for '", table[i].first, "' matches no parameter of '",
+                  fqn_.empty() ? module.name() : fqn_, "'");
+  }
+}
+
+void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) const {
+  const SlotPtr slot = buffer.slot();
+  TESSERA_CHECK(slot, "module '", fqn_, "' asked to set a buffer that it lacks");
+  TESSERA_CHECK(!slot->get().is_meta(), "a buffer of module '", fqn_,
+                "' has no storage to fill; call nn::to_empty before nn::init_weights");
+  const bool after_load = run_.buffers_only || run_.unfilled_only;
+  if (after_load && slot->saved() && slot->initialized()) {
+    return;  // by a load
+  }
+  // Buffers are plain: every rank computes the same.
+  slot->set(values.to(slot->get().device()));
+}
+
+RandomKey InitContext::key() const {
+  return {run_.seed, stream_of(fqn_.c_str())};
+}
+
+void to_empty(ModuleBase& module, c10::Device device) {
+  refuse_meta_buffers(module, "to_empty");
+  for (const auto& [name, slot] : module.named_slots()) {
+    materialise(*slot, device);
+  }
+  for (const auto& [name, slot] : module.named_buffer_slots()) {
+    materialise(*slot, device);
+  }
+}
+
+void init_weights(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  run.reset_all(module);
+  check_initialized(module, "init_weights");
+}
+
+void init_unfilled(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  run.unfilled_only = true;
+  run.reset_all(module);
+  check_initialized(module, "init_unfilled");
+}
+
+void init_buffers(ModuleBase& module, std::uint64_t seed) {
+  const c10::AutoGradMode no_grad(false);
+  InitRun run(module, seed);
+  // Modules make their buffers in reset_parameters, beside parameters, which are skipped.
+  run.buffers_only = true;
+  run.reset_all(module);
+}
+
+void check_initialized(const ModuleBase& module, const std::string& asked) {
+  Unfilled unfilled;
+  unfilled.add(module.named_slots());
+  unfilled.add(module.named_buffer_slots());
+  TESSERA_CHECK(!unfilled.on_meta, asked, ": of the parameters and buffers, ",
+                unfilled.names.size(), " were never filled (", unfilled.first_names(),
+                "), and some are on the meta device, without storage; call nn::to_empty, then "
+                "nn::init_weights, or load a checkpoint");
+  TESSERA_CHECK(unfilled.names.empty(), asked, ": the storage of ", unfilled.names.size(),
+                " parameters or buffers was never filled (", unfilled.first_names(),
+                "); call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
+  refuse_meta_buffers(module, asked);
+}
+
+void mark_initialized(const SlotPtr& slot) {
+  slot->set_initialized(true);
+}
+
+}  // namespace tessera::nn
+
+namespace tessera::nn::init {
+
+// The local tensor: every element is the same, wherever it is.
+Initializer constant(double value) {
+  return [=](const at::Tensor& tensor, RandomKey) { local_tensor(tensor).detach().fill_(value); };
+}
+
+Initializer zeros() {
+  return constant(0.0);
+}
+
+Initializer ones() {
+  return constant(1.0);
+}
+
+Initializer uniform(double from, double to) {
+  return [=](const at::Tensor& tensor, RandomKey key) { uniform_(tensor, from, to, key); };
+}
+
+Initializer normal(double mean, double std) {
+  return [=](const at::Tensor& tensor, RandomKey key) { normal_(tensor, mean, std, key); };
+}
+
+Initializer trunc_normal(double mean, double std, double low, double high) {
+  return [=](const at::Tensor& tensor, RandomKey key) {
+    trunc_normal_(tensor, mean, std, low, high, key);
+  };
+}
+
+}  // namespace tessera::nn::init

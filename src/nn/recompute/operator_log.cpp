@@ -1,0 +1,159 @@
+// Selective checkpointing: results of operators that a policy keeps in forward, handed out again in
+// the recomputation in place of the operators. Calls are known by operator and number, since the
+// recomputation makes the same calls in the same order.
+
+#include "recompute/operator_log.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera::nn::detail {
+namespace {
+
+using Results = OperatorMode::Results;
+
+template <class Visit>
+/// Results are tensors or lists of them; numbers have no version.
+void visit_result_tensors(const Results& results, Visit&& visit) {
+  for (const c10::IValue& result : results) {
+    if (result.isTensor() && result.toTensor().defined()) {
+      visit(result.toTensor());
+    }
+    if (result.isTensorList()) {
+      for (const at::Tensor& tensor : result.toTensorVector()) {
+        visit(tensor);
+      }
+    }
+  }
+}
+
+/// The same values and version counter without autograd's state, since autograd attaches its own to
+/// every result.
+at::Tensor unrecorded(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  // The counter is shared: an in-place write to the result is then seen in what is kept.
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/false));
+}
+
+c10::IValue unrecorded(const c10::IValue& result) {
+  if (result.isTensor()) {
+    return unrecorded(result.toTensor());
+  }
+  if (!result.isTensorList()) {
+    return result;
+  }
+  c10::List<at::Tensor> tensors;
+  for (const at::Tensor& tensor : result.toTensorVector()) {
+    tensors.push_back(unrecorded(tensor));
+  }
+  return tensors;
+}
+
+Results unrecorded_all(const Results& results) {
+  Results copies;
+  copies.reserve(results.size());
+  for (const c10::IValue& result : results) {
+    copies.push_back(unrecorded(result));
+  }
+  return copies;
+}
+
+std::vector<std::uint32_t> versions_of(const Results& results) {
+  std::vector<std::uint32_t> versions;
+  visit_result_tensors(results, [&](const at::Tensor& tensor) {
+    versions.push_back(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+  });
+  return versions;
+}
+
+Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
+                  const std::function<Results()>& run) {
+  return outer != nullptr ? outer->call(op, run) : run();
+}
+
+}  // namespace
+
+void OperatorLog::keep(const std::string& name, std::size_t index, const Results& results,
+                       std::size_t packed, std::optional<RandomSnapshot> random_after) {
+  kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
+                        std::move(random_after)};
+}
+
+void OperatorLog::forget_after(std::size_t packed) {
+  for (auto& [name, calls] : kept_) {
+    // Recomputation stops when it has saved as many tensors, so that it never comes to these.
+    std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
+  }
+}
+
+std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t index, bool last) {
+  auto& calls = kept_[name];
+  const auto found = calls.find(index);
+  if (found == calls.end()) {
+    return std::nullopt;
+  }
+  const Kept& kept = found->second;
+  TESSERA_CHECK(versions_of(kept.results) == kept.versions, "checkpoint: the result of ", name,
+                ", call ", index,
+                " of its region, was kept and then modified in place; let the "
+                "policy recompute it, or write to a copy");
+  if (kept.random_after) {
+    // The operator is not run, so that the generators would stay behind, and later ones draw other
+    // numbers.
+    kept.random_after->restore();
+  }
+  Results results = unrecorded_all(kept.results);
+  // Without retain_graph nobody asks again: freed while backward goes on.
+  if (last) {
+    calls.erase(found);
+  }
+  return results;
+}
+
+RecordOperators::RecordOperators(OperatorLog& log, const CheckpointOptions& options,
+                                 std::function<std::size_t()> packed,
+                                 std::span<at::Tensor* const> inputs)
+    : log_(log), options_(options), packed_(std::move(packed)) {
+  if (options.preserve_rng_state) {
+    random_.emplace(inputs);
+  }
+}
+
+Results RecordOperators::call(const Operator& op, const std::function<Results()>& run) {
+  // The operator runs in any case; the policy only says whether its results stay.
+  Results results = call_next(outer_, op, run);
+  const std::size_t index = calls_[op.name]++;
+  if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
+    std::optional<RandomSnapshot> after;
+    if (op.draws_random && random_) {
+      after.emplace(random_->retaken());
+    }
+    log_.keep(op.name, index, results, packed_(), std::move(after));
+    if (options_.counts != nullptr) {
+      ++options_.counts->kept_operators;
+    }
+  }
+  return results;
+}
+
+Results ReplayOperators::call(const Operator& op, const std::function<Results()>& run) {
+  // Whether this backward keeps its graph, so that another one may come.
+  const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  const std::size_t index = calls_[op.name]++;
+  std::optional<Results> kept = log_.replay(op.name, index, last);
+  if (counts_ != nullptr) {
+    ++(kept ? counts_->replayed_operators : counts_->recomputed_operators);
+  }
+  return kept ? std::move(*kept) : call_next(outer_, op, run);
+}
+
+}  // namespace tessera::nn::detail

@@ -1,0 +1,131 @@
+// What a recomputation must find as the forward did, apart from its inputs: the thread's modes and
+// its random numbers. Backward runs on other threads and in other modes, so that all of it is set
+// and set back.
+
+#include "recompute/thread_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+namespace tessera::nn::detail {
+namespace {
+
+// Autocast's types are kept by device; these are the two that the library computes on.
+constexpr std::array kCastDevices{c10::kCPU, c10::kCUDA};
+
+std::array<c10::ScalarType, 2> cast_types() {
+  return {at::autocast::get_autocast_dtype(kCastDevices[0]),
+          at::autocast::get_autocast_dtype(kCastDevices[1])};
+}
+
+void set_cast_types(const std::array<c10::ScalarType, 2>& types) {
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    at::autocast::set_autocast_dtype(kCastDevices[i], types[i]);
+  }
+}
+
+/// Generators are shared by threads, and libtorch leaves the locking to its callers.
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+/// States are byte tensors on the CPU.
+bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
+  // The CPU's always: a function may draw there whatever its inputs are on.
+  std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
+  for (const at::Tensor* tensor : tensors) {
+    const bool draws = tensor->defined() && tensor->is_cuda();
+    if (draws && std::find(devices.begin(), devices.end(), tensor->device()) == devices.end()) {
+      devices.push_back(tensor->device());
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+RandomSnapshot::RandomSnapshot(std::span<at::Tensor* const> tensors) {
+  for (const c10::Device device : devices_of(tensors)) {
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
+    states_.push_back({generator, state_of(generator)});
+  }
+}
+
+RandomSnapshot RandomSnapshot::retaken() const {
+  RandomSnapshot now;
+  for (const State& state : states_) {
+    now.states_.push_back({state.generator, state_of(state.generator)});
+  }
+  return now;
+}
+
+void RandomSnapshot::restore() const {
+  set_random_state(ours_);
+  for (const State& state : states_) {
+    at::Generator generator = state.generator;
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state.value);
+  }
+}
+
+void RandomSnapshot::forget_unmoved() {
+  std::erase_if(states_, [](const State& state) {
+    // A generator that nobody drew from need not be set again.
+    return equal_bytes(state.value, state_of(state.generator));
+  });
+}
+
+ThreadState::ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state)
+    : keys_(c10::impl::tls_local_dispatch_key_set()),
+      strict_(is_strict()),
+      replicates_plain_(plain_tensors_are_replicated()),
+      region_(tessera::detail::random_region()),
+      cast_types_(cast_types()) {
+  if (with_random_state) {
+    random_.emplace(inputs);
+  }
+}
+
+void ThreadState::settle() {
+  if (random_) {
+    random_->forget_unmoved();
+  }
+}
+
+ThreadState::Restored::Restored(const ThreadState& then)
+    : grad_mode_(true),
+      keys_(then.keys_),
+      strict_(then.strict_),
+      replication_(then.replicates_plain_),
+      region_(then.region_, /*replays=*/true),
+      cast_types_(cast_types()),
+      cast_cache_(at::autocast::is_autocast_cache_enabled()) {
+  set_cast_types(then.cast_types_);
+  // The cache keeps casts of weights, and nothing would clear it before the optimizer changes them.
+  at::autocast::set_autocast_cache_enabled(false);
+  if (then.random_) {
+    // As they stand now, to go on from there after the recomputation.
+    random_.emplace(then.random_->retaken());
+    then.random_->restore();
+  }
+}
+
+ThreadState::Restored::~Restored() {
+  if (random_) {
+    random_->restore();
+  }
+  at::autocast::set_autocast_cache_enabled(cast_cache_);
+  set_cast_types(cast_types_);
+}
+
+}  // namespace tessera::nn::detail

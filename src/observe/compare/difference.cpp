@@ -1,0 +1,135 @@
+#include "compare/difference.h"
+
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tessera::observe {
+namespace {
+
+/// Zeros that are sums of many terms are off by several roundings.
+constexpr double kRoundings = 32;
+
+/// For arithmetic without a further rounding.
+at::Tensor as_doubles(const at::Tensor& tensor) {
+  return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
+}
+
+double epsilon_of(const at::Tensor& tensor) {
+  switch (c10::toRealValueType(tensor.scalar_type())) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kHalf:
+      return 1.0 / (1 << 10);
+    case at::kBFloat16:
+      return 1.0 / (1 << 7);
+    default:
+      return 0;  // integers are exact
+  }
+}
+
+/// The element that differs most, and how that compares with what is allowed.
+struct Worst {
+  double excess = 0;  ///< difference / allowed; at most 1: they agree
+  double allowed = 0;
+  std::vector<std::int64_t> at{};
+  double value = 0, recorded = 0, largest = 0;
+  std::string rank{};
+};
+
+std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes) {
+  std::vector<std::int64_t> coordinate(sizes.size());
+  for (std::size_t dim = sizes.size(); dim-- > 0;) {
+    coordinate[dim] = index % sizes[dim];
+    index /= sizes[dim];
+  }
+  return coordinate;
+}
+
+/// NaN beside NaN and infinity beside itself are equal; NaN beside a number is not.
+Worst worst_of(const Whole& whole, const at::Tensor& recorded, const Allowance& allowance) {
+  Worst worst{.rank = whole.rank};
+  if (recorded.numel() == 0) {
+    return worst;
+  }
+  const at::Tensor ours = as_doubles(whole.tensor);
+  const at::Tensor theirs = as_doubles(recorded);
+  const at::Tensor same = ours.eq(theirs).logical_or(ours.isnan().logical_and(theirs.isnan()));
+  const at::Tensor apart = at::where(same, at::zeros_like(ours), ours.sub(theirs).abs())
+                               .nan_to_num(std::numeric_limits<double>::infinity());
+  const auto index = apart.flatten().argmax().item<std::int64_t>();
+  const double epsilon = std::max(epsilon_of(whole.tensor), epsilon_of(recorded));
+  worst.largest = largest_of(recorded);
+  worst.allowed = allowance.share.value_or(std::sqrt(epsilon)) * worst.largest +
+                  kRoundings * epsilon * allowance.magnitude;
+  const double distance = apart.flatten()[index].item<double>();
+  worst.excess = distance == 0       ? 0
+                 : worst.allowed > 0 ? distance / worst.allowed
+                                     : std::numeric_limits<double>::infinity();
+  worst.at = coordinate_of(index, ours.sizes());
+  worst.value = ours.flatten()[index].item<double>();
+  worst.recorded = theirs.flatten()[index].item<double>();
+  return worst;
+}
+
+/// Of all copies; nullopt if one has other sizes.
+std::optional<Worst> worst_of(const Reading& reading, const at::Tensor& recorded,
+                              const Allowance& allowance) {
+  Worst worst;
+  for (const Whole& whole : reading) {
+    if (whole.tensor.sizes() != recorded.sizes()) {
+      return std::nullopt;
+    }
+    Worst each = worst_of(whole, recorded, allowance);
+    if (each.excess > worst.excess) {
+      worst = std::move(each);
+    }
+  }
+  return worst;
+}
+
+std::string describe(const Worst& worst) {
+  return fmt::format(
+      "at [{}]{} it is {:.9g}, recorded {:.9g} (off by {:.3g}; of values up to {:.3g} "
+      "{:.3g} is allowed)",
+      fmt::join(worst.at, ", "), worst.rank.empty() ? "" : " on rank " + worst.rank, worst.value,
+      worst.recorded, std::abs(worst.value - worst.recorded), worst.largest, worst.allowed);
+}
+
+}  // namespace
+
+double largest_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  return as_doubles(tensor).nan_to_num(0, 0, 0).abs().max().item<double>();
+}
+
+std::optional<std::string> difference(const Parts& parts, const Parts& recorded,
+                                      const Allowance& allowance) {
+  std::optional<Worst> least;
+  for (const Reading& theirs : readings(recorded)) {
+    for (const Reading& ours : readings(parts)) {
+      std::optional<Worst> worst = worst_of(ours, theirs.front().tensor, allowance);
+      if (worst && (!least || worst->excess < least->excess)) {
+        least = std::move(worst);
+      }
+    }
+  }
+  if (!least) {
+    return fmt::format("its sizes do not fit: a rank has [{}], recorded was [{}]",
+                       fmt::join(parts.tensors.front().sizes(), ", "),
+                       fmt::join(recorded.tensors.front().sizes(), ", "));
+  }
+  return least->excess > 1 ? std::optional(describe(*least)) : std::nullopt;
+}
+
+}  // namespace tessera::observe

@@ -1,0 +1,166 @@
+// Event files, as TensorBoard reads them: the three messages that scalars need are written by hand
+// in Protocol Buffers' wire format, and framed as TFRecords.
+#include "tessera/observe/tensorboard.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/crc32c.h"
+#include "tessera/core/error.h"
+
+namespace tessera::observe {
+namespace {
+
+std::string little_endian(std::uint64_t value, int bytes) {
+  std::string text;
+  for (int i = 0; i < bytes; ++i) {
+    text.push_back(static_cast<char>(value >> (8 * i)));
+  }
+  return text;
+}
+
+std::string varint(std::uint64_t value) {
+  std::string text;
+  for (; value >= 128; value >>= 7) {
+    text.push_back(static_cast<char>(value | 128));
+  }
+  text.push_back(static_cast<char>(value));
+  return text;
+}
+
+// A field of a message: its number with the kind of value (varint 0, 8 bytes 1, a length and as
+// many bytes 2, 4 bytes 5), then the value.
+
+std::string integer_field(std::uint64_t number, std::int64_t value) {
+  return varint(number << 3) + varint(static_cast<std::uint64_t>(value));
+}
+
+std::string double_field(std::uint64_t number, double value) {
+  return varint(number << 3 | 1) + little_endian(std::bit_cast<std::uint64_t>(value), 8);
+}
+
+std::string float_field(std::uint64_t number, float value) {
+  return varint(number << 3 | 5) + little_endian(std::bit_cast<std::uint32_t>(value), 4);
+}
+
+std::string bytes_field(std::uint64_t number, std::string_view bytes) {
+  return varint(number << 3 | 2) + varint(bytes.size()) + std::string(bytes);
+}
+
+/// Event: wall_time = 1, step = 2, and one of file_version = 3, summary = 5, session_log = 7.
+std::string event_of(std::int64_t step, const std::string& what) {
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  return double_field(1, now.count()) + integer_field(2, step) + what;
+}
+
+/// Summary: value = 1; of it tag = 1, simple_value = 2.
+std::string summary_of(const Scalars& scalars) {
+  std::string summary;
+  for (const auto& [tag, value] : scalars) {
+    summary += bytes_field(1, bytes_field(1, tag) + float_field(2, static_cast<float>(value)));
+  }
+  return summary;
+}
+
+/// Rotated and shifted, as TFRecords have it: the sum of data that hold sums would be weak.
+std::string masked_crc(std::string_view bytes) {
+  const std::uint32_t crc = detail::crc32c(std::as_bytes(std::span(bytes)));
+  return little_endian(std::rotr(crc, 15) + 0xa282ead8U, 4);
+}
+
+std::string record_of(const std::string& event) {
+  const std::string length = little_endian(event.size(), 8);
+  return length + masked_crc(length) + event + masked_crc(event);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
+}
+
+/// As TensorFlow names them; TensorBoard reads them in the order of their names, and so of their
+/// times.
+std::filesystem::path event_file(const std::filesystem::path& folder, int count) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  return folder /
+         fmt::format("events.out.tfevents.{:010}.{}.{}.{}", seconds, host_name(), getpid(), count);
+}
+
+void add_memory(Scalars& scalars, const std::string& kind, std::int64_t bytes,
+                std::int64_t capacity) {
+  const auto used = static_cast<double>(bytes);
+  scalars.emplace_back("memory/max_" + kind + "(GiB)", used / (1 << 30));
+  if (capacity > 0) {
+    scalars.emplace_back("memory/max_" + kind + "(%)", 100 * used / static_cast<double>(capacity));
+  }
+}
+
+}  // namespace
+
+Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::string& device_type) {
+  Scalars scalars{
+      {"loss_metrics/global_avg_loss", metrics.loss},
+      {"grad_norm", metrics.grad_norm},
+      {"lr", metrics.lr},
+      {"throughput(tps)", metrics.tokens_per_s / world_size},
+      {"tflops", metrics.tflops},
+      {"time_metrics/end_to_end(s)", metrics.step_time_s},
+      {"time_metrics/data_loading(s)", metrics.data_time_s},
+      {"time_metrics/data_loading(%)", 100 * metrics.data_time_s / metrics.step_time_s}};
+  const std::int64_t capacity = metrics.memory_capacity_bytes;
+  add_memory(scalars, device_type == "cpu" ? "resident" : "reserved", metrics.peak_memory_bytes,
+             capacity);
+  if (metrics.peak_active_bytes) {
+    add_memory(scalars, "active", *metrics.peak_active_bytes, capacity);
+  }
+  const auto add_known = [&](const char* tag, const std::optional<double>& value) {
+    if (value) {
+      scalars.emplace_back(tag, *value);
+    }
+  };
+  add_known("mfu(%)", metrics.mfu);
+  add_known("validation_metrics/loss", metrics.eval_loss);
+  add_known("loss_scale", metrics.loss_scale);
+  return scalars;
+}
+
+TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
+  detail::create_folders(folder);
+  // Another writer of this process, or a run in another container, may have made one just now.
+  for (int count = 0; file_ == nullptr; ++count) {
+    path_ = event_file(folder, count);
+    file_.reset(std::fopen(path_.c_str(), "wbx"));
+    TESSERA_CHECK(file_ != nullptr || errno == EEXIST, "cannot write the TensorBoard file '",
+                  path_.string(), "': ", std::strerror(errno),
+                  "; give a folder that may be written");
+  }
+  write_event(event_of(0, bytes_field(3, "brain.Event:2")));
+  // SessionLog: status = 1, of which START = 1 hides what was written for this step and later ones.
+  write_event(event_of(first_step, bytes_field(7, integer_field(1, 1))));
+}
+
+void TensorBoardWriter::write(std::int64_t step, const Scalars& scalars) {
+  write_event(event_of(step, bytes_field(5, summary_of(scalars))));
+}
+
+void TensorBoardWriter::write_event(const std::string& event) {
+  const std::string record = record_of(event);
+  const bool written = std::fwrite(record.data(), 1, record.size(), file_.get()) == record.size() &&
+                       std::fflush(file_.get()) == 0;
+  TESSERA_CHECK(written, "writing the TensorBoard file '", path_.string(),
+                "' failed: ", std::strerror(errno), "; check that the disk has room");
+}
+
+}  // namespace tessera::observe

@@ -1,0 +1,177 @@
+// From single shards to few kernel calls. FSDP lays the shards of a unit side by side, and
+// SlotOptimizer their states likewise: what adjoins everywhere is updated as one tensor, which is
+// the same for an update of each element by itself.
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "local_shards.h"
+#include "tessera/optim/slot_optimizer.h"
+
+namespace tessera::optim {
+namespace {
+
+/// `count` tensors that adjoin in memory, of which `first` is the first, as one.
+/// A single shard keeps its own tensor, which is as good and not a view.
+at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
+  return count == 1 ? first : flat_view(first, numel);
+}
+
+/// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own,
+/// or is one of libtorch's fused kernels, which do not say so.
+void mark_changed(std::span<const ShardUpdate> run) {
+  for (const ShardUpdate& shard : run) {
+    shard.parameter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+/// Whether the kernel can update the shard where it is.
+bool in_place(const ShardUpdate& shard) {
+  return shard.parameter.is_contiguous() &&
+         update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
+}
+
+/// The shards that have elements, with gradients as a list kernel takes them. Gradients are brought
+/// to the type of the parameter here for shards that are updated in place; for the others
+/// update_rounded() does it, for one run at a time. A shard without elements has nothing to update.
+std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
+  std::vector<ShardUpdate> kept;
+  for (const ShardUpdate& shard : shards) {
+    if (shard.parameter.numel() == 0) {
+      continue;
+    }
+    kept.push_back(shard);
+    if (in_place(shard)) {
+      at::Tensor& gradient = kept.back().gradient;
+      gradient = gradient.to(shard.parameter.scalar_type()).contiguous();
+    }
+  }
+  return kept;
+}
+
+}  // namespace
+
+void BatchedOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
+                                     double gradient_factor) {
+  // Parameters are kept group by group, and so are their shards.
+  for (auto first = shards.begin(); first != shards.end();) {
+    const std::size_t group = first->group;
+    const auto last = std::find_if(
+        first, shards.end(), [group](const ShardUpdate& shard) { return shard.group != group; });
+    update_group(Run(first, last), group, gradient_factor);
+    first = last;
+  }
+}
+
+/// Counters first: a batch takes them as they are after this step. Gradients are scaled in place,
+/// as their values are not needed afterwards.
+void BatchedOptimizer::update_group(Run shards, std::size_t group, double gradient_factor) {
+  count_step(shards);
+  const std::vector<ShardUpdate> kept = prepared(shards);
+  const std::vector<Run> runs = runs_of(kept);
+  // A list kernel takes tensors of one type on one device.
+  std::map<std::pair<c10::DeviceType, c10::ScalarType>, Batch> batches;
+  for (const Run run : runs) {
+    const at::Tensor& first = run.front().parameter;
+    if (in_place(run.front())) {
+      add(batches[{first.device().type(), first.scalar_type()}], run);
+    } else {
+      update_rounded(run, group, gradient_factor);
+    }
+  }
+  for (const auto& [kind, batch] : batches) {
+    if (gradient_factor != 1.0) {
+      at::_foreach_mul_(batch.gradients, gradient_factor);
+    }
+    update_batch(batch, group);
+  }
+  // After the kernels: a version that has changed says that the values have.
+  std::ranges::for_each(runs, mark_changed);
+}
+
+void BatchedOptimizer::count_step(Run shards) {
+  if (!counts_steps()) {
+    return;
+  }
+  std::vector<at::Tensor> counters;
+  for (const ShardUpdate& shard : shards) {
+    State& state = state_of(shard.index);
+    counters.push_back(state.step);
+    ++state.steps;
+  }
+  at::_foreach_add_(merge_adjoining(counters), 1);
+}
+
+/// Whether two shards can be updated as one tensor: they, their gradients and their states adjoin,
+/// and they have made equally many steps, of which a kernel takes one number for a tensor.
+bool BatchedOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
+  const State& state = state_of(shard.index);
+  const State& state_before = state_of(before.index);
+  if (!adjoins(before.parameter, shard.parameter) || !adjoins(before.gradient, shard.gradient) ||
+      state.steps != state_before.steps) {
+    return false;
+  }
+  for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+    if (!adjoins(state_before.tensors[i], state.tensors[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// In the order of the shards, which is that of the parameters: only neighbours in that order are
+/// compared.
+std::vector<BatchedOptimizer::Run> BatchedOptimizer::runs_of(
+    const std::vector<ShardUpdate>& shards) const {
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < shards.size();) {
+    std::size_t end = i + 1;
+    while (end < shards.size() && adjoin_in_memory(shards[end - 1], shards[end])) {
+      ++end;
+    }
+    runs.push_back(Run(shards).subspan(i, end - i));
+    i = end;
+  }
+  return runs;
+}
+
+/// The run stands in the batch as its first tensor, made longer. Of the steps one is enough: they
+/// are equal (adjoin_in_memory).
+void BatchedOptimizer::add(Batch& batch, Run run) const {
+  std::int64_t numel = 0;
+  for (const ShardUpdate& shard : run) {
+    numel += shard.parameter.numel();
+  }
+  const State& state = state_of(run.front().index);
+  batch.parameters.push_back(joined(run.front().parameter, run.size(), numel));
+  batch.gradients.push_back(joined(run.front().gradient, run.size(), numel));
+  batch.states.resize(state.tensors.size());
+  for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+    batch.states[i].push_back(joined(state.tensors[i], run.size(), numel));
+  }
+  if (counts_steps()) {
+    batch.steps.push_back(state.step);
+  }
+}
+
+/// By itself, so that only one run has an fp32 copy at a time.
+void BatchedOptimizer::update_rounded(Run run, std::size_t group, double gradient_factor) {
+  Batch batch;
+  add(batch, run);
+  // What the new values are rounded back into: narrower than the update, or not contiguous.
+  const at::Tensor rounded = batch.parameters[0];
+  const c10::ScalarType type = update_type(rounded.scalar_type());
+  batch.parameters[0] = rounded.to(type).contiguous();
+  batch.gradients[0] = batch.gradients[0].to(type).contiguous();
+  if (gradient_factor != 1.0) {
+    // Not in place: the conversion above may have returned the gradient itself.
+    batch.gradients[0] = batch.gradients[0].mul(gradient_factor);
+  }
+  update_batch(batch, group);
+  rounded.copy_(batch.parameters[0]);
+}
+
+}  // namespace tessera::optim

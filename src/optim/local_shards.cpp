@@ -1,0 +1,148 @@
+// See local_shards.h. All of it is about local tensors; slot_gradient() alone may communicate.
+#include "local_shards.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::optim {
+namespace {
+
+/// A tensor to be made. Refers to the sizes of an existing one.
+struct Piece {
+  c10::IntArrayRef sizes;
+  c10::Device device;
+  c10::ScalarType dtype;
+};
+
+/// `numel` counts first what is needed, then what has been given away.
+struct Buffer {
+  c10::Device device;
+  c10::ScalarType dtype;
+  std::int64_t numel = 0;
+  at::Tensor memory = {};
+};
+
+/// One allocation for each kind, in two passes: sizes, then views. A list and no map of buffers, as
+/// there are one or two.
+std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces) {
+  std::vector<Buffer> buffers;
+  const auto buffer_of = [&](const Piece& piece) -> Buffer& {
+    const auto found = std::ranges::find_if(buffers, [&](const Buffer& buffer) {
+      return buffer.device == piece.device && buffer.dtype == piece.dtype;
+    });
+    return found != buffers.end() ? *found
+                                  : buffers.emplace_back(Buffer{piece.device, piece.dtype});
+  };
+  for (const Piece& piece : pieces) {
+    buffer_of(piece).numel += c10::multiply_integers(piece.sizes);
+  }
+  for (Buffer& buffer : buffers) {
+    buffer.memory = at::zeros({buffer.numel}, at::dtype(buffer.dtype).device(buffer.device));
+    buffer.numel = 0;
+  }
+  std::vector<at::Tensor> tensors;
+  for (const Piece& piece : pieces) {
+    Buffer& buffer = buffer_of(piece);
+    const std::int64_t numel = c10::multiply_integers(piece.sizes);
+    tensors.push_back(buffer.memory.narrow(0, buffer.numel, numel).view(piece.sizes));
+    buffer.numel += numel;
+  }
+  return tensors;
+}
+
+}  // namespace
+
+/// Backward leaves a pending sum where a parameter is replicated and its inputs were sharded. The
+/// sum is put back, so that clipping and the step reduce it once.
+at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
+  const at::Tensor& parameter = slot.persistent();
+  const at::Tensor& grad = parameter.grad();
+  if (!grad.defined()) {
+    return grad;
+  }
+  TESSERA_CHECK(tessera::is_distributed(grad) == tessera::is_distributed(parameter),
+                nn::describe(slot), " is ",
+                tessera::is_distributed(parameter)
+                    ? "distributed, its gradient plain; backward must run through the tensor that "
+                      "the slot holds"
+                    : "plain, its gradient distributed, because it was computed with distributed "
+                      "tensors; give its module a style in the plan of parallelize_module "
+                      "(replicate_parallel), or make it distributed by nn::distribute_parameter");
+  if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
+    return grad;
+  }
+  // A gradient with a history would keep the graph alive.
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor aligned =
+      DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
+  parameter.mutable_grad() = aligned;
+  return aligned;
+}
+
+/// By storage and offset, not by address: neighbours by chance in two allocations must not be
+/// joined.
+bool adjoins(const at::Tensor& first, const at::Tensor& next) {
+  return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
+         first.is_contiguous() && next.is_contiguous() &&
+         next.storage_offset() == first.storage_offset() + first.numel();
+}
+
+/// Below autograd, which would record the view and refuse writes to a view of a leaf.
+at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return at::as_strided(first, {numel}, {1}, first.storage_offset());
+}
+
+std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> runs;
+  for (std::size_t i = 0; i < tensors.size();) {
+    std::int64_t numel = tensors[i].numel();
+    std::size_t end = i + 1;
+    for (; end < tensors.size() && adjoins(tensors[end - 1], tensors[end]); ++end) {
+      numel += tensors[end].numel();
+    }
+    runs.push_back(end == i + 1 ? tensors[i] : flat_view(tensors[i], numel));
+    i = end;
+  }
+  return runs;
+}
+
+/// libtorch's own choice for kernels of half precision.
+c10::ScalarType update_type(c10::ScalarType dtype) {
+  return at::toOpMathType(dtype);
+}
+
+std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors) {
+  std::vector<Piece> pieces;
+  for (const at::Tensor& tensor : tensors) {
+    pieces.push_back({tensor.sizes(), tensor.device(), update_type(tensor.scalar_type())});
+  }
+  return zeros(pieces);
+}
+
+/// On the device of the shard, where fused kernels read them.
+std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
+  std::vector<Piece> pieces;
+  for (const at::Tensor& tensor : tensors) {
+    pieces.push_back({{}, tensor.device(), c10::ScalarType::Float});
+  }
+  return zeros(pieces);
+}
+
+/// The state of a plain parameter is plain. No copy: a checkpoint loads into it.
+at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
+  if (!tessera::is_distributed(parameter)) {
+    return state;
+  }
+  return make_distributed(state, sharding_spec(parameter), parameter.sizes().vec());
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,41 @@
+// What optimizers and norms ask of local shards: their gradients, which of them adjoin in memory,
+// and state beside them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/nn/parameter.h"
+
+namespace tessera::optim {
+
+/// The gradient of a slot's persistent tensor; undefined if there is none. One whose layout differs
+/// from the parameter's (a pending sum) is redistributed and put back, which is collective.
+at::Tensor slot_gradient(const nn::ParameterSlot& slot);
+
+/// Whether contiguous `next` begins in memory where contiguous `first` ends.
+bool adjoins(const at::Tensor& first, const at::Tensor& next);
+
+/// The `numel` elements of the storage of `first` that begin where it begins: (numel), below
+/// autograd.
+at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
+
+/// The same elements in fewer tensors: consecutive tensors that adjoin in memory, as FSDP lays out
+/// the shards of a unit, become one. Types and devices may be mixed.
+std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
+
+/// The type in which a tensor of type `dtype` is updated: fp32 where it is narrower.
+c10::ScalarType update_type(c10::ScalarType dtype);
+
+/// Zeros of the sizes and on the devices of `tensors`, in the types in which they are updated.
+/// Those of one type and device adjoin in one buffer, so that a kernel can update many as one.
+std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors);
+/// The same for 0-d fp32 counters.
+std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
+
+/// `state`, of the sizes of the local tensor of `parameter`, as a tensor of the parameter's layout.
+at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
+
+}  // namespace tessera::optim

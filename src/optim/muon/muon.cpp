@@ -1,0 +1,242 @@
+// Muon. The momentum is kept on the shards; orthogonalising needs the whole matrix, so that each
+// matrix goes to one rank for that (matrix_exchange.h). Sent is what will be orthogonalised, in
+// compute_dtype, and not momentum and gradient.
+#include "tessera/optim/muon.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/norm.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "local_shards.h"
+#include "muon/matrix_exchange.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/fqn_pattern.h"
+
+namespace tessera::optim {
+namespace {
+
+/// A mesh of one rank has whole matrices.
+bool needs_exchange(const at::Tensor& parameter) {
+  return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
+}
+
+void check(const MuonOptions& options) {
+  TESSERA_CHECK(options.lr >= 0.0 && options.weight_decay >= 0.0 && options.momentum >= 0.0 &&
+                    options.momentum < 1.0 && options.eps > 0.0 && options.ns_steps >= 0 &&
+                    options.ns_steps < 100,
+                "Muon with lr ", options.lr, ", weight decay ", options.weight_decay, ", momentum ",
+                options.momentum, ", eps ", options.eps, " and ", options.ns_steps,
+                " Newton-Schulz steps was asked for; the momentum must be in [0, 1), eps above 0, ",
+                "there may be 99 steps, and nothing is negative");
+}
+
+void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
+  for (const nn::SlotPtr& slot : parameters) {
+    TESSERA_CHECK(slot->persistent().dim() == 2, "Muon was asked to update a parameter of sizes ",
+                  slot->persistent().sizes(), ", which is no matrix; give it to AdamW (see ",
+                  "split_for_muon)");
+  }
+}
+
+/// By the global sizes: a shard's would give another rate on another mesh.
+double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
+  const auto rows = static_cast<double>(matrix.size(0));
+  const auto columns = static_cast<double>(matrix.size(1));
+  return options.rate == MuonRate::kOriginal ? std::sqrt(std::max(1.0, rows / columns))
+                                             : 0.2 * std::sqrt(std::max(rows, columns));
+}
+
+/// Approximately the orthogonal matrix nearest to `matrix` (U V^T of its singular value
+/// decomposition, with singular values of about 0.7 to 1.2), by a quintic Newton-Schulz iteration
+/// in the matrix's type: (rows, columns), plain. As torch.optim.Muon computes it, after Keller
+/// Jordan. Zeros for zeros.
+at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& coefficients,
+                         int steps, double eps) {
+  const auto [a, b, c] = coefficients;
+  const bool tall = matrix.size(0) > matrix.size(1);
+  at::Tensor x = tall ? matrix.t() : matrix;
+  // Divided by its Frobenius norm, the matrix has a spectral norm of at most 1, as the iteration
+  // needs.
+  x = x.div(x.norm().clamp_min(eps));
+  for (int i = 0; i < steps; ++i) {
+    const at::Tensor gram = at::mm(x, x.t());
+    const at::Tensor update = at::addmm(gram, gram, gram, /*beta=*/b, /*alpha=*/c);
+    x = at::addmm(x, update, x, /*beta=*/a);
+  }
+  return tall ? x.t() : x;
+}
+
+/// Tied weights have several owners; one embedding among them is enough.
+bool is_embedding(const nn::ParameterSlot& slot) {
+  return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
+    return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr;
+  });
+}
+
+}  // namespace
+
+/// The matrices of a step that are exchanged together: on one mesh, in one type.
+class Muon::Exchange {
+ public:
+  Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
+
+  // Matrices of one exchange travel in one buffer.
+  bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
+    return mesh_ == mesh && dtype_ == dtype;
+  }
+  void add(const ShardUpdate& shard) { shards_.push_back(shard); }
+  // Collective over the mesh. Every rank has the same matrices in it, in the same order, whether
+  // they have gradients or not (updates_without_gradient).
+  void run(Muon& muon, double factor) {
+    drop_unused();
+    if (shards_.empty()) {
+      return;
+    }
+    std::vector<SpreadMatrix> matrices;
+    std::vector<at::Tensor> locals;
+    for (const ShardUpdate& shard : shards_) {
+      const at::Tensor& parameter = muon.parameters()[shard.index]->persistent();
+      matrices.push_back({sharding_spec(parameter).layout, parameter.size(0), parameter.size(1)});
+      // Offloaded shards are moved to the device on which the mesh communicates.
+      locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
+    }
+    // The assignment is kept as long as the matrices are the same.
+    if (plan_ == nullptr || plan_->matrices() != matrices) {
+      plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
+    }
+    const auto results = plan_->run(locals, [&](std::size_t i, const at::Tensor& whole) {
+      return muon.orthogonal(whole, shards_[i].group);
+    });
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      muon.apply(shards_[i], results[i]);
+    }
+    clear();
+  }
+  void clear() { shards_.clear(); }
+  bool empty() const { return shards_.empty(); }
+
+ private:
+  /// Skips the matrices that have a gradient on no rank, as one process would. Collective.
+  void drop_unused() {
+    std::vector<std::uint8_t> used;
+    for (const ShardUpdate& shard : shards_) {
+      used.push_back(shard.gradient.defined() ? 1 : 0);
+    }
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+    const comm::PurposeScope purpose(group, "the matrices that have a gradient");
+    group.any_rank(used);
+    std::size_t i = 0;
+    std::erase_if(shards_, [&](const ShardUpdate&) { return used[i++] == 0; });
+  }
+
+  DeviceMesh mesh_;
+  c10::ScalarType dtype_;
+  std::vector<ShardUpdate> shards_;
+  std::unique_ptr<MatrixExchange> plan_;
+};
+
+Muon::Muon(std::vector<Group<MuonOptions>> groups)
+    : GroupedOptimizer(std::move(groups), {"momentum_buffer"}, /*counts_steps=*/false) {
+  for (std::size_t i = 0; i < this->groups(); ++i) {
+    check(options(i));
+  }
+  check_matrices(parameters());
+}
+
+Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
+    : Muon(std::vector<Group<MuonOptions>>{{std::move(parameters), options}}) {}
+
+Muon::~Muon() = default;
+
+/// A rank without a gradient still has a part in the exchange.
+bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
+  return parameter.requires_grad() && needs_exchange(parameter);
+}
+
+/// Adds the gradient to the momentum, and returns what is to be orthogonalised, in compute_dtype.
+at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
+  const MuonOptions& o = options(shard.group);
+  const at::Tensor& momentum = state_of(shard.index).tensors[0];
+  at::Tensor gradient = shard.gradient.defined() ? shard.gradient.to(momentum.scalar_type())
+                                                 : at::zeros(momentum.sizes(), momentum.options());
+  if (factor != 1.0) {
+    gradient = gradient * factor;
+  }
+  // As in torch.optim.Muon: an average, not a sum.
+  momentum.lerp_(gradient, 1.0 - o.momentum);
+  return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
+}
+
+at::Tensor Muon::orthogonal(const at::Tensor& matrix, std::size_t group) const {
+  const MuonOptions& o = options(group);
+  return newton_schulz(matrix, o.ns_coefficients, o.ns_steps, o.eps);
+}
+
+void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
+  const MuonOptions& o = options(shard.group);
+  const double rate = lr(shard.group) * rate_of(o, parameters()[shard.index]->persistent());
+  const at::Tensor& parameter = shard.parameter;
+  // Weight decay and update are made in fp32 and rounded once; of an fp32 shard this is the shard
+  // itself.
+  const at::Tensor wide = parameter.to(update_type(parameter.scalar_type()));
+  wide.mul_(1.0 - lr(shard.group) * o.weight_decay).add_(orthogonal.to(wide.device()), -rate);
+  if (!wide.is_same(parameter)) {
+    parameter.copy_(wide);
+  }
+}
+
+/// In the order of their first parameters, the same on every rank.
+Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
+  const auto found = std::ranges::find_if(
+      exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
+  return found != exchanges_.end() ? *found : exchanges_.emplace_back(mesh, dtype);
+}
+
+void Muon::update_shards(const std::vector<ShardUpdate>& shards, double factor) {
+  for (Exchange& exchange : exchanges_) {
+    exchange.clear();  // what a step that threw has left
+  }
+  for (const ShardUpdate& shard : shards) {
+    const at::Tensor& parameter = parameters()[shard.index]->persistent();
+    // The global tensor: a rank whose shard is empty still takes part.
+    if (parameter.numel() == 0) {
+      continue;
+    }
+    if (needs_exchange(parameter)) {
+      exchange_of(sharding_spec(parameter).mesh, options(shard.group).compute_dtype).add(shard);
+    } else {
+      apply(shard, orthogonal(direction(shard, factor), shard.group));
+    }
+  }
+  for (Exchange& exchange : exchanges_) {
+    if (!exchange.empty()) {
+      exchange.run(*this, factor);
+    }
+  }
+}
+
+/// By sizes, owner and name, as nothing in a model says which layers are hidden.
+MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
+  MuonSplit split;
+  for (const auto& [name, slot] : module.named_slots()) {
+    const bool named = std::ranges::any_of(
+        rest, [&fqn = name](const std::string& pattern) { return nn::matches_fqn(pattern, fqn); });
+    const bool matrix = slot->persistent().dim() == 2 && !named && !is_embedding(*slot);
+    (matrix ? split.matrices : split.rest).push_back(slot);
+  }
+  return split;
+}
+
+}  // namespace tessera::optim

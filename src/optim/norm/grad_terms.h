@@ -1,0 +1,40 @@
+// The first half of a norm: which local gradients there are, and which of them this rank counts.
+// total_norm.cpp is the second.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/parameter.h"
+#include "tessera/optim/clip_grad.h"
+
+namespace tessera::optim {
+
+/// The gradients of some parameters on one rank, sorted by who counts them in a norm.
+struct GradTerms {
+  /// All local gradients. Tensors that adjoin in memory are joined, here and in the lists below.
+  std::vector<at::Tensor> locals;
+  /// Every gradient is in one of these: plain ones, which are the same on every rank; local tensors
+  /// of distributed ones that this rank counts; and those of which another rank counts a copy.
+  std::vector<at::Tensor> plain, owned, copies;
+  /// The mesh of all ranks that hold distributed parameters; none if all are plain.
+  DeviceMesh joint;
+  /// That of the first parameter.
+  std::optional<c10::Device> device;
+};
+
+/// Collective over the meshes of gradients that are pending sums, which are reduced. The joint
+/// mesh is options.over, or without one the largest. Throws Error if it does not hold the others.
+GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
+
+/// The p-norm of all gradients: plain 0-d fp64, the same on every rank of the joint mesh. One
+/// all-reduce.
+at::Tensor total_norm(const GradTerms& terms, double norm_type);
+
+/// Multiplies all gradients by a 0-d fp64 tensor.
+void scale_grads(const GradTerms& terms, const at::Tensor& factor);
+
+}  // namespace tessera::optim

@@ -1,0 +1,91 @@
+// Plans for the blocks of nn: what a model would else spell out for each projection.
+
+#include "tessera/tensor_parallel/block_plans.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+/// One gather that the projections of the block's input share. Without sequence parallelism the
+/// input is only made distributed: the gradients are then summed once.
+std::pair<std::string, StylePtr> gathered(const std::string& fqn, const BlockPlanOptions& options) {
+  return {fqn, prepare_module_input({.input_layouts = {options.activations},
+                                     .desired_input_layouts = {Replicate{}},
+                                     .regather = options.regather})};
+}
+
+StylePtr back(const BlockPlanOptions& options, std::int64_t heads = 0) {
+  return rowwise_parallel({.output_layouts = options.activations,
+                           .use_local_output = options.use_local_output,
+                           .heads = heads});
+}
+
+}  // namespace
+
+ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options) {
+  return {{fqn, rowwise_parallel({.input_layouts = Replicate{},
+                                  .output_layouts = options.activations,
+                                  .use_local_output = options.use_local_output})}};
+}
+
+ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
+                               const BlockPlanOptions& options) {
+  const nn::AttentionOptions o = nn::completed(block);
+  const nn::AttentionNames& names = o.names;
+  const auto below = [&](const std::string& name) { return nn::join_fqn(fqn, name); };
+  ParallelizePlan plan{gathered(fqn, options)};
+  const StylePtr kv_heads = options.replicate_kv_heads
+                                ? replicated_heads_parallel({.heads = o.kv_heads})
+                                : colwise_parallel({.heads = o.kv_heads});
+  TESSERA_CHECK(!o.fused_qkv || !options.replicate_kv_heads, "attention_plan: '", fqn,
+                "' has its key and value heads in one projection with the queries, which can't be "
+                "replicated; set fused_qkv = false");
+  // Whole heads, on which attention computes as on plain local tensors.
+  if (o.fused_qkv) {
+    plan.emplace_back(below(names.fused), fused_colwise_parallel());
+  } else {
+    plan.emplace_back(below(names.query), colwise_parallel({.heads = o.heads}));
+    plan.emplace_back(below(names.key), kv_heads);
+    plan.emplace_back(below(names.value), kv_heads);
+  }
+  if (o.qk_norm) {
+    // (batch, tokens, heads, head_dim), of this rank's heads.
+    const StylePtr norm = sequence_parallel({.sequence_dim = 2, .use_local_output = true});
+    plan.emplace_back(below("q_norm"), norm);
+    plan.emplace_back(below("k_norm"), norm);
+  }
+  plan.emplace_back(below(names.output), back(options, o.heads));
+  return plan;
+}
+
+/// Distributed between the Linears: the width of an MLP need not divide.
+ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
+                             const BlockPlanOptions& options) {
+  const StylePtr width = colwise_parallel({.use_local_output = false});
+  return {gathered(fqn, options),
+          {nn::join_fqn(fqn, names.gate), width},
+          {nn::join_fqn(fqn, names.up), width},
+          {nn::join_fqn(fqn, names.down), back(options)}};
+}
+
+ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names,
+                              const BlockPlanOptions& options) {
+  return {gathered(fqn, options),
+          {nn::join_fqn(fqn, names.up), colwise_parallel({.use_local_output = false})},
+          {nn::join_fqn(fqn, names.down), back(options)}};
+}
+
+ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans) {
+  ParallelizePlan all;
+  for (const ParallelizePlan& plan : plans) {
+    all.insert(all.end(), plan.begin(), plan.end());
+  }
+  return all;
+}
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,253 @@
+// The gathered input of column-wise products, which backward gathers again. Autograd's graph for
+// one input x and a product y_i of each weight:
+//
+//   x shard <- GatherBackward <- x whole <- ProductBackward_i <- y_i
+//                         weight_i <- WeightBackward_i <-'
+//
+// The gradient of the weight is a node of its own, so that it may run late: its sequence number is
+// lower than that of GatherBackward, and autograd's engine takes the highest of what is ready. So
+// the order of a backward is: gather x (started by the first product's node, beside its own
+// product), the products' gradients of x, the start of their sum's reduce-scatter, the weights'
+// gradients beside that. Another order would cost overlap, or another gather, but nothing else.
+
+#include "gathered_input.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/linear.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+void check_first_order() {
+  TESSERA_CHECK(!c10::GradMode::is_enabled(),
+                "a gathered input is gathered again in backward, which cannot be differentiated "
+                "itself; call backward without create_graph, or pass the styles regather = false");
+}
+
+/// Formulas of gradients may give a plain tensor, where all ranks compute the same.
+DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
+  return tessera::is_distributed(gradient)
+             ? DistributedTensor(gradient)
+             : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
+}
+
+/// A node that libtorch frees without a recursion through all that it leads to.
+template <class T, class... Arguments>
+std::shared_ptr<T> make_node(Arguments&&... arguments) {
+  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...),
+                            torch::autograd::deleteNode);
+}
+
+/// The input of one gather: the shard between forward and backward, all of it for the weights'
+/// gradients of one backward.
+class GatheredInput {
+ public:
+  explicit GatheredInput(const DistributedTensor& shard)
+      : shard_(shard.tensor(), /*is_output=*/false) {}
+
+  /// A weight's gradient will be asked for. Starts to gather, if no other has.
+  void expect_use() {
+    if (waiting_++ == 0) {
+      const c10::NoGradGuard no_grad;
+      whole_ = DistributedTensor(shard_.unpack()).redistribute({Replicate{}}, {.async = true});
+    }
+  }
+
+  /// This rank's copy of all of it.
+  at::Tensor whole() const { return local_tensor(whole_.tensor()); }
+
+  void end_use() {
+    if (--waiting_ == 0) {
+      whole_ = DistributedTensor();
+      release_if_unused();
+    }
+  }
+
+  /// No other backward comes through this graph.
+  void release() {
+    released_ = true;
+    release_if_unused();
+  }
+
+ private:
+  void release_if_unused() {
+    if (released_ && waiting_ == 0) {
+      shard_.reset_data();
+    }
+  }
+
+  SavedVariable shard_;
+  DistributedTensor whole_;
+  int waiting_ = 0;
+  bool released_ = false;
+};
+
+struct GatherBackward final : Node {
+  GatherBackward(std::shared_ptr<GatheredInput> i, const DistributedTensor& shard,
+                 std::uint64_t late)
+      : input(std::move(i)), mesh(shard.mesh()), shards(shard.placements()), late_number(late) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    check_first_order();
+    if (!gradients[0].defined()) {
+      return {at::Tensor()};
+    }
+    return {gradient_on(mesh, gradients[0]).redistribute(shards, {.async = true}).tensor()};
+  }
+  void release_variables() override { input->release(); }
+  std::string name() const override { return "GatherBackward"; }
+
+  std::shared_ptr<GatheredInput> input;
+  DeviceMesh mesh;
+  Placements shards;
+  std::uint64_t late_number;  ///< sequence number for what runs after this node
+};
+
+/// weight = (gradient of y)^T x, of the local tensors.
+struct WeightBackward final : Node {
+  WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const at::Tensor& weight)
+      : Node(number),
+        input(std::move(i)),
+        sharding(sharding_spec(weight)),
+        sizes(weight.sizes().vec()) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    check_first_order();
+    const at::Tensor of_output = local_tensor(gradients[0]).flatten(0, -2);
+    const at::Tensor x = input->whole().flatten(0, -2);
+    const at::Tensor gradient = at::mm(of_output.t(), x);
+    input->end_use();
+    return {make_distributed(gradient, sharding, sizes)};
+  }
+  std::string name() const override { return "WeightBackward"; }
+
+  std::shared_ptr<GatheredInput> input;
+  ShardingSpec sharding;
+  std::vector<std::int64_t> sizes;
+};
+
+/// x = (gradient of y) weight: on each rank a term of it.
+struct ProductBackward final : Node {
+  ProductBackward(std::shared_ptr<GatheredInput> i, const at::Tensor& w, ShardingSpec o)
+      : input(std::move(i)), weight(w, /*is_output=*/false), output(std::move(o)) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    check_first_order();
+    if (!gradients[0].defined()) {
+      return {at::Tensor(), at::Tensor()};
+    }
+    const DistributedTensor of_output =
+        gradient_on(output.mesh, gradients[0]).redistribute(output.layout);
+    const bool of_weight = task_should_compute_output(1);
+    if (of_weight) {
+      input->expect_use();
+    }
+    return {task_should_compute_output(0) ? input_gradient(of_output) : at::Tensor(),
+            of_weight ? of_output.tensor() : at::Tensor()};
+  }
+  void release_variables() override { weight.reset_data(); }
+  std::string name() const override { return "ProductBackward"; }
+
+  at::Tensor input_gradient(const DistributedTensor& of_output) const {
+    const at::Tensor matrix = weight.unpack();
+    std::vector<std::int64_t> sizes = of_output.tensor().sizes().vec();
+    sizes.back() = matrix.size(1);
+    const at::Tensor term = at::matmul(local_tensor(of_output.tensor()), local_tensor(matrix));
+    const LayoutPtr sum = to_layout(output.layout->mesh_sizes(), {Partial{}}, sizes);
+    return make_distributed(term, {output.mesh, sum}, sizes);
+  }
+
+  std::shared_ptr<GatheredInput> input;
+  SavedVariable weight;
+  ShardingSpec output;
+};
+
+/// The gather that made x, if a product of x and weight may leave x to it.
+std::shared_ptr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
+  if (!c10::GradMode::is_enabled() || !x.requires_grad() || !tessera::is_distributed(weight)) {
+    return nullptr;
+  }
+  const Layout& layout = *sharding_spec(weight).layout;
+  const bool columns = layout.mesh_ndim() == 1 && layout.sharded_dim(0) == 0;
+  return columns ? std::dynamic_pointer_cast<GatherBackward>(x.grad_fn()) : nullptr;
+}
+
+/// Below autograd: distributed over the last dimension as the weight is over its first.
+at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight) {
+  const c10::NoGradGuard no_grad;
+  const ShardingSpec& spec = sharding_spec(weight);
+  Layout::Dims dims(static_cast<std::size_t>(x.dim()));
+  dims.back() = spec.layout->digits(0);
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return make_distributed(at::linear(local_tensor(x), local_tensor(weight)),
+                          {spec.mesh, Layout::intern(spec.layout->mesh_sizes(), std::move(dims))},
+                          std::move(sizes));
+}
+
+}  // namespace
+
+at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
+  const Placements everywhere{Replicate{}};
+  if (!c10::GradMode::is_enabled() || !shard.tensor().requires_grad()) {
+    return shard.redistribute(everywhere);
+  }
+  at::Tensor whole;
+  {
+    const c10::NoGradGuard no_grad;
+    whole = shard.redistribute(everywhere).tensor();
+  }
+  const std::uint64_t late_number = at::sequence_number::get_and_increment();
+  const auto node =
+      make_node<GatherBackward>(std::make_shared<GatheredInput>(shard), shard, late_number);
+  node->set_next_edges(torch::autograd::collect_next_edges(shard.tensor()));
+  torch::autograd::set_history(whole, node);
+  return whole;
+}
+
+at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
+                              const at::Tensor& bias) {
+  const std::shared_ptr<GatherBackward> gather = gather_of(x, weight);
+  if (gather == nullptr) {
+    return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+  }
+  at::Tensor product = local_product(x, weight);
+  const auto node = make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
+  Edge of_weight;
+  if (weight.requires_grad()) {
+    const auto late = make_node<WeightBackward>(gather->late_number, gather->input, weight);
+    late->set_next_edges(torch::autograd::collect_next_edges(weight));
+    of_weight = Edge(late, late->add_input_metadata(product));
+  }
+  node->set_next_edges({torch::autograd::impl::gradient_edge(x), of_weight});
+  torch::autograd::set_history(product, node);
+  return bias.defined() ? product.add(bias) : product;
+}
+
+void set_regathered_product(nn::ModuleBase& module, bool regather) {
+  if (auto* linear = dynamic_cast<nn::Linear*>(&module); linear != nullptr && regather) {
+    linear->set_product(regathered_product);
+  }
+}
+
+}  // namespace tessera::tensor_parallel

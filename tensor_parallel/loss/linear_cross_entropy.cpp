@@ -1,0 +1,248 @@
+// The head and the loss of a language model, by parts of the tokens. The gradients are computed in
+// forward, with 1 for what each row's loss is multiplied by; backward multiplies by the one number
+// that it is. So nothing is computed twice, and of half types what is rounded between is of the
+// size of a probability, whatever the scale of the loss.
+
+#include "tessera/tensor_parallel/linear_cross_entropy.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "loss/row_losses.h"
+#include "loss/targets.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// What is asked of one rank: plain tensors, its rows and columns.
+struct HeadProblem {
+  at::Tensor hidden, weight, targets;
+  VocabularyShard shard;
+  CrossEntropyOptions options;
+  std::int64_t rows_of_chunk = 0;
+};
+
+struct HeadResults {
+  at::Tensor losses;           ///< (tokens)
+  at::Tensor hidden_gradient;  ///< of the sum of the losses; undefined if not asked for
+  at::Tensor weight_gradient;  ///< likewise; fp32 of a half type
+};
+
+/// sum += left^T right. A product in a half type is rounded before it is added, so it is made of
+/// some of its rows at a time, to take no more memory than `left` does.
+void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
+  if (sum.scalar_type() == left.scalar_type()) {
+    sum.addmm_(left.t(), right);
+    return;
+  }
+  const std::int64_t step =
+      std::max<std::int64_t>(1, left.numel() / std::max<std::int64_t>(1, right.size(1)));
+  for (std::int64_t row = 0; row < sum.size(0); row += step) {
+    const std::int64_t rows = std::min(step, sum.size(0) - row);
+    sum.narrow(0, row, rows).add_(at::mm(left.narrow(1, row, rows).t(), right));
+  }
+}
+
+HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of_weight) {
+  const at::Tensor& weight = problem.weight;
+  const at::ScalarType type = loss_type(weight);
+  HeadResults results{at::empty({problem.hidden.size(0)}, weight.options().dtype(type)), {}, {}};
+  if (of_hidden) {
+    results.hidden_gradient = at::empty_like(problem.hidden, at::MemoryFormat::Contiguous);
+  }
+  if (of_weight) {
+    results.weight_gradient = at::zeros(weight.sizes(), weight.options().dtype(type));
+  }
+  return results;
+}
+
+/// Below autograd.
+HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
+  const auto& [hidden, weight, targets, shard, options, step] = problem;
+  HeadResults results = allocate_results(problem, of_hidden, of_weight);
+  const std::int64_t tokens = hidden.size(0);
+  const at::Tensor memory = at::empty({std::min(step, tokens), weight.size(0)}, hidden.options());
+  for (std::int64_t row = 0; row < tokens; row += step) {
+    const std::int64_t rows = std::min(step, tokens - row);
+    const at::Tensor inputs = hidden.narrow(0, row, rows);
+    const at::Tensor wanted = targets.narrow(0, row, rows);
+    at::Tensor logits = memory.narrow(0, 0, rows);
+    at::mm_out(logits, inputs, weight.t());
+    const RowLosses losses = row_losses(logits, wanted, shard, options);
+    results.losses.narrow(0, row, rows).copy_(losses.losses);
+    if (of_hidden || of_weight) {
+      const at::Tensor of_row = at::ones({rows}, losses.losses.options());
+      write_logits_gradient(logits, wanted, losses.log_sum_exp, of_row, shard, options, logits);
+    }
+    if (of_hidden) {
+      at::Tensor gradient = results.hidden_gradient.narrow(0, row, rows);
+      at::mm_out(gradient, logits, weight);
+    }
+    if (of_weight) {
+      add_product(results.weight_gradient, logits, inputs);
+    }
+  }
+  return results;
+}
+
+/// `tensor` times the number `factor`, in another type. By blocks in the type of `factor`: a half
+/// type would round it before the product.
+at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
+  if (!tensor.defined()) {
+    return {};
+  }
+  at::Tensor result = at::empty(tensor.sizes(), tensor.options().dtype(type));
+  for_each_row_block(tensor, [&](std::int64_t row, std::int64_t rows) {
+    result.narrow(0, row, rows)
+        .copy_(tensor.narrow(0, row, rows).to(factor.scalar_type()).mul(factor));
+  });
+  return result;
+}
+
+/// The sum of the losses of this rank's rows.
+class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const HeadProblem& problem) {
+    const HeadResults results = run_chunks(problem, hidden.requires_grad(), weight.requires_grad());
+    ctx->save_for_backward({results.hidden_gradient, results.weight_gradient});
+    ctx->saved_data["type"] = weight.scalar_type();
+    return results.losses.sum();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    TESSERA_CHECK(
+        !c10::GradMode::is_enabled(),
+        "linear_cross_entropy cannot be differentiated twice; call backward without create_graph");
+    const variable_list saved = ctx->get_saved_variables();
+    const at::ScalarType type = ctx->saved_data["type"].toScalarType();
+    return {scaled(saved[0], gradients[0], type), scaled(saved[1], gradients[0], type),
+            at::Tensor()};
+  }
+};
+
+/// The placements of hidden states and weight on a mesh; of plain ones, none.
+struct HeadPlacements {
+  Placements hidden, hidden_gradient, weight_gradient;
+};
+
+/// On each mesh dimension one of the two is split, or none is. Where the weight is, each rank's
+/// gradient of the hidden states is a term of it, and where the tokens are, that of the weight.
+HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
+  HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
+  const Placements of_weight = weight.placements();
+  for (std::size_t i = 0; i < of_weight.size(); ++i) {
+    const bool columns = is_shard(of_weight[i], 0);
+    const bool tokens = is_shard(result.hidden[i], 0);
+    TESSERA_CHECK(
+        (columns || is_replicate(of_weight[i])) && (tokens || is_replicate(result.hidden[i])),
+        "linear_cross_entropy: on mesh dimension ", i, " of ", to_string(hidden.mesh()),
+        " the hidden states are ", to_string(result.hidden[i]), " and the weight is ",
+        to_string(of_weight[i]), "; each must be Shard(0) or Replicate()");
+    if (columns) {
+      result.hidden[i] = Replicate{};
+      result.hidden_gradient[i] = Partial{};
+    } else if (tokens) {
+      result.weight_gradient[i] = Partial{};
+    }
+  }
+  return result;
+}
+
+void check_head(const at::Tensor& hidden, const at::Tensor& weight,
+                const LinearCrossEntropyOptions& options) {
+  check_options(options.loss);
+  TESSERA_CHECK(options.chunks >= 0 && options.chunk_bytes > 0, "linear_cross_entropy: chunks are ",
+                options.chunks, " and chunk_bytes ", options.chunk_bytes,
+                "; pass chunks from 1 on, or 0 and a number of bytes");
+  TESSERA_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
+                    hidden.scalar_type() == weight.scalar_type(),
+                "linear_cross_entropy: hidden must be (tokens, features) and weight (vocabulary, "
+                "features) of one type, but they are ",
+                hidden.sizes(), " ", hidden.scalar_type(), " and ", weight.sizes(), " ",
+                weight.scalar_type());
+  const bool distributed = tessera::is_distributed(hidden);
+  TESSERA_CHECK(distributed == tessera::is_distributed(weight) &&
+                    (!distributed || sharding_spec(hidden).mesh == sharding_spec(weight).mesh),
+                "linear_cross_entropy: hidden is ",
+                distributed ? to_string(sharding_spec(hidden).mesh) : "plain", " and weight ",
+                distributed ? "is not on it" : "is distributed",
+                "; pass both plain, or both on one mesh");
+}
+
+/// The same on every rank that shares the tokens, also of uneven columns.
+std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
+                           const LinearCrossEntropyOptions& options) {
+  const std::int64_t tokens = hidden.size(0);
+  if (options.chunks > 0) {
+    return std::max<std::int64_t>(1, (tokens + options.chunks - 1) / options.chunks);
+  }
+  const std::int64_t ranks = shard.group == nullptr ? 1 : shard.group->size();
+  const std::int64_t columns = std::max<std::int64_t>(1, (shard.vocabulary + ranks - 1) / ranks);
+  const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
+  return std::max<std::int64_t>(1, options.chunk_bytes / bytes);
+}
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options) {
+  check_head(hidden, weight, options);
+  HeadProblem problem{
+      hidden, weight, {}, vocabulary_shard(weight, 0), options.loss, /*rows_of_chunk=*/0};
+  TokenSharding rows;
+  if (tessera::is_distributed(hidden)) {
+    const DistributedTensor states(hidden), head(weight);
+    const HeadPlacements placements = head_placements(states, head);
+    const DistributedTensor own =
+        states.placements() == placements.hidden ? states : states.redistribute(placements.hidden);
+    rows = token_sharding(own);
+    problem.hidden = own.to_local(placements.hidden_gradient);
+    problem.weight = head.to_local(placements.weight_gradient);
+  }
+  problem.targets = local_targets(targets, hidden.sizes(), problem.shard.vocabulary, rows,
+                                  options.loss.ignore_index);
+  compare_targets(problem.targets, weight, 0);
+  problem.rows_of_chunk = rows_of_chunk(problem.hidden, problem.shard, options);
+  const bool gradient = c10::GradMode::is_enabled() &&
+                        (problem.hidden.requires_grad() || problem.weight.requires_grad());
+  if (options.loss.reduction == Reduction::kNone) {
+    TESSERA_CHECK(!gradient,
+                  "linear_cross_entropy: kNone has no gradient here, since what each row's loss is "
+                  "multiplied by is not known in forward; use kSum or kMean, or cross_entropy");
+    return losses_of_rows(run_chunks(problem, false, false).losses, rows, targets.size(0));
+  }
+  const at::Tensor sum = gradient
+                             ? LinearCrossEntropy::apply(problem.hidden, problem.weight, problem)
+                             : run_chunks(problem, false, false).losses.sum();
+  return reduced_loss(sum, targets, rows, options.loss);
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
+                                const at::Tensor& targets,
+                                const LinearCrossEntropyOptions& options) {
+  return head(hidden, nn::LinearProduct([&](const at::Tensor& x, const at::Tensor& weight,
+                                            const at::Tensor& bias) {
+                TESSERA_CHECK(!bias.defined(),
+                              "linear_cross_entropy: the head has a bias, which nothing would add; "
+                              "make it with {.bias = false}");
+                return linear_cross_entropy(x, weight, targets, options);
+              }));
+}
+
+}  // namespace tessera::tensor_parallel

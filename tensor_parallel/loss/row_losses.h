@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+
+namespace tessera::tensor_parallel {
+
+/// Which columns of the logits a rank has.
+struct VocabularyShard {
+  std::int64_t vocabulary = 0;          ///< columns of all ranks
+  std::int64_t first_column = 0;        ///< of this rank
+  comm::Communicator* group = nullptr;  ///< of the ranks with the other columns; nullptr: none
+};
+
+/// That of a tensor whose dimension `dim` is the vocabulary. Throws Error if its columns on a rank
+/// are not consecutive. Makes the group at its first use, which is collective.
+VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
+
+/// fp32, or fp64 of fp64: sums of exponentials over a vocabulary need more than the 8 or 11 bits of
+/// a half type.
+at::ScalarType loss_type(const at::Tensor& logits);
+
+/// Calls `body(first_row, rows)` for blocks of rows small enough that their working copy stays in
+/// cache on a CPU and in a modest buffer on a GPU.
+template <class Body>
+void for_each_row_block(const at::Tensor& matrix, Body&& body) {
+  // In fp32: 256 KiB, a CPU core's cache; 256 MiB, little beside the logits on a GPU.
+  const bool on_cpu = matrix.is_cpu() && kernels::fake_device() == c10::DeviceType::CPU;
+  const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
+  const std::int64_t step =
+      std::max<std::int64_t>(1, block_elements / std::max<std::int64_t>(1, matrix.size(1)));
+  for (std::int64_t row = 0; row < matrix.size(0); row += step) {
+    body(row, std::min(step, matrix.size(0) - row));
+  }
+}
+
+/// (tokens) each, in loss_type().
+struct RowLosses {
+  at::Tensor losses;       ///< 0 where the target is ignored
+  at::Tensor log_sum_exp;  ///< over all columns
+};
+
+/// The losses of rows of `logits`, (tokens, this rank's columns), with `targets` (tokens). Two
+/// all-reduces over the group of the shard.
+RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
+                     const VocabularyShard& shard, const CrossEntropyOptions& options);
+
+/// Writes the gradient of the sum of `of_row` times the rows' losses, (tokens) in loss_type(), to
+/// `gradient`, which has the sizes of `logits` and may be the same tensor. Not collective.
+void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
+                           const at::Tensor& log_sum_exp, const at::Tensor& of_row,
+                           const VocabularyShard& shard, const CrossEntropyOptions& options,
+                           const at::Tensor& gradient);
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,116 @@
+// Collects what the entries of a plan say of parameters, and refuses what does not fit together.
+// Several modules may place a tied parameter if they agree; only one style may place the parameters
+// of a module.
+
+#include "plan/checked_plan.h"
+
+#include <unordered_map>
+#include <utility>
+
+#include "plan/plan_text.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+/// The placement of each parameter that the plan names.
+class PlacementTable {
+ public:
+  explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
+
+  void add(const Application& application) {
+    const auto placements = placements_of(application);
+    // A style for activations alone may stand beside one that places parameters.
+    if (placements.empty()) {
+      return;
+    }
+    const auto [owner, first] = styles_.emplace(application.target.module, application.style);
+    TESSERA_CHECK(first, "parallelize_module: two entries of the plan place the parameters of ",
+                  quoted(application.target.fqn), ", ", owner->second->name(), " and ",
+                  application.style->name(), "; keep one");
+    for (const auto& [slot, placement] : placements) {
+      add_slot(application, slot, placement);
+    }
+  }
+
+  /// In the plan's order, the same on every rank, and not that of a hash table.
+  std::vector<PlacedParameter> take() { return std::move(placed_); }
+
+ private:
+  /// Styles know a module, not where it is.
+  std::vector<std::pair<nn::SlotPtr, Placement>> placements_of(
+      const Application& application) const {
+    try {
+      auto placements = application.style->parameters(*application.target.module);
+      application.style->check(*application.target.module, mesh_);
+      return placements;
+    } catch (const Error& error) {
+      fail("parallelize_module: ", quoted(application.target.fqn), ": ", error.what());
+    }
+  }
+
+  void add_slot(const Application& application, const nn::SlotPtr& slot,
+                const Placement& placement) {
+    check_slot(application, *slot, placement);
+    const auto [known, first] = wanted_.emplace(slot.get(), placement);
+    TESSERA_CHECK(known->second == placement, "parallelize_module: ", application.style->name(),
+                  " places a parameter of ", quoted(application.target.fqn), " as ",
+                  to_string(placement), ", but a module that shares it has placed it as ",
+                  to_string(known->second), "; tied parameters need one placement");
+    if (first) {
+      placed_.push_back({slot, placement});
+    }
+  }
+
+  void check_slot(const Application& application, const nn::ParameterSlot& slot,
+                  const Placement& placement) const {
+    TESSERA_CHECK(!slot.has_persistent(), "parallelize_module: the parameters of ",
+                  quoted(application.target.fqn),
+                  " belong to an FSDP unit; call parallelize_module before fully_shard");
+    const at::Tensor& tensor = slot.get();
+    // Throws for a placement that the tensor's sizes do not allow.
+    const LayoutPtr layout = to_layout({mesh_.size()}, {placement}, tensor.sizes());
+    if (!tessera::is_distributed(tensor)) {
+      return;
+    }
+    const ShardingSpec& spec = sharding_spec(tensor);
+    // With one owner the module itself was parallelized before.
+    const bool tied = slot.owners().size() > 1;
+    TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
+                  "parallelize_module: a parameter of ", quoted(application.target.fqn),
+                  " is distributed already, as ", to_string(*spec.layout), " on ",
+                  to_string(spec.mesh), "; parallelize a module once");
+  }
+
+  const DeviceMesh& mesh_;
+  std::unordered_map<const nn::ModuleBase*, StylePtr> styles_;
+  std::unordered_map<const nn::ParameterSlot*, Placement> wanted_;
+  std::vector<PlacedParameter> placed_;
+};
+
+}  // namespace
+
+CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
+                          const ParallelizePlan& plan) {
+  TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
+                mesh ? to_string(mesh) : "undefined",
+                "; pass one dimension of it, for example mesh[\"tp\"]");
+  module.named_slots();  // refuses parameters without slots, and names the others
+  CheckedPlan checked;
+  PlacementTable placements(mesh);
+  for (const auto& [pattern, style] : plan) {
+    TESSERA_CHECK(style != nullptr, "parallelize_module: the entry \"", pattern,
+                  "\" has no style; give it one, or leave the entry out");
+    for (const NamedModule& target : match_modules(module, pattern)) {
+      checked.applications.push_back({target, style});
+      placements.add(checked.applications.back());
+    }
+  }
+  checked.parameters = placements.take();
+  check_coverage(module, checked);
+  return checked;
+}
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "plan/plan_matching.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::tensor_parallel {
+
+class PlanRecorder;
+
+/// One entry of a plan on one module that its pattern matches.
+struct Application {
+  NamedModule target;
+  StylePtr style;
+};
+
+/// A parameter and the placement that a style gives it.
+struct PlacedParameter {
+  nn::SlotPtr slot;
+  Placement placement;
+};
+
+/// A plan on a tree of modules, of which everything is checked that can be before something is
+/// changed.
+struct CheckedPlan {
+  std::vector<Application> applications;    ///< in the plan's order
+  std::vector<PlacedParameter> parameters;  ///< each once, in the plan's order
+};
+
+/// Changes nothing and communicates nothing. Throws Error as parallelize_module() does.
+CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
+                          const ParallelizePlan& plan);
+
+/// Throws Error for a trainable parameter that no entry covers, while a module beside its own has
+/// parameters that the plan splits: what is split may meet it.
+void check_coverage(const nn::ModuleBase& root, const CheckedPlan& plan);
+
+/// Distributes the parameters and adds the styles' hooks, seen by `recorder`, if any.
+void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMesh& mesh,
+                const std::shared_ptr<PlanRecorder>& recorder = nullptr);
+
+}  // namespace tessera::tensor_parallel

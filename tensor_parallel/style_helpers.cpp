@@ -1,0 +1,139 @@
+// How the styles bring a module's tensors to the placements that they want. A plain tensor becomes
+// a distributed one with the placement that the plan says it has, as far as its Region knows
+// better.
+
+#include "tessera/tensor_parallel/style_helpers.h"
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "gathered_input.h"
+#include "region.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/core/error.h"
+#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
+                           bool regather = false) {
+  const ShardingSpec& spec = tensor.spec();
+  const LayoutPtr layout = to_layout(spec.layout->mesh_sizes(), {desired}, tensor.tensor().sizes());
+  // Layouts are interned. Without the comparison autograd would get a node that does nothing.
+  if (spec.layout == layout) {
+    return tensor.tensor();
+  }
+  const bool gathers = spec.layout->sharded_dim(0) >= 0 && layout->is_replicated();
+  return regather && gathers ? gather_again_in_backward(tensor)
+                             : tensor.redistribute(layout).tensor();
+}
+
+/// The global sizes of a tensor of which each rank of `mesh` has a shard, a plain one: a rank knows
+/// its own shard only. Between the hosts.
+std::vector<std::int64_t> agreed_sizes(const std::string& module, const at::Tensor& shard,
+                                       const DeviceMesh& mesh, std::int64_t dim) {
+  const std::int64_t own = shard.size(dim);
+  std::vector<std::int64_t> parts;
+  for (const auto& part : comm::gather_on_hosts(mesh.group(), {own})) {
+    parts.push_back(part.front());
+  }
+  std::vector<std::int64_t> sizes = shard.sizes().vec();
+  std::int64_t& whole = sizes[static_cast<std::size_t>(dim < 0 ? dim + shard.dim() : dim)];
+  whole = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  std::vector<std::int64_t> chunks;
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+    chunks.push_back(chunk_size(whole, mesh.size(), rank));
+  }
+  TESSERA_CHECK(parts == chunks, module, " takes a plain tensor for ", to_string(Shard{dim}),
+                ", of which the ranks hold ", c10::IntArrayRef(parts),
+                " positions, but torch.chunk ", "of ", whole, " is ", c10::IntArrayRef(chunks),
+                "; split it so");
+  return sizes;
+}
+
+/// What a style takes a plain tensor for.
+DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
+                             const DeviceMesh& mesh, const Placement& layout,
+                             std::optional<std::vector<std::int64_t>> sizes) {
+  const auto region = module.attached<Region>();
+  if (region != nullptr) {
+    region->check(module, tensor, layout);
+  }
+  const auto* shard = std::get_if<Shard>(&layout);
+  const bool in_range =
+      shard != nullptr && shard->dim >= -tensor.dim() && shard->dim < tensor.dim();
+  // Shapes alone (meta) are computed by one process that need not have peers.
+  if (in_range && !sizes && !tensor.is_meta()) {
+    sizes = agreed_sizes(region != nullptr ? region->name_of(module) : module.name(), tensor, mesh,
+                         shard->dim);
+  }
+  return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
+}
+
+}  // namespace
+
+at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
+                         const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
+                         std::optional<std::vector<std::int64_t>> sizes, bool regather) {
+  TESSERA_CHECK(tensor.defined(),
+                "a tensor-parallel style was given an undefined tensor; leave it out of the plan");
+  if (!tessera::is_distributed(tensor)) {
+    return redistribute_to(from_plain(module, tensor, mesh, layout, std::move(sizes)), desired,
+                           regather);
+  }
+  const DistributedTensor distributed(tensor);
+  // The placement of a distributed tensor is known: `layout` is for plain ones.
+  TESSERA_CHECK(distributed.mesh() == mesh, "a tensor-parallel style on ", to_string(mesh),
+                " was given a tensor on ", to_string(distributed.mesh()),
+                "; pass a tensor of the style's mesh, or its to_local()");
+  return redistribute_to(distributed, desired, regather);
+}
+
+at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
+                          bool use_local_output) {
+  const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
+  return use_local_output ? DistributedTensor(output).to_local() : output;
+}
+
+bool is_linear(const nn::ModuleBase& module) {
+  return dynamic_cast<const nn::Linear*>(&module) != nullptr ||
+         dynamic_cast<const nn::Hooked<torch::nn::Linear>*>(&module) != nullptr;
+}
+
+void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Placement& b,
+                   std::vector<std::pair<nn::SlotPtr, Placement>>& placements) {
+  if (const auto lora = linear.attached<nn::LoraBranch>()) {
+    placements.emplace_back(lora->a->weight.slot(), a);
+    placements.emplace_back(lora->b->weight.slot(), b);
+  }
+}
+
+bool is_embedding(const nn::ModuleBase& module) {
+  return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
+         dynamic_cast<const nn::Hooked<torch::nn::Embedding>*>(&module) != nullptr;
+}
+
+void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
+                 const DeviceMesh& mesh) {
+  TESSERA_CHECK(heads >= 0 && (heads == 0 || features % heads == 0), style.name(), ": ", features,
+                " features are not ", heads, " heads of equal size; correct .heads");
+  TESSERA_CHECK(heads % mesh.size() == 0, style.name(), ": ", heads,
+                " heads cannot be shared out to ", mesh.size(),
+                " ranks, each with whole ones; take a tensor-parallel size that divides them");
+}
+
+void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module, const char* fits) {
+  fail(style.name(), " is for ", fits, ", but was asked for a ", module.name());
+}
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,111 @@
+// Run as a rank, for tests beside PyTorch: reads a small model and AdamW's state of it onto a mesh,
+// and writes what it has.
+//
+//   checkpoint_copy DP TP FROM TO
+//
+// FROM: a file of whole tensors, a Hugging Face model (the state is zeros then), or a step; TO: a
+// file, or the folder of a step to be saved.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/known_model.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
+#include "testing/full_tensor.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "optimizer.state.";
+
+class CopiedState {
+ public:
+  CopiedState(const comm::WorldPtr& world, std::int64_t dp, std::int64_t tp)
+      : world_(world), mesh_(init_device_mesh(world, {dp, tp}, {"dp", "tp"})) {
+    Distribute(net_, mesh_, Zeros());
+    for (const auto& [name, slot] : net_.named_slots()) {
+      for (const char* kind : {".exp_avg", ".exp_avg_sq"}) {
+        optimizer_.emplace_back(name + kind, at::zeros_like(slot->persistent()).detach());
+      }
+      optimizer_.emplace_back(name + ".step", at::zeros({}));
+    }
+  }
+
+  void read(const fs::path& from) {
+    if (fs::is_regular_file(from)) {
+      fill(ReadModel(from));
+    } else if (fs::exists(from / "model.safetensors.index.json")) {
+      load_hugging_face(net_, *world_, from);
+    } else {
+      load(*world_, from, {net_, optimizer_});
+    }
+  }
+
+  void write(const fs::path& to) {
+    if (to.extension() != ".safetensors") {
+      return save(*world_, to, 1, {net_, optimizer_});
+    }
+    Tensors whole;
+    for (const auto& [name, slot] : net_.named_slots()) {
+      whole[name] = testing::full_tensor(slot->persistent());
+    }
+    for (const auto& [name, tensor] : optimizer_) {
+      whole[kPrefix + name] = testing::full_tensor(tensor);
+    }
+    if (world_->rank() == 0) {
+      WriteModel(to, whole);
+    }
+  }
+
+ private:
+  void fill(const Tensors& whole) {
+    Distribute(net_, mesh_, whole);
+    for (auto& [name, tensor] : optimizer_) {
+      const at::Tensor& value = whole.at(kPrefix + name);
+      if (is_distributed(tensor)) {
+        const auto placements = DistributedTensor(tensor).placements();
+        tensor = distribute_tensor(value, mesh_, placements);
+      } else {
+        tensor = value;
+      }
+    }
+  }
+
+  comm::WorldPtr world_;
+  DeviceMesh mesh_;
+  Net net_;
+  std::vector<std::pair<std::string, at::Tensor>> optimizer_;
+};
+
+}  // namespace
+}  // namespace tessera::checkpoint
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  try {
+    TESSERA_CHECK(argc == 5, "four arguments are needed: DP TP FROM TO");
+    const comm::WorldScope scope(comm::world_from_environment());
+    checkpoint::CopiedState state(scope.world(), std::atoi(argv[1]), std::atoi(argv[2]));
+    state.read(argv[3]);
+    state.write(argv[4]);
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}

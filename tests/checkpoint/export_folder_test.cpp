@@ -1,0 +1,120 @@
+#include "checkpoint/hugging_face/export_folder.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hugging_face/model_files.h"
+#include "faults/system_calls.h"
+#include "known_model.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+#include "testing/survives.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::ReadFile;
+using testing::SystemCallFault;
+using testing::TemporaryFolder;
+using testing::WriteFile;
+
+constexpr std::int64_t kThreeShards = 250;
+constexpr std::int64_t kTwoShards = 400;
+constexpr std::int64_t kOneFile = 1 << 20;
+
+/// Exports the known model with `add` added to every value.
+void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
+  std::vector<SafetensorsWriter::Item> items;
+  for (const auto& [name, tensor] : Values()) {
+    items.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  }
+  ExportFolder files(folder, items, "{}", max_shard_bytes);
+  for (const auto& [name, tensor] : Values()) {
+    files.write(name, std::vector<std::int64_t>(static_cast<std::size_t>(tensor.dim()), 0),
+                tensor + add);
+  }
+  files.publish();
+}
+
+/// What was added, if it is the same for every value; nullopt for a mixture.
+std::optional<int> added(const ModelFiles& files) {
+  std::optional<int> all;
+  for (const auto& [name, tensor] : Values()) {
+    const at::Tensor difference = files.tensors().at(name)->read(name) - tensor;
+    const int add = difference.flatten()[0].item<int>();
+    if (!at::equal(difference, at::full_like(difference, add)) || all.value_or(add) != add) {
+      return std::nullopt;
+    }
+    all = add;
+  }
+  return all;
+}
+
+class ReExport : public ::testing::TestWithParam<std::pair<std::int64_t, std::int64_t>> {};
+
+TEST_P(ReExport, KilledAnywhereLeavesTheOlderModelOrTheNewOne) {
+  const std::int64_t older = GetParam().first;
+  const std::int64_t newer = GetParam().second;
+  int calls = 0;
+  int found_new = 0;
+  for (bool ended = false; !ended; ++calls) {
+    const TemporaryFolder folder;
+    export_model(folder.path(), older, 1);
+    ended = testing::survives([&] {
+      const SystemCallFault fault(folder.path(), "any:" + std::to_string(calls + 1) + ":kill");
+      export_model(folder.path(), newer, 2);
+    });
+    const auto found = added(ModelFiles(folder.path()));
+    ASSERT_TRUE(found == 1 || found == 2) << "a mixture, killed at call " << calls + 1;
+    found_new += *found == 2 ? 1 : 0;
+    // Nothing of the killed export stays for long.
+    export_model(folder.path(), kOneFile, 3);
+    EXPECT_EQ(folder.files(), (std::vector<std::string>{"config.json", "model.safetensors"}));
+  }
+  EXPECT_GT(calls, 10);
+  EXPECT_GT(found_new, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shards, ReExport,
+                         ::testing::Values(std::pair(kOneFile, kOneFile),
+                                           std::pair(kThreeShards, kThreeShards),
+                                           std::pair(kOneFile, kTwoShards),
+                                           std::pair(kTwoShards, kOneFile)));
+
+TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
+  const TemporaryFolder folder;
+  export_model(folder.path(), kThreeShards, 1);
+  const ModelFiles older(folder.path());
+  export_model(folder.path(), kThreeShards, 2);
+  // An index that was read before leads to shards of its own, though they have lost their names.
+  EXPECT_EQ(added(older), 1);
+  EXPECT_EQ(added(ModelFiles(folder.path())), 2);
+}
+
+TEST(ExportFolder, RefusesAnotherConfiguration) {
+  const TemporaryFolder folder;
+  WriteFile(folder / "config.json", R"({"layers": 2, "hidden": 8})");
+  check_export_folder(folder.path(), R"({ "hidden": 8, "layers": 2 })", 1);
+  EXPECT_ERROR(check_export_folder(folder.path(), R"({"layers": 3, "hidden": 8})", 1),
+               "holds a model with another config.json", "export to another folder");
+}
+
+TEST(ExportFolder, RefusesADiskWithoutRoom) {
+  const TemporaryFolder folder;
+  EXPECT_ERROR(check_export_folder(folder / "new/out", "{}", std::int64_t{1} << 60),
+               "takes 1152921504606846976 bytes, but the disk has room for");
+}
+
+TEST(ExportFolder, SaysInTheConfigurationWhatTheWeightsAre) {
+  EXPECT_EQ(config_of_weights(R"({"a": 1})", at::kFloat), R"({"a": 1})");
+  EXPECT_EQ(config_of_weights(R"({"dtype":"float32"})", at::kFloat), R"({"dtype":"float32"})");
+  const auto config = config_of_weights(R"({"b": 1, "torch_dtype": "bfloat16"})", at::kFloat);
+  EXPECT_EQ(config, "{\n  \"b\": 1,\n  \"torch_dtype\": \"float32\"\n}\n");
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,144 @@
+// Buffers in checkpoints: those that are persistent, of our modules and of libtorch's.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "checkpoint/known_model.h"
+#include "checkpoint/sharded/manifest.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+#include "testing/ranks.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::TemporaryFolder;
+
+/// What a module of libtorch's keeps, as batch norm its running mean.
+class Stock : public torch::nn::Module {
+ public:
+  Stock() { mean = register_buffer("mean", at::zeros({3})); }
+  at::Tensor mean;
+};
+
+class WithBuffers : public nn::Module<WithBuffers> {
+ public:
+  WithBuffers() {
+    linear = register_module("linear", std::make_shared<nn::Linear>(2, 3));
+    stock = register_module("stock", std::make_shared<Stock>());
+    counts = register_buffer_slot("counts", {5});
+    table = register_buffer_slot("table", {4}, /*persistent=*/false);
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.set_buffer(counts, at::zeros({5}));
+    init.set_buffer(table, at::arange(4, at::kFloat));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
+  std::shared_ptr<nn::Linear> linear;
+  std::shared_ptr<Stock> stock;
+  nn::Parameter counts, table;
+};
+
+void count(WithBuffers& model) {
+  const at::NoGradGuard no_grad;
+  local_tensor(model.counts).add_(7);
+  local_tensor(model.table).add_(7);
+  model.stock->mean.fill_(0.5);
+}
+
+TEST(Buffers, ThatArePersistentAreSavedAndLoaded) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save(*rank.world(), dir.path(), 1, {model});
+  });
+  const Manifest manifest = read_manifest(dir / "step-00000001");
+  EXPECT_TRUE(manifest.tensors.contains("counts") && manifest.tensors.contains("stock.mean"));
+  EXPECT_FALSE(manifest.tensors.contains("table"));
+  RunRanks(3, [&](Rank& rank) {
+    WithBuffers model;
+    load(*rank.world(), dir.path(), {model});
+    nn::init_buffers(model);  // makes what was not saved
+    EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
+    EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
+    EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+    nn::check_initialized(model);
+  });
+}
+
+TEST(Buffers, GoThroughAHuggingFaceFolder) {
+  const TemporaryFolder dir;
+  RunRanks(2, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
+    count(model);
+    save_hugging_face(model, *rank.world(), dir / "saved", "{}");
+    save(*rank.world(), dir / "steps", 1, {model});
+  });
+  export_hugging_face(dir / "steps/step-00000001", dir / "exported", "{}");
+  for (const char* folder : {"saved", "exported"}) {
+    RunRanks(3, [&](Rank& rank) {
+      WithBuffers model;
+      nn::init_buffers(model);
+      load_hugging_face(model, *rank.world(), dir / folder);
+      EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
+      EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
+      EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+    });
+  }
+}
+
+/// As older programs wrote them.
+TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
+  const TemporaryFolder dir;
+  WriteModel(dir / "model.safetensors",
+             {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
+  WithBuffers model;
+  nn::init_buffers(model);
+  load_hugging_face(model, dir.path());
+  EXPECT_TRUE(at::equal(model.counts, at::zeros({5})));
+  nn::check_initialized(model);
+}
+
+TEST(Buffers, ThatNobodyFilledAreNotSaved) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(*model.linear, 1);
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 1, {model}), "buffer 'counts' was never filled");
+  });
+}
+
+TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
+  RunRanks(2, [](Rank& rank) {
+    WithBuffers model;
+    nn::init_weights(model, 1);
+    count(model);
+    model.linear->slot("bias")->get().requires_grad_(false);
+    const StateDictOptions options{.full_state_dict = true, .ignore_frozen_params = true};
+    const TensorDict state = get_model_state_dict(*rank.world(), model, options);
+    EXPECT_EQ(state.size(), 3U);
+    WithBuffers other;
+    nn::init_weights(other, 2);
+    set_model_state_dict(*rank.world(), other, state, {.full_state_dict = true, .strict = false});
+    EXPECT_TRUE(at::equal(other.counts, model.counts));
+    EXPECT_TRUE(at::equal(other.stock->mean, model.stock->mean));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,254 @@
+// Ranks that compare afterwards what they have called, where each call goes by itself.
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "group_of_all.h"
+#include "tessera/core/error.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+#include "testing/processes.h"
+#include "testing/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using testing::ErrorsOfRanks;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::RanksOptions;
+
+constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
+
+/// A gather that all ranks make, each for what it says.
+void gather(Communicator& group, const std::string& purpose) {
+  const PurposeScope scope(group, purpose);
+  group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
+}
+
+/// A gather that waits for nobody: of nothing.
+void gather_nothing(Communicator& group, const std::string& purpose) {
+  const PurposeScope scope(group, purpose);
+  group.all_gather(at::zeros({0}), at::zeros({0}))->wait();
+}
+
+class CallAgreement : public ::testing::Test {
+ protected:
+  const testing::SharedMemory without_shared_memory_{false};
+};
+
+TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
+  RunRanks(3, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    EXPECT_EQ(group.name(), "gloo");
+    for (int step = 0; step < 3; ++step) {
+      gather(group, "unit 'a'");
+      const TrafficTable before = rank.world()->traffic().table();
+      group.agree_on_calls();
+      group.agree_on_calls();
+      EXPECT_TRUE(rank.world()->traffic().since(before).empty());
+    }
+  });
+}
+
+TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupGoOn) {
+  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    gather(group, "unit 'a'");
+    group.agree_on_calls();
+    gather(group, "unit 'b'");
+    gather(group, rank.rank() == 1 ? "unit 'd'" : "unit 'c'");
+    gather(group, "unit 'e'");
+    std::string message;
+    try {
+      group.agree_on_calls();
+    } catch (const PeerError&) {
+      throw;
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    gather(group, "unit 'f'");
+    group.agree_on_calls();
+    TESSERA_CHECK(message.empty(), message);
+  });
+  const std::string c = "all_gather for unit 'c' on ", d = "all_gather for unit 'd' on ";
+  EXPECT_THAT(errors[0], HasSubstr(kDiffer + ("call 2 is " + c + "this rank, ") + d + "rank 1;"));
+  EXPECT_THAT(errors[1],
+              HasSubstr(kDiffer + ("call 2 is " + d + "this rank, ") + c + "ranks 0, 2;"));
+  EXPECT_THAT(errors[2], HasSubstr("in group 'all' (ranks 0, 1, 2), rank 2"));
+}
+
+TEST_F(CallAgreement, NamesACallThatOneRankLeavesOut) {
+  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    gather_nothing(group, "unit 'a'");
+    if (rank.rank() != 1) {
+      gather_nothing(group, "unit 'b'");
+    }
+    group.agree_on_calls();
+  });
+  EXPECT_THAT(errors[0],
+              HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing on rank 1;"));
+  EXPECT_THAT(errors[1],
+              HasSubstr("call 2 is nothing on this rank, all_gather for unit 'b' on ranks 0, 2;"));
+}
+
+TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    const PurposeScope scope(group, "unit 'a'");
+    const at::Tensor none = at::zeros({0});
+    const std::vector<std::int64_t> counts{0, 0};
+    group.all_reduce(none, ReduceOp::kSum)->wait();
+    group.broadcast(none, 0)->wait();
+    group.all_to_all(none, none, counts, counts)->wait();
+    rank.rank() == 0 ? group.reduce_scatter(none, none, ReduceOp::kSum)->wait()
+                     : group.all_gather(none, none)->wait();
+    group.agree_on_calls();
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("call 4 is"), HasSubstr("reduce_scatter for unit 'a'"),
+                                 HasSubstr("all_gather for unit 'a'"))));
+}
+
+TEST_F(CallAgreement, LeavesOutCallsWithoutAPurpose) {
+  RunRanks(2, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    if (rank.rank() == 1) {
+      gather_nothing(group, "");
+    }
+    group.agree_on_calls();
+  });
+}
+
+TEST_F(CallAgreement, TellsPeersOfAnErrorOfOneRank) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    gather(group, "unit 'a'");
+    group.agree_on_calls(rank.rank() == 1 ? "lost" : "");
+  });
+  EXPECT_THAT(errors[0], HasSubstr("call 2 is nothing on this rank, an error (lost) on rank 1;"));
+  EXPECT_THAT(errors[1], HasSubstr("call 2 is an error (lost) on this rank"));
+}
+
+// As many as no message could need, and then some.
+TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
+  for (const int different : {4000, 5000}) {
+    const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
+      Communicator& group = *group_of_all(*rank.world());
+      for (int call = 0; call < 6000; ++call) {
+        gather_nothing(group, call == different && rank.rank() == 1 ? "this" : "that");
+      }
+      group.agree_on_calls();
+    });
+    EXPECT_THAT(errors, Each(HasSubstr(different == 4000 ? "call 4001 is all_gather for th"
+                                                         : "those after the first 4096")));
+  }
+}
+
+TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
+  for (const bool met : {false, true}) {
+    const auto errors = ErrorsOfRanks(3,
+                                      [&](Rank& rank) {
+                                        Communicator& group = *group_of_all(*rank.world());
+                                        gather(group, "unit 'a'");
+                                        if (met) {
+                                          group.agree_on_calls();
+                                        }
+                                        gather(group, "unit 'b'");
+                                        if (rank.rank() != 1) {
+                                          group.agree_on_calls();
+                                        }
+                                      },
+                                      {.world = {.timeout = std::chrono::milliseconds(700)}});
+    EXPECT_THAT(errors[0] + errors[2], HasSubstr("700"));
+    EXPECT_THAT(errors[0], HasSubstr("rank 0, after all_gather for unit 'b': "));
+    EXPECT_THAT(errors[1], IsEmpty());
+    EXPECT_THAT(errors[2], HasSubstr("rank 2, after all_gather for unit 'b': "));
+  }
+}
+
+// Ending within the deadline of the fixture shows that nobody waits for the time-out.
+TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
+  for (const bool met : {false, true}) {
+    const auto errors = ErrorsOfRanks(
+        3,
+        [&](Rank& rank) {
+          Communicator& group = *group_of_all(*rank.world());
+          gather(group, "unit 'a'");
+          if (met) {
+            group.agree_on_calls();
+          }
+          if (rank.rank() == 1) {
+            throw std::runtime_error("the cause");
+          }
+          EXPECT_THROWN(PeerError, group.agree_on_calls(), "agreement on the calls in group 'all'",
+                        "rank 1 gave up after all_gather", "look for its error");
+          group.agree_on_calls();
+        },
+        {.world = {.timeout = std::chrono::minutes(10)}});
+    EXPECT_EQ(errors[1], "the cause");
+    EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
+    EXPECT_THAT(errors[2], HasSubstr("failed earlier"));
+  }
+}
+
+TEST(DISABLED_CallAgreement, Rank1IsKilled) {
+  const WorldPtr world = world_from_environment();
+  Communicator& group = *group_of_all(*world);
+  gather(group, "unit 'a'");
+  group.agree_on_calls();
+  if (world->rank() == 1) {
+    kill(getpid(), SIGKILL);
+  }
+  EXPECT_THROWN(PeerError, group.agree_on_calls(), "agreement on the calls in group 'all'",
+                "the process of rank 1 (pid ", "look for its error");
+}
+
+TEST_F(CallAgreement, EndsSoonAfterARankWasKilled) {
+  const auto processes = testing::RunProcesses(3, "DISABLED_CallAgreement.Rank1IsKilled");
+  EXPECT_EQ(processes[1].signal, SIGKILL) << processes[1].output;
+  EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
+  EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
+}
+
+/// Groups of the same ranks agree each by itself, in whichever order they are first asked.
+TEST_F(CallAgreement, IsEachGroupsOwn) {
+  RunRanks(2, [](Rank& rank) {
+    Communicator& all = *group_of_all(*rank.world());
+    Communicator& again = *rank.world()->group({0, 1}, "again");
+    gather(all, "unit 'a'");
+    again.agree_on_calls();
+    gather(again, "unit 'b'");
+    again.agree_on_calls();
+    all.agree_on_calls();
+  });
+}
+
+TEST(CallAgreementInSharedMemory, WaitsForNobody) {
+  RunRanks(2, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    gather(group, "unit 'a'");
+    if (rank.rank() == 1) {
+      group.agree_on_calls("lost");
+    }
+    gather(group, "unit 'b'");
+  });
+}
+
+TEST(CallAgreementOfOneRank, DoesNothing) {
+  RunRanks(1, [](Rank& rank) {
+    Communicator& group = *group_of_all(*rank.world());
+    gather(group, "unit 'a'");
+    group.agree_on_calls("lost");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,93 @@
+// What of the CUDA half runs without a GPU: versions, how the library is loaded, staging, lanes.
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "backends.h"
+#include "cuda/library_versions.h"
+#include "group_of_all.h"
+#include "tessera/comm/streams.h"
+#include "testing/errors.h"
+#include "testing/processes.h"
+#include "testing/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+TEST(LibraryVersions, OfNcclsHeaderMustBeLibtorchs) {
+  check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22907});
+  EXPECT_ERROR(check_nccl({.nccl_header = 22703, .nccl_libtorch = 22809, .nccl_loaded = 22809}),
+               "built with the header of NCCL 2.27.3, libtorch with that of NCCL 2.28.9; build "
+               "Tessera with");
+}
+
+TEST(LibraryVersions, OfAnOlderNcclAreRefused) {
+  EXPECT_ERROR(check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22703}),
+               "NCCL 2.27.3 is loaded, and libtorch needs 2.28.9 or newer; scripts/setup");
+}
+
+TEST(LibraryVersions, OfAnOlderCudnnAreAWarning) {
+  EXPECT_EQ(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 91900}), "");
+  EXPECT_EQ(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 92000}), "");
+  EXPECT_EQ(cudnn_warning({}), "");
+  EXPECT_CONTAINS(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 91002}),
+                  "cuDNN 9.10.2 is loaded, and libtorch was built with 9.19.0");
+}
+
+TEST(DISABLED_CudaParts, AfterLibtorchHasLookedForCuda) {
+  at::getAccelerator();
+  std::cout << testing::message_of([] { thread_worlds(1, {.device = "cuda"}); }) << std::endl;
+}
+
+TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
+  const testing::Ended ended =
+      testing::RunProcesses(1, "DISABLED_CudaParts.AfterLibtorchHasLookedForCuda")[0];
+  if (ended.output.find("cannot be loaded") != std::string::npos) {
+    GTEST_SKIP() << "built without CUDA";
+  }
+  EXPECT_CONTAINS(ended.output,
+                  "device cuda: libtorch has been used without CUDA in this process before",
+                  "make the world of device cuda first");
+}
+
+// One GPU for several ranks is how the in-place path of FSDP runs in tests on one card.
+TEST(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes) {
+  RunRanks(2, [](Rank& rank) {
+    const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
+    EXPECT_TRUE(staged->moves_groups_in_place());
+    EXPECT_FALSE(staged->keeps_order_on_device());
+    const std::vector<at::Tensor> gathered = {at::empty({6}), at::empty({2})};
+    staged->all_gather_group(gathered, {numbers_from(rank.rank(), 3), numbers_from(rank.rank(), 1)})
+        ->wait();
+    const std::vector<at::Tensor> reduced = {at::empty({2}), at::empty({1})};
+    staged
+        ->reduce_scatter_group(reduced, {at::arange(4, at::kFloat), at::full({2}, 5.0)},
+                               ReduceOp::kSum)
+        ->wait();
+    for (int sender = 0; sender < 2; ++sender) {
+      EXPECT_TRUE(gathered[0].narrow(0, 3 * sender, 3).equal(numbers_from(sender, 3)));
+      EXPECT_TRUE(gathered[1].narrow(0, sender, 1).equal(numbers_from(sender, 1)));
+    }
+    EXPECT_TRUE(reduced[0].equal(2 * at::arange(4, at::kFloat).narrow(0, 2 * rank.rank(), 2)));
+    EXPECT_EQ(reduced[1].item<float>(), 10.0F);
+  });
+}
+
+TEST(LaneScope, RefusesASecondOneOfItsStreams) {
+  const StreamsPtr streams = make_streams(at::kCPU);
+  const char* const said =
+      "a LaneScope of 'reduce_scatter' was begun within another one of the same streams";
+  {
+    const LaneScope scope(*streams, Lane::kAllGather);
+    EXPECT_ERROR(LaneScope(*streams, Lane::kReduceScatter), said);
+    std::thread([&] { EXPECT_ERROR(LaneScope(*streams, Lane::kReduceScatter), said); }).join();
+  }
+  const LaneScope later(*streams, Lane::kReduceScatter);
+}
+
+}  // namespace
+}  // namespace tessera::comm

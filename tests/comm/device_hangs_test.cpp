@@ -1,0 +1,242 @@
+// Collectives that a device runs, as NCCL's: the host does not wait for them, so the watchdog ends
+// a process whose device never will.
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "checked/checked_communicator.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+#include "testing/processes.h"
+#include "watch/watchdog.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Ended;
+using testing::RunProcesses;
+
+/// Whether the device has done a call.
+using Progress = std::function<bool()>;
+/// Begins a call of the device.
+using Begin = std::function<Progress()>;
+
+/// wait() returns, and the device goes on.
+class DeviceCall final : public Work {
+ public:
+  explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
+  void wait() override {}
+  std::function<bool()> device_progress() override { return progress_; }
+
+ private:
+  Progress progress_;
+};
+
+class Device final : public Communicator {
+ public:
+  explicit Device(Begin begin) : Communicator(/*rank=*/0, /*size=*/2), begin_(std::move(begin)) {}
+  std::string name() const override { return "device"; }
+  bool keeps_order_on_device() const override { return true; }
+  WorkPtr all_reduce(const at::Tensor&, ReduceOp) override {
+    return std::make_shared<DeviceCall>(begin_());
+  }
+
+ private:
+  Begin begin_;
+};
+
+/// Rank 0 of two with a group on its device; rank 1 is a record.
+struct TwoRanks {
+  explicit TwoRanks(Begin begin, milliseconds limit = milliseconds(500),
+                    milliseconds timeout = milliseconds(2500)) {
+    WatchSettings settings{0, 0, limit, timeout, run_folder()};
+    std::vector<RecordPtr> records = {make_record(settings, 2, run_folder())};
+    settings.rank = 1;
+    peer = make_record(settings, 2, run_folder());
+    records.push_back(peer);
+    settings.rank = 0;
+    world = std::make_shared<WorldWatch>(settings, records, nullptr);
+    world->set_device_record([] { return "the calls of a device"; });
+    const std::vector<int> ranks = {0, 1};
+    const auto watch = std::make_shared<GroupWatch>(world, "dp", ranks);
+    watch->done(watch->begin("set-up", "", 0));
+    group = make_checked_communicator(std::make_shared<Device>(std::move(begin)),
+                                      {"dp", ranks, 0, timeout, watch},
+                                      std::make_shared<TrafficCounter>());
+  }
+
+  void call() const {
+    const PurposeScope purpose(*group, "unit 'head'");
+    group->all_reduce(at::zeros({4}), ReduceOp::kSum)->wait();
+  }
+  void call_and_wait() const {
+    call();
+    std::this_thread::sleep_for(std::chrono::seconds(20));
+  }
+
+  RecordPtr peer;
+  WorldWatchPtr world;
+  CommunicatorPtr group;
+};
+
+Progress never() {
+  return [] { return false; };
+}
+
+TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
+  TwoRanks(never).call_and_wait();
+}
+
+TEST(DISABLED_DeviceHangs, TheDeviceIsStuckWithoutAWatchdogsLimit) {
+  TwoRanks(never, milliseconds(0)).call_and_wait();
+}
+
+TEST(DISABLED_DeviceHangs, ThePeerGaveUp) {
+  const TwoRanks ranks(never, milliseconds(30'000), milliseconds(60'000));
+  ranks.peer->record().step.store(3);
+  ranks.peer->record().state.store(flight::RankState::kGaveUp);
+  ranks.call_and_wait();
+}
+
+TEST(DISABLED_DeviceHangs, TheDeviceFails) {
+  const Begin failing = [] {
+    return Progress([]() -> bool { fail("NCCL met an error: remote process exited"); });
+  };
+  TwoRanks(failing, milliseconds(30'000), milliseconds(60'000)).call_and_wait();
+}
+
+/// Four calls at once take twice the time-out, each of them half of it.
+TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
+  using Clock = std::chrono::steady_clock;
+  constexpr milliseconds kOneCall{600};
+  Clock::time_point end = Clock::now();
+  const Begin one_after_another = [&end, kOneCall] {
+    end += kOneCall;
+    return [at = end] { return Clock::now() >= at; };
+  };
+  const TwoRanks ranks(one_after_another, milliseconds(0), 2 * kOneCall);
+  for (int i = 0; i < 4; ++i) {
+    ranks.call();
+  }
+  std::this_thread::sleep_for(5 * kOneCall);
+}
+
+/// What the calls hold asks for the watchdog's lock when it goes, as the end of a world does. One
+/// call has ended by then, and one is under way when the world ends.
+TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
+  Watchdog* watchdog = nullptr;
+  bool done = true;
+  int released = 0;
+  const TwoRanks ranks([&] {
+    const std::shared_ptr<void> held(nullptr, [&](void*) {
+      watchdog->start();
+      ++released;
+    });
+    return [held, done] { return done; };
+  });
+  watchdog = &ranks.world->watchdog();
+  ranks.call();
+  std::this_thread::sleep_for(milliseconds(600));
+  done = false;
+  ranks.call();
+  ranks.world->end();
+  EXPECT_EQ(released, 2);
+}
+
+/// A call of a library's that does not come back.
+TEST(DISABLED_DeviceHangs, ACallBlocksItsThread) {
+  const TwoRanks ranks(never, milliseconds(0));
+  GroupWatch watch(ranks.world, "tp", {0, 1});
+  const BlockingScope blocking(watch, watch.begin("set-up", "", 0));
+  std::this_thread::sleep_for(std::chrono::seconds(20));
+}
+
+/// What follows it has a time-out of its own.
+TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
+  constexpr milliseconds kTimeout{600};
+  const TwoRanks ranks(never, milliseconds(0), kTimeout);
+  GroupWatch watch(ranks.world, "tp", {0, 1});
+  const BegunCall call = watch.begin("set-up", "", 0);
+  for (int i = 0; i < 3; ++i) {
+    const BlockingScope blocking(watch, call);
+    std::this_thread::sleep_for(kTimeout / 2);
+  }
+  std::this_thread::sleep_for(2 * kTimeout);
+}
+
+Ended run(const std::string& body, const testing::TemporaryFolder& folder) {
+  return RunProcesses(1, "DISABLED_DeviceHangs." + body,
+                      {.environment = {{"TESSERA_RUN_DIR", folder.path()}},
+                       .deadline = std::chrono::seconds(15)})[0];
+}
+
+const std::string kCall = "all_reduce for unit 'head' (call 1 of group 'dp')";
+
+TEST(DeviceHangs, ADeviceThatWaitsIsReportedAndEndsAtTheTimeOut) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run("TheDeviceIsStuck", folder);
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  EXPECT_CONTAINS(ended.output, "tessera watchdog: rank 0 waits since ",
+                  "in " + kCall + ", for rank 1",
+                  "error: " + kCall + ", rank 0: rank(s) 1 did not arrive within 2500 ms");
+}
+
+TEST(DeviceHangs, TheTimeOutNeedsNoLimitOfTheWatchdog) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run("TheDeviceIsStuckWithoutAWatchdogsLimit", folder);
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  EXPECT_CONTAINS(ended.output, "rank(s) 1 did not arrive within 2500 ms");
+  EXPECT_EQ(ended.output.find("waits since"), std::string::npos) << ended.output;
+}
+
+TEST(DeviceHangs, APeerThatGaveUpEndsTheWaitOfADevice) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run("ThePeerGaveUp", folder);
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  EXPECT_LT(ended.after, std::chrono::seconds(10));
+  EXPECT_CONTAINS(ended.output, "error: " + kCall + ", rank 0: rank 1 gave up after step 3");
+}
+
+TEST(DeviceHangs, AnErrorOfTheDeviceEndsTheProcessAndLeavesItsRecord) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run("TheDeviceFails", folder);
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const std::string path = folder.path() / "nccl_trace_rank_0";
+  EXPECT_CONTAINS(ended.output,
+                  "error: " + kCall + ", rank 0: NCCL met an error: remote process exited",
+                  "NCCL's flight record is " + path);
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "the calls of a device");
+}
+
+TEST(DeviceHangs, ACallThatBlocksItsThreadEndsAtTheTimeOut) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run("ACallBlocksItsThread", folder);
+  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  EXPECT_CONTAINS(ended.output,
+                  "error: the set-up of group 'tp', rank 0: rank(s) 1 did not arrive within 2500");
+}
+
+/// What a rank does that must not be taken for a hang.
+struct NoHang : ::testing::TestWithParam<const char*> {};
+
+TEST_P(NoHang, Ends) {
+  const testing::TemporaryFolder folder;
+  const Ended ended = run(GetParam(), folder);
+  EXPECT_EQ(ended.exit_code, 0) << ended.output;
+}
+
+INSTANTIATE_TEST_SUITE_P(DeviceHangs, NoHang,
+                         ::testing::Values("TheDeviceIsBusy", "ACallReturnsToItsThread",
+                                           "TheCallsHoldWhatAsksTheWatchdog"),
+                         [](const auto& each) { return std::string(each.param); });
+
+}  // namespace
+}  // namespace tessera::comm

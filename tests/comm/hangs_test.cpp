@@ -1,0 +1,453 @@
+// Planted hangs of ranks that are processes: who waits for whom is named, and soon.
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <list>
+#include <map>
+#include <regex>
+#include <span>
+#include <thread>
+
+#include "group_of_all.h"
+#include "tessera/comm/trace.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/error.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+#include "testing/processes.h"
+#include "watch/record_memory.h"
+#include "watch/world_watch.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using testing::Ended;
+using testing::ProcessesOptions;
+using testing::RunProcesses;
+
+/// On NCCL where the job says so, else on the host.
+WorldPtr make_world() {
+  WorldOptions options;
+  if (std::getenv("HANGS_ON_NCCL") != nullptr) {
+    options.device = "cuda";
+    options.backend = "nccl";
+  }
+  return world_from_environment(options);
+}
+
+at::Tensor zeros(const World& world, std::int64_t count) {
+  const bool on_gpu = world.options().device == "cuda";
+  return at::zeros({count}, at::Device(on_gpu ? at::kCUDA : at::kCPU,
+                                       static_cast<c10::DeviceIndex>(world.device_index())));
+}
+
+void sum(const World& world, Communicator& group) {
+  const at::Tensor tensor = zeros(world, 4);
+  group.all_reduce(tensor, ReduceOp::kSum)->wait();
+  tensor.cpu();  // until the device is done
+}
+
+/// Three steps that all ranks take.
+CommunicatorPtr take_steps(World& world) {
+  CommunicatorPtr group = group_of_all(world);
+  for (int step = 1; step <= 3; ++step) {
+    sum(world, *group);
+    world.set_step(step);
+  }
+  return group;
+}
+
+/// Runs `call`, which throws, and prints the message and for how long it waited. Where it waits for
+/// a device, the watchdog ends the process instead.
+template <class Call>
+void expect_peer_error(Call&& call) {
+  const auto begun = steady_clock::now();
+  std::cout << "waits from " << begun.time_since_epoch() / milliseconds(1) << " ms" << std::endl;
+  try {
+    call();
+    ADD_FAILURE() << "no error";
+  } catch (const PeerError& error) {
+    const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begun);
+    std::cout << "error after " << waited.count() << " ms: " << error.what() << std::endl;
+  }
+}
+
+/// Rank 1 does `fault` where the others do a fourth step.
+template <class Fault>
+void run_with_fault(Fault&& fault) {
+  const WorldPtr world = make_world();
+  const CommunicatorPtr group = take_steps(*world);
+  if (world->rank() == 1) {
+    fault(*world);
+  } else {
+    const CallerScope caller("save_hugging_face");
+    expect_peer_error([&] { sum(*world, *group); });
+  }
+}
+
+TEST(DISABLED_Hangs, Rank1Ends) {
+  run_with_fault([](World&) {});
+}
+
+TEST(DISABLED_Hangs, Rank1ExitsWithACode) {
+  run_with_fault([](World&) { std::exit(3); });
+}
+
+TEST(DISABLED_Hangs, Rank1Throws) {
+  try {
+    run_with_fault([](World&) { fail("the cause"); });
+  } catch (const Error& error) {
+    std::this_thread::sleep_for(seconds(2));  // The world has ended, the process not yet.
+  }
+}
+
+TEST(DISABLED_Hangs, Rank1SkipsACollective) {
+  const WorldPtr world = make_world();
+  const CommunicatorPtr group = take_steps(*world);
+  if (world->rank() != 1) {
+    group->barrier();
+    expect_peer_error([&] { sum(*world, *group); });
+  } else {
+    group->barrier();
+  }
+}
+
+TEST(DISABLED_Hangs, Rank1CallsAnother) {
+  run_with_fault([](World& world) {
+    const CallerScope caller("full_tensor");
+    expect_peer_error([&] { world.group({0, 1}, "pair"); });
+  });
+}
+
+TEST(DISABLED_Hangs, Rank1Sleeps) {
+  run_with_fault([](World&) { std::this_thread::sleep_for(seconds(7)); });
+}
+
+TEST(DISABLED_Hangs, Rank1Loops) {
+  run_with_fault([](World&) {
+    const auto end = steady_clock::now() + seconds(7);
+    while (steady_clock::now() < end) {
+    }
+  });
+}
+
+TEST(DISABLED_Hangs, Rank1IsStopped) {
+  run_with_fault([](World&) { raise(SIGSTOP); });
+}
+
+TEST(DISABLED_Hangs, Rank1IsSlow) {
+  const WorldPtr world = make_world();
+  const CommunicatorPtr group = take_steps(*world);
+  if (world->rank() == 1) {
+    std::this_thread::sleep_for(milliseconds(2500));
+  }
+  sum(*world, *group);
+  std::this_thread::sleep_for(milliseconds(500));  // until the watchdog has looked again
+}
+
+TEST(DISABLED_Hangs, Rank1IsBusyElsewhere) {
+  const WorldPtr world = make_world();
+  const CommunicatorPtr group = take_steps(*world);
+  if (world->rank() == 0) {
+    sum(*world, *group);
+  } else {
+    const CommunicatorPtr pair = world->group({1, 2}, "pair");
+    const at::Tensor goes_on = zeros(*world, 1);
+    for (const auto end = steady_clock::now() + milliseconds(2200); goes_on.item<float>() == 0;) {
+      std::this_thread::sleep_for(milliseconds(5));
+      goes_on.fill_(steady_clock::now() < end ? 0 : 1);
+      pair->all_reduce(goes_on, ReduceOp::kMax)->wait();
+    }
+    sum(*world, *group);
+  }
+}
+
+TEST(DISABLED_Hangs, Rank1DiesInSetUp) {
+  const WorldPtr world = make_world();
+  if (world->rank() == 1) {
+    kill(getpid(), SIGKILL);
+  }
+  expect_peer_error([&] { group_of_all(*world); });
+}
+
+TEST(DISABLED_Hangs, Rank0SavesAlone) {
+  const WorldPtr world = make_world();
+  take_steps(*world);
+  if (world->rank() == 0) {
+    const CallerScope caller("save_hugging_face");
+    expect_peer_error([&] { world->group({0, 1, 2}, "files"); });
+  }
+}
+
+/// A job of three ranks that hangs, on one of the back ends.
+struct Job {
+  std::string backend;
+  testing::TemporaryFolder folder;
+  std::vector<Ended> ranks;
+
+  bool on_device() const { return backend == "nccl"; }
+  /// On NCCL longer than a rank waits for its peers at its own end, and than CUDA takes to start.
+  milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
+  std::vector<flight::RankReport> records() const {
+    return flight::read_records(folder.path()).front();
+  }
+};
+
+std::string fake_cuda() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
+         "lib/fake_cuda/libcuda.so.1";
+}
+
+std::map<std::string, std::string> variables_of(const Job& job) {
+  std::map<std::string, std::string> variables = {
+      {"TESSERA_SHM", job.backend == "shm" ? "1" : "0"},
+      {"TESSERA_WATCHDOG", "1"},
+      {"TESSERA_TIMEOUT", job.on_device() ? "5" : "3.2"},
+      {"TESSERA_RUN_DIR", job.folder.path()}};
+  if (job.on_device()) {
+    variables["HANGS_ON_NCCL"] = "1";
+    variables["LD_PRELOAD"] = fake_cuda();
+  }
+  return variables;
+}
+
+constexpr std::array<const char*, 3> kBackends = {"shm", "gloo", "nccl"};
+const std::span kOnHosts = std::span(kBackends).first(2);
+
+/// Runs the body on back ends and calls `expect` for each of these jobs, which go on side by side:
+/// they mostly wait. The limit of the watchdog is 1 s.
+template <class Expect>
+void for_each_backend(const std::string& body, Expect&& expect,
+                      std::span<const char* const> backends = kBackends) {
+  std::list<Job> jobs;
+  std::vector<std::thread> threads;
+  for (const char* backend : backends) {
+    if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
+      continue;  // built without CUDA's headers
+    }
+    Job& job = jobs.emplace_back();
+    job.backend = backend;
+    threads.emplace_back([&job, &body] {
+      job.ranks = RunProcesses(3, "DISABLED_Hangs." + body,
+                               {.environment = variables_of(job), .deadline = seconds(12)});
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const Job& job : jobs) {
+    SCOPED_TRACE(job.backend);
+    expect(job);
+  }
+}
+
+/// How long the rank waited until its error, and the error.
+std::pair<milliseconds, std::string> error_of(const Ended& ended) {
+  std::smatch found;
+  if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
+    return {milliseconds(std::stoi(found[1])), found[2]};
+  }
+  std::smatch from;
+  if (!std::regex_search(ended.output, from, std::regex("waits from (\\d+) ms")) ||
+      !std::regex_search(ended.output, found, std::regex("error: (.*)"))) {
+    ADD_FAILURE() << "no error in: " << ended.output;
+    return {};
+  }
+  return {milliseconds(ended.at.time_since_epoch() / milliseconds(1) - std::stoll(from[1])),
+          found[1]};
+}
+
+/// The watchdog's first report, which came within its limit and two seconds.
+std::string report_of(const Ended& ended) {
+  std::smatch found;
+  const std::regex line("tessera watchdog: rank \\d waits since ([0-9.]+) s[^]*--explain");
+  if (!std::regex_search(ended.output, found, line)) {
+    ADD_FAILURE() << "no report in: " << ended.output;
+    return {};
+  }
+  EXPECT_LT(std::stod(found[1]), 3.0);
+  return found[0];
+}
+
+/// The limit and two seconds.
+constexpr milliseconds kAfterTheLimit{3000};
+
+/// How soon a rank that is gone is named. One that leaves a group of NCCL's without its peers waits
+/// for them first, which the watchdog reports.
+milliseconds soon(const Job& job) {
+  return job.on_device() ? job.timeout() : milliseconds(1000);
+}
+
+/// Rank 1 is in its group's end, or has ended.
+void expect_end_is_reported(const Job& job) {
+  if (job.on_device()) {
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 left the common order first",
+                    "it calls shutdown (call ", "ranks 0, 2 call all_reduce (call ");
+  }
+}
+
+TEST(Hangs, ARankThatHasEndedIsNamedAtOnce) {
+  for_each_backend("Rank1Ends", [](const Job& job) {
+    expect_end_is_reported(job);
+    for (const std::size_t rank : {0U, 2U}) {
+      const auto [after, error] = error_of(job.ranks[rank]);
+      EXPECT_LT(after, soon(job));
+      EXPECT_CONTAINS(error, "rank 1 ended after step 3; every rank must make this call");
+      if (job.on_device()) {
+        EXPECT_CONTAINS(error, "all_reduce (call 4 of group 'all'), called by save_hugging_face");
+      } else {
+        EXPECT_CONTAINS(error, "all_reduce in group 'all' (ranks 0, 1, 2)",
+                        "save_hugging_face is collective; ");
+      }
+    }
+  });
+}
+
+TEST(Hangs, TheCodeOfARankThatExitedIsNamed) {
+  for_each_backend("Rank1ExitsWithACode", [](const Job& job) {
+    expect_end_is_reported(job);
+    EXPECT_CONTAINS(error_of(job.ranks[0]).second,
+                    "rank 1 ended with exit code 3 after step 3; look for its error");
+  });
+}
+
+TEST(Hangs, ARankThatThrewIsNamedAtOnce) {
+  for_each_backend("Rank1Throws", [](const Job& job) {
+    const auto [after, error] = error_of(job.ranks[0]);
+    EXPECT_LT(after, job.on_device() ? kAfterTheLimit : soon(job));
+    EXPECT_CONTAINS(error, "rank 1 gave up after step 3; look for its error");
+  });
+}
+
+TEST(Hangs, ARankThatSkipsACollectiveIsNamed) {
+  for_each_backend("Rank1SkipsACollective", [](const Job& job) {
+    expect_end_is_reported(job);
+    EXPECT_CONTAINS(error_of(job.ranks[0]).second, "rank 1 ended after step 3");
+    EXPECT_LT(error_of(job.ranks[2]).first, soon(job));
+  });
+}
+
+TEST(Hangs, RanksThatWaitForEachOtherAreNamedAtTheLimit) {
+  for_each_backend("Rank1CallsAnother", [](const Job& job) {
+    EXPECT_LT(error_of(job.ranks[0]).first, job.on_device() ? job.timeout() : kAfterTheLimit);
+    EXPECT_CONTAINS(job.ranks[0].output + job.ranks[1].output,
+                    "each waits for another: make the ranks issue the same collectives");
+    EXPECT_CONTAINS(report_of(job.ranks[0]),
+                    "waits in the set-up of group 'pair', called by full_tensor, for rank 0");
+    EXPECT_CONTAINS(flight::departure(job.records()), "rank 1 left the common order first",
+                    "it calls the set-up of group 'pair', called by full_tensor");
+  });
+}
+
+TEST(Hangs, ARankThatSleepsIsNamed) {
+  for_each_backend("Rank1Sleeps", [](const Job& job) {
+    const std::string doing = "rank 1 sleeps outside of collectives";
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "called by save_hugging_face, for rank 1", doing,
+                    "after all_reduce (call 3 of group 'all')",
+                    "each of ranks 0, 2 waits in all_reduce (call 4 of group 'all')");
+    const auto [after, error] = error_of(job.ranks[2]);
+    EXPECT_LT(after, job.timeout() + seconds(2));
+    // Of two ranks that give up at the same time one may see that the other has.
+    EXPECT_CONTAINS(error_of(job.ranks[0]).second + error,
+                    "rank(s) 1 did not arrive within " + std::to_string(job.timeout().count()) +
+                        " ms: " + doing);
+    EXPECT_EQ(job.ranks[2].output.find("tessera watchdog: rank"), std::string::npos)
+        << "one report is enough";
+    for (const char* rank : {"0", "1", "2"}) {
+      const std::string text =
+          testing::ReadFile(job.folder / (std::string("world-0.rank-") + rank + ".txt"));
+      EXPECT_CONTAINS(text, std::string("rank ") + rank + " of 3, pid ", "after step 3",
+                      "done  16  all_reduce (call 3 of group 'all'), after step 2", "thread ",
+                      "#3 ");
+    }
+  });
+}
+
+TEST(Hangs, ARankThatLoopsIsNamed) {
+  for_each_backend("Rank1Loops", [](const Job& job) {
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 computes outside of collectives");
+  });
+}
+
+TEST(Hangs, ARankThatIsStoppedIsNamed) {
+  for_each_backend("Rank1IsStopped", [](const Job& job) {
+    EXPECT_EQ(job.ranks[1].signal, SIGKILL);
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 is stopped (by SIGSTOP");
+    EXPECT_CONTAINS(error_of(job.ranks[0]).second + error_of(job.ranks[2]).second,
+                    "rank 1 is stopped");
+  });
+}
+
+TEST(Hangs, ASlowRankIsToldFromAStuckOne) {
+  for_each_backend("Rank1IsSlow", [](const Job& job) {
+    EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 sleeps");
+    EXPECT_CONTAINS(job.ranks[0].output,
+                    "rank 1 came to all_reduce (call 4 of group 'all') after 2.",
+                    "slow, not stuck; the job goes on");
+    for (const Ended& ended : job.ranks) {
+      EXPECT_EQ(ended.exit_code, 0) << ended.output;
+    }
+  });
+}
+
+TEST(Hangs, ARankThatCallsOtherCollectivesIsSlow) {
+  for_each_backend(
+      "Rank1IsBusyElsewhere",
+      [](const Job& job) {
+        EXPECT_CONTAINS(report_of(job.ranks[0]), "is slow, but goes on: it began ",
+                        "of group 'pair'");
+        EXPECT_EQ(job.ranks[0].exit_code, 0) << job.ranks[0].output;
+      },
+      kOnHosts);
+}
+
+TEST(Hangs, ARankThatDiesInSetUpIsNamedAtOnce) {
+  for_each_backend("Rank1DiesInSetUp", [](const Job& job) {
+    const auto [after, error] = error_of(job.ranks[2]);
+    EXPECT_LT(after, milliseconds(1000));
+    EXPECT_CONTAINS(error, "set-up in group 'all'", "the process of rank 1 (pid ",
+                    "has ended before its first collective; look for its error");
+  });
+}
+
+TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
+  for_each_backend("Rank0SavesAlone", [](const Job& job) {
+    const auto [after, error] = error_of(job.ranks[0]);
+    EXPECT_LT(after, soon(job));
+    EXPECT_CONTAINS(error, "save_hugging_face is collective; rank ");
+    EXPECT_CONTAINS(error, job.on_device() ? "" : " ended after step 3");
+  });
+}
+
+// The processes of a job share TESSERA_RUN_DIR; such worlds of theirs have the same numbers.
+TEST(FlightRecords, OfRanksThatAreThreadsAreNoFiles) {
+  const testing::TemporaryFolder folder;
+  const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());
+  const WorldPtr world = thread_worlds(1).front();
+  sum(*world, *group_of_all(*world));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(FlightRecords, OfALaterJobInTheSameFolderLeaveTheEarlierOnesMapped) {
+  const testing::TemporaryFolder folder;
+  const RecordPtr earlier = make_record({}, 1, folder.path());
+  const RecordPtr later = make_record({}, 1, folder.path());
+  earlier->record().step.store(3);
+  EXPECT_EQ(flight::read_records(folder.path())[0][0].pid, getpid());
+  EXPECT_NE(earlier->record().token, later->record().token);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,68 @@
+// How the ranks of groups find out, through a store, who has come.
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/meeting.h"
+#include "testing/ranks.h"
+#include "watch/group_watch.h"
+
+namespace tessera::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// What a rank of a world writes down, without a watchdog and without peers that it sees.
+WorldWatchPtr watch_of(int rank, int world_size) {
+  WatchSettings settings;
+  settings.rank = rank;
+  settings.timeout = std::chrono::seconds(10);
+  std::vector<RecordPtr> records(static_cast<std::size_t>(world_size));
+  records[static_cast<std::size_t>(rank)] = make_record(settings, world_size, "");
+  return std::make_shared<WorldWatch>(settings, std::move(records), nullptr);
+}
+
+/// The call of a rank that makes the group `ranks` after `earlier` groups of the same name.
+bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
+                    int earlier) {
+  const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+  const auto watch = std::make_shared<GroupWatch>(watch_of(rank, world_size), "tp", ranks);
+  const GroupInfo group{"tp", ranks, index, std::chrono::seconds(10), watch};
+  c10d::PrefixStore own(join(ranks), store);
+  return all_come_at_once(*store, own, group, world_size, "tp/" + std::to_string(earlier));
+}
+
+TEST(AllComeAtOnce, WhereTheirGroupsHoldAllRanks) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  RunRanks(4, [&](Rank& rank) {
+    const int r = rank.rank();
+    const int column = r % 2, row = r / 2;
+    EXPECT_TRUE(comes_with_all(store, r, 4, {2 * row, 2 * row + 1}, 0));
+    EXPECT_TRUE(comes_with_all(store, r, 4, {column, column + 2}, 1));
+  });
+}
+
+// Rank 2 is in its first group of the name when rank 1 is in its second.
+TEST(AllComeAtOnce, RanksOfAGroupMayHaveBeenInDifferentlyManyBefore) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  RunRanks(3, [&](Rank& rank) {
+    const int r = rank.rank();
+    if (r < 2) {
+      EXPECT_FALSE(comes_with_all(store, r, 3, {0, 1}, 0));
+    }
+    if (r > 0) {
+      EXPECT_FALSE(comes_with_all(store, r, 3, {1, 2}, r == 1 ? 1 : 0));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,126 @@
+// A world ends when it is told to, and what outlives it says so.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "group_of_all.h"
+#include "testing/errors.h"
+#include "testing/processes.h"
+#include "testing/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::ErrorsOfRanks;
+
+TEST(WorldEnd, ShutdownEndsTheGroups) {
+  RunRanks(2, [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(*rank.world());
+    const at::Tensor value = at::zeros({4});
+    group->all_reduce(value, ReduceOp::kSum)->wait();
+    group->barrier();  // else a peer may be told that this rank has ended
+    rank.world()->shutdown();
+    const char* const said = "its world has ended; keep the world, and make this call before";
+    EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
+    EXPECT_ERROR(group->barrier(), "barrier in group 'all'", said);
+    EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
+    EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
+                 "group 'late': this rank's world has ended");
+    rank.world()->shutdown();  // the second time
+  });
+}
+
+TEST(WorldEnd, AMeshOutlivesItsWorld) {
+  DeviceMesh mesh;
+  {
+    const WorldScope scope(thread_worlds(1).front());
+    mesh = init_device_mesh(scope.world(), {1}, {"dp"});
+    mesh.group().barrier();
+  }
+  EXPECT_EQ(mesh.size(), 1);
+  EXPECT_ERROR(mesh.group().barrier(), "barrier in group 'dp'", "its world has ended");
+}
+
+TEST(WorldEnd, AGroupOnTheHostOutlivesAWorldThatNobodyEnds) {
+  const CommunicatorPtr group = group_of_all(*thread_worlds(1).front());
+  at::Tensor value = at::ones({4});
+  group->all_reduce(value, ReduceOp::kSum)->wait();
+  EXPECT_TRUE(value.equal(at::ones({4})));
+}
+
+TEST(WorldEnd, AScopeThatAnExceptionLeavesAbortsTheWorld) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(*rank.world());
+    if (rank.rank() == 1) {
+      const WorldScope scope(rank.world());
+      throw std::runtime_error("the data are damaged");
+    }
+    group->all_reduce(at::zeros({4}), ReduceOp::kSum)->wait();
+  });
+  EXPECT_CONTAINS(errors[0], "all_reduce in group 'all'", "rank 1 gave up");
+}
+
+/// A world of one that cannot be aborted.
+class Stubborn final : public World {
+ public:
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int local_rank() const override { return inner_->local_rank(); }
+  const WorldOptions& options() const override { return inner_->options(); }
+  TrafficCounter& traffic() override { return inner_->traffic(); }
+  CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
+    return inner_->group(ranks, name);
+  }
+  void abort() override { throw std::runtime_error("the device does not answer"); }
+
+ private:
+  WorldPtr inner_ = thread_worlds(1).front();
+};
+
+TEST(WorldEnd, WhatAbortThrowsDoesNotHideTheExceptionThatLeavesTheScope) {
+  const auto leave = [] {
+    const WorldScope scope(std::make_shared<Stubborn>());
+    throw std::runtime_error("the data are damaged");
+  };
+  EXPECT_THROWN(std::runtime_error, leave(), "the data are damaged");
+}
+
+TEST(WorldEnd, AScopeWithinTheCleanUpAfterAnExceptionIsOneThatEndsWell) {
+  const WorldPtr world = thread_worlds(1).front();
+  struct CleanUp {
+    WorldPtr world;
+    ~CleanUp() { const WorldScope scope(world); }
+  };
+  try {
+    const CleanUp clean_up{world};
+    throw std::runtime_error("an error that was dealt with");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_ERROR(world->group({0}, "late"), "has ended");
+}
+
+// libtorch's flight recorder.
+TEST(DISABLED_WorldEnd, OfAProcess) {
+  const WorldPtr world = world_from_environment();
+  group_of_all(*world)->barrier();
+  EXPECT_STREQ(std::getenv("TORCH_FR_BUFFER_SIZE"), "100");
+  thread_worlds(1);
+  EXPECT_STREQ(std::getenv("TORCH_FR_BUFFER_SIZE"), "0");
+}
+
+TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
+  for (const testing::Ended& ended : testing::RunProcesses(
+           2, "DISABLED_WorldEnd.OfAProcess", {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
+    EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,301 @@
+// What is read from the flight records of several ranks.
+#include "tessera/core/detail/flight_report.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::flight {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+/// A rank's report, call by call.
+class Ranks {
+ public:
+  explicit Ranks(int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      reports_.push_back({.rank = rank, .size = size});
+    }
+  }
+
+  /// Rank `rank` makes the next call of a group, called by its ranks.
+  void call(int rank, const std::vector<int>& ranks, const std::string& collective,
+            CallState state = CallState::kDone, std::int64_t thread = 0) {
+    RankReport& report = reports_[static_cast<std::size_t>(rank)];
+    const std::string name = ranks_text(ranks);
+    const std::uint64_t id = std::hash<std::string>()(name);
+    if (report.find_group(id) == nullptr) {
+      report.groups.push_back({.id = id, .name = name, .ranks = ranks});
+    }
+    for (Group& group : report.groups) {
+      if (group.id == id) {
+        const bool same = group.thread == thread || group.begun == 0;
+        group.thread = same ? thread : kSeveralThreads;
+        report.calls.push_back({.order = ++report.calls_begun,
+                                .group = id,
+                                .number = group.begun++,
+                                .thread = thread,
+                                .group_name = name,
+                                .collective = collective,
+                                .state = state,
+                                .begun = kSecond,
+                                .waits_since = kSecond});
+      }
+    }
+  }
+
+  void all_call(const std::vector<int>& ranks, const std::string& collective) {
+    for (const int rank : ranks) {
+      call(rank, ranks, collective);
+    }
+  }
+
+  RankReport& operator[](int rank) { return reports_[static_cast<std::size_t>(rank)]; }
+  const std::vector<RankReport>& reports() const { return reports_; }
+
+ private:
+  std::vector<RankReport> reports_;
+};
+
+const std::vector<int> kAll = {0, 1, 2};
+
+TEST(RankRanges, AreShortAndCanBeReadBack) {
+  const std::vector<std::pair<std::vector<int>, std::string>> cases = {
+      {{}, ""},
+      {{5}, "5"},
+      {{0, 1}, "0, 1"},
+      {{0, 1, 2, 3}, "0-3"},
+      {{0, 2, 4, 9, 10}, "0-4/2, 9, 10"},
+      {{3, 1, 0}, "3, 1, 0"}};
+  for (const auto& [ranks, text] : cases) {
+    EXPECT_EQ(ranks_text(ranks), text);
+    EXPECT_EQ(parse_ranks(text), ranks);
+  }
+  EXPECT_EQ(parse_ranks("0-3, x"), (std::vector<int>{0, 1, 2, 3}));
+}
+
+TEST(Departure, IsOfTheRankThatCallsSomethingElse) {
+  Ranks ranks(3);
+  ranks.all_call(kAll, "set-up");
+  ranks.all_call(kAll, "all_reduce");
+  for (const int rank : kAll) {
+    ranks.call(rank, kAll, rank == 1 ? "barrier" : "all_gather", CallState::kWaiting);
+  }
+  EXPECT_EQ(
+      departure(ranks.reports()),
+      "rank 1 left the common order first, after all_reduce (call 1 of group '0-2'): it calls "
+      "barrier (call 2 of group '0-2'); ranks 0, 2 call all_gather (call 2 of group '0-2')");
+}
+
+TEST(Departure, IsOfTheRankThatGoesOnInAnotherGroup) {
+  Ranks ranks(3);
+  ranks.all_call(kAll, "set-up");
+  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
+  ranks.call(2, kAll, "all_reduce", CallState::kWaiting);
+  ranks.call(1, {0, 1}, "set-up", CallState::kWaiting);
+  EXPECT_CONTAINS(departure(ranks.reports()),
+                  "rank 1 left the common order first, after the set-up of group '0-2'",
+                  "it calls the set-up of group '0, 1'");
+}
+
+TEST(Departure, OfTwoRanksIsNobodysAlone) {
+  Ranks ranks(2);
+  ranks.call(0, {0, 1}, "all_reduce");
+  ranks.call(1, {0, 1}, "barrier");
+  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part from the beginning: rank 0 calls");
+}
+
+TEST(Departure, IsNoneWhereARankIsOnlyBehind) {
+  Ranks ranks(3);
+  ranks.all_call(kAll, "all_reduce");
+  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
+  EXPECT_EQ(departure(ranks.reports()), "");
+}
+
+TEST(Departure, IsFoundAfterRecordsHaveForgottenTheirBeginnings) {
+  Ranks ranks(2);
+  for (int i = 0; i < 5; ++i) {
+    ranks.all_call({0, 1}, "all_reduce");
+  }
+  ranks[0].calls.erase(ranks[0].calls.begin(), ranks[0].calls.begin() + 3);
+  EXPECT_EQ(departure(ranks.reports()), "");
+  ranks.call(0, {0, 1}, "all_gather");
+  ranks.call(1, {0, 1}, "barrier");
+  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part after all_reduce (call 4");
+}
+
+TEST(Deadlock, IsACircleOfWaits) {
+  Ranks ranks(3);
+  ranks.all_call(kAll, "set-up");
+  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>());
+  ranks.call(1, {0, 1}, "set-up", CallState::kWaiting);
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{0, 1, 0}));
+  EXPECT_EQ(deadlock(ranks.reports(), 0, kSecond, kSecond / 2), std::vector<int>())
+      << "the waits are too young";
+  ranks[1].threads = {{.id = 1}, {.id = 2}};
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>())
+      << "another thread of rank 1 may come";
+}
+
+constexpr std::int64_t kMainThread = 1, kOtherThread = 2;
+
+TEST(Deadlock, OfTheThreadsThatMakeTheCallsIsFoundBesideOthers) {
+  Ranks ranks(2);
+  const std::vector<int> both = {0, 1}, turned = {1, 0};
+  for (const int rank : both) {
+    ranks[rank].threads = {{.id = kMainThread}, {.id = kOtherThread}};
+    ranks.call(rank, both, "set-up", CallState::kDone, kMainThread);
+    ranks.call(rank, turned, "set-up", CallState::kDone, kMainThread);
+    ranks.call(rank, turned, "all_gather", CallState::kDone, kOtherThread);
+  }
+  ranks.call(0, both, "all_reduce", CallState::kWaiting, kMainThread);
+  ranks.call(1, turned, "barrier", CallState::kWaiting, kOtherThread);
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), std::vector<int>())
+      << "the first thread of rank 1 may come";
+  ranks.call(1, turned, "barrier", CallState::kWaiting, kMainThread);
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{}))
+      << "of the second group two threads make calls";
+  for (const int rank : both) {
+    ranks[rank].threads = {{.id = kMainThread}};
+  }
+  EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond), (std::vector<int>{0, 1, 0}))
+      << "the other threads have ended";
+}
+
+TEST(Deadlock, IsOfRanksThatCallOtherCollectivesAtOnePlace) {
+  for (const bool same : {true, false}) {
+    Ranks ranks(2);
+    ranks.all_call({0, 1}, "set-up");
+    ranks.call(0, {0, 1}, "all_reduce", CallState::kWaiting);
+    ranks.call(1, {0, 1}, same ? "all_reduce" : "shutdown", CallState::kWaiting);
+    EXPECT_EQ(missing_ranks(ranks.reports(), ranks[0], ranks[0].calls.back()),
+              same ? std::vector<int>() : std::vector<int>{1});
+    EXPECT_EQ(deadlock(ranks.reports(), 0, 9 * kSecond, kSecond),
+              same ? std::vector<int>() : (std::vector<int>{0, 1, 0}));
+  }
+}
+
+TEST(Departure, IsNoneWhereOnlyTheTurnsOfThreadsDiffer) {
+  Ranks ranks(2);
+  const std::vector<int> both = {0, 1}, turned = {1, 0};
+  const auto save = [&](int rank) {
+    ranks.call(rank, turned, "all_gather", CallState::kDone, kOtherThread);
+  };
+  for (const int rank : both) {
+    ranks.call(rank, both, "set-up", CallState::kDone, kMainThread);
+    ranks.call(rank, turned, "set-up", CallState::kDone, kMainThread);
+  }
+  save(0);
+  ranks.call(0, both, "all_reduce", CallState::kDone, kMainThread);
+  ranks.call(1, both, "all_reduce", CallState::kDone, kMainThread);
+  EXPECT_EQ(departure(ranks.reports()), "") << "the save of rank 1 has not begun";
+  save(1);
+  EXPECT_EQ(departure(ranks.reports()), "");
+  ranks.call(0, both, "all_reduce", CallState::kWaiting, kMainThread);
+  ranks.call(1, both, "barrier", CallState::kWaiting, kMainThread);
+  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part after all_reduce (call 1",
+                  "rank 0 calls all_reduce (call 2", "rank 1 calls barrier (call 2");
+}
+
+TEST(LastWork, IsOfTheThreadsThatMakeTheCallsOfTheGroup) {
+  Ranks ranks(2);
+  ranks[1].threads = {{.id = kMainThread},
+                      {.id = kOtherThread, .worked = 5, .work = Work::kWriting}};
+  ranks.call(1, {0, 1}, "all_reduce", CallState::kDone, kMainThread);
+  const std::uint64_t group = ranks[1].groups.front().id;
+  EXPECT_EQ(last_work(ranks[1], group), 0) << "the main thread does not work";
+  ranks.call(1, {0, 1}, "all_reduce", CallState::kDone, kOtherThread);
+  EXPECT_EQ(last_work(ranks[1], group), 5);
+  EXPECT_CONTAINS(what_it_does(ranks[1], ranks.reports()), "; since then it has written files");
+}
+
+TEST(Explain, HasALineForRanksThatDoTheSame) {
+  Ranks ranks(3);
+  ranks.all_call(kAll, "set-up");
+  ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
+  ranks.call(2, kAll, "all_reduce", CallState::kWaiting);
+  ranks[1].activity = Activity::kStopped;
+  ranks[1].pid = 77;
+  const std::vector<std::string> lines = explain(ranks.reports(), 3 * kSecond);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(
+      lines[0],
+      "each of ranks 0, 2 waits in all_reduce (call 1 of group '0-2'), for rank 1, for 2.0 s");
+  EXPECT_CONTAINS(lines[1], "rank 1 is stopped (by SIGSTOP", "kill -CONT 77",
+                  "after the set-up of group '0-2'");
+}
+
+TEST(WhyNever, SaysHowARankEnded) {
+  RankReport report{.rank = 1, .pid = 7};
+  EXPECT_EQ(why_never(report), "");
+  report.activity = Activity::kGone;
+  EXPECT_EQ(why_never(report),
+            "the process of rank 1 (pid 7) has ended before its first collective; look for its "
+            "error");
+  report.step = 20;
+  report.state = RankState::kEnded;
+  EXPECT_EQ(why_never(report), "rank 1 ended after step 20");
+  report.state = RankState::kExited;
+  report.exit_code = 3;
+  EXPECT_EQ(why_never(report), "rank 1 ended with exit code 3 after step 20; look for its error");
+  report.state = RankState::kGaveUp;
+  EXPECT_EQ(why_never(report), "rank 1 gave up after step 20; look for its error");
+}
+
+/// A record with one group and the calls `first` to `last` of it.
+void write_record(const std::filesystem::path& folder, int rank, std::uint64_t first,
+                  std::uint64_t last) {
+  const auto record = std::make_unique<Record>();
+  record->magic = kMagic;
+  record->bytes = sizeof(Record);
+  record->rank = rank;
+  record->size = 2;
+  GroupLabel group;
+  group.name = padded<sizeof group.name>("dp");
+  group.ranks = padded<sizeof group.ranks>("0, 1");
+  record->groups[0].label.store(group);
+  record->groups[0].id = 5;
+  record->groups[0].begun = last + 1;
+  for (std::uint64_t number = first; number <= last; ++number) {
+    CallSlot& slot = record->calls[number % kCalls];
+    slot.label.store(
+        {.group = 5,
+         .number = number,
+         .collective = padded<sizeof(CallLabel::collective)>("all_reduce"),
+         .purpose = padded<sizeof(CallLabel::purpose)>(std::string(100, '-') + "'x'")});
+    slot.order = number + 1;
+  }
+  testing::WriteFile(folder / record_name(0, rank),
+                     {reinterpret_cast<const char*>(record.get()), sizeof(Record)});
+}
+
+TEST(Records, AreReadFromAFolder) {
+  const testing::TemporaryFolder folder;
+  write_record(folder.path(), 1, 1, 3);
+  write_record(folder.path(), 0, 2000, 2000 + kCalls - 1);
+  const auto worlds = read_records(folder.path());
+  ASSERT_EQ(worlds.size(), 1U);
+  ASSERT_EQ(worlds[0].size(), 2U);
+  EXPECT_EQ(worlds[0][0].rank, 0);
+  EXPECT_EQ(worlds[0][0].calls.front().number, 2000U);
+  EXPECT_EQ(worlds[0][0].calls.back().number, 2000U + kCalls - 1);
+  EXPECT_EQ(worlds[0][0].groups.front().ranks, (std::vector<int>{0, 1}));
+  ASSERT_EQ(worlds[0][1].calls.size(), 3U);
+  EXPECT_TRUE(worlds[0][1].calls[0].purpose.ends_with("-'x'")) << "the end of a name is kept";
+}
+
+TEST(Records, ThatCannotBeReadAreNamed) {
+  const testing::TemporaryFolder folder;
+  EXPECT_ERROR(read_records(folder.path() / "none"), "none cannot be read");
+  EXPECT_ERROR(read_records(folder.path()), "holds no flight records");
+  testing::WriteFile(folder / record_name(0, 0), "something else");
+  EXPECT_ERROR(read_records(folder.path()), "world-0.rank-0.flight is no flight record");
+}
+
+}  // namespace
+}  // namespace tessera::flight

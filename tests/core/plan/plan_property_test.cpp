@@ -1,0 +1,203 @@
+// Random redistributions: every plan arrives, with the right values, by steps that are legal.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "core/layout/oracle.h"
+#include "core/rules/simulated_world.h"
+#include "tessera/core/redistribute_plan.h"
+
+namespace tessera {
+namespace {
+
+using testing::Indices;
+using testing::SimulatedWorld;
+
+class Draw {
+ public:
+  explicit Draw(unsigned seed) : engine_(seed) {}
+  int below(int n) { return static_cast<int>(engine_() % static_cast<unsigned>(n)); }
+  template <class T>
+  T of(const std::vector<T>& list) {
+    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
+  }
+  template <class T>
+  void shuffle(std::vector<T>& list) {
+    for (std::size_t i = list.size(); i > 1; --i) {
+      std::swap(list[i - 1], list[static_cast<std::size_t>(below(static_cast<int>(i)))]);
+    }
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin,
+                             ReduceOp::kProduct};
+
+/// A dimension of that size as one digit or, where it divides, as two.
+std::vector<Digit> digits_of(Draw& draw, std::int64_t size, bool several) {
+  for (const std::int64_t outer : {2, 3}) {
+    if (several && size > outer && size % outer == 0 && draw.below(2) == 0) {
+      return {{outer, {}}, {size / outer, {}}};
+    }
+  }
+  return {{0, {}}};
+}
+
+LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes, bool several,
+                        bool mixed) {
+  Layout::Dims dims;
+  for (const auto size : sizes) {
+    dims.push_back(digits_of(draw, size, several));
+  }
+  std::vector<PartialDim> partial;
+  std::vector<int> order;
+  for (std::size_t m = 0; m < mesh.size(); ++m) {
+    order.push_back(static_cast<int>(m));
+  }
+  draw.shuffle(order);
+  const auto op = kOps[draw.below(5)];
+  for (const int m : order) {
+    const int what = draw.below(static_cast<int>(sizes.size()) * 2 + 2);
+    if (what == 0) {
+      partial.push_back({m, mixed ? kOps[draw.below(5)] : op});
+    }
+    if (what <= 1) {
+      continue;
+    }
+    auto& digits = dims[static_cast<std::size_t>(what / 2 - 1)];
+    draw.of(std::vector<Digit*>{&digits.front(), &digits.back()})->mesh_dims.push_back(m);
+  }
+  return Layout::intern(mesh, dims, partial);
+}
+
+struct DrawnPlan {
+  Indices mesh;
+  Indices sizes;
+  LayoutPtr from;
+  LayoutPtr to;
+};
+
+DrawnPlan random_case(unsigned seed) {
+  Draw draw(seed);
+  DrawnPlan c;
+  const int mesh_ndim = 1 + draw.below(3);
+  for (int i = 0; i < mesh_ndim; ++i) {
+    c.mesh.push_back(draw.of<std::int64_t>({1, 2, 2, 3, 4}));
+  }
+  const int ndim = draw.below(4);
+  for (int i = 0; i < ndim; ++i) {
+    c.sizes.push_back(draw.of<std::int64_t>({0, 1, 2, 5, 6, 7, 8}));
+  }
+  const bool several = draw.below(3) == 0;
+  const bool mixed = draw.below(3) == 0;
+  c.from = random_layout(draw, c.mesh, c.sizes, several, mixed);
+  c.to = random_layout(draw, c.mesh, c.sizes, several, mixed);
+  return c;
+}
+
+/// What Step promises of `mesh_dims`: none of size 1, and the last of the digit in its order.
+void expect_well_formed(const Step& step) {
+  if (step.kind == StepKind::kAllReduce) {
+    EXPECT_TRUE(std::is_sorted(step.mesh_dims.begin(), step.mesh_dims.end()));
+  }
+  EXPECT_EQ(step.mesh_dims.empty(), step.kind == StepKind::kRelabel);
+  for (const int m : step.mesh_dims) {
+    EXPECT_GT(step.from->mesh_sizes()[static_cast<std::size_t>(m)], 1);
+  }
+  const auto is_tail = [&](const std::vector<Digit>& digits) {
+    return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
+      return digit.mesh_dims.size() >= step.mesh_dims.size() &&
+             std::equal(step.mesh_dims.rbegin(), step.mesh_dims.rend(), digit.mesh_dims.rbegin());
+    });
+  };
+  const bool leaves = step.kind == StepKind::kAllGather || step.kind == StepKind::kAllToAll;
+  const bool lands = step.kind == StepKind::kReduceScatter || step.kind == StepKind::kSlice;
+  EXPECT_TRUE(!leaves || is_tail(step.from->digits(step.dim)));
+  EXPECT_TRUE(!lands || is_tail(step.to->digits(step.dim)));
+  EXPECT_TRUE(step.kind != StepKind::kAllToAll || is_tail(step.to->digits(step.to_dim)));
+}
+
+std::string describe(const DrawnPlan& c, const Plan& plan) {
+  std::string out = to_string(*c.from) + " to " + to_string(*c.to) + " of";
+  for (const auto size : c.sizes) {
+    out += " " + std::to_string(size);
+  }
+  out += " on";
+  for (const auto size : c.mesh) {
+    out += " " + std::to_string(size);
+  }
+  return out + "\n" + to_string(plan);
+}
+
+void check(const DrawnPlan& c, const CostModel& model) {
+  const auto plan = plan_redistribution(c.from, c.to, c.sizes, 4, model);
+  SCOPED_TRACE(describe(c, plan));
+  SimulatedWorld world(c.from, c.sizes);
+  for (const auto& step : plan.steps) {
+    expect_well_formed(step);
+    EXPECT_LE(world.most_sent(step) * 4, step.bytes);
+    ASSERT_NO_FATAL_FAILURE(world.run(step));
+  }
+  world.expect_correct(c.to);
+}
+
+TEST(PlanProperty, RandomPlansArriveWhereLatencyCounts) {
+  for (unsigned seed = 0; seed < 3000 && !::testing::Test::HasFailure(); ++seed) {
+    check(random_case(seed), {});
+  }
+}
+
+TEST(PlanProperty, RandomPlansArriveWhereBytesCount) {
+  for (unsigned seed = 10000; seed < 13000 && !::testing::Test::HasFailure(); ++seed) {
+    check(random_case(seed), {.latency_us = 0.001, .bytes_per_us = 1});
+  }
+}
+
+TEST(PlanProperty, IsTheSamePlanEveryTime) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    const auto c = random_case(seed);
+    EXPECT_EQ(to_string(plan_redistribution(c.from, c.to, c.sizes, 4)),
+              to_string(plan_redistribution(c.from, c.to, c.sizes, 4)));
+  }
+}
+
+/// A flattened group cuts as one mesh dimension of the product would: its members' blocks, in the
+/// order of their ranks, are the blocks of torch.chunk.
+TEST(PlanProperty, FlattenedGroupsCutLikeOneMeshDimension) {
+  int merged = 0;
+  for (unsigned seed = 20000; seed < 24000; ++seed) {
+    const auto c = random_case(seed);
+    for (const auto& step : plan_redistribution(c.from, c.to, c.sizes, 4).steps) {
+      if (step.kind != StepKind::kAllGather || step.mesh_dims.size() < 2) {
+        continue;
+      }
+      if (step.from->digits(step.dim).size() != 1) {
+        continue;
+      }
+      ++merged;
+      const auto size = c.sizes[static_cast<std::size_t>(step.dim)];
+      Indices group_mesh;
+      for (const int m : step.mesh_dims) {
+        group_mesh.push_back(c.mesh[static_cast<std::size_t>(m)]);
+      }
+      std::int64_t rank = 0;
+      for (const auto& member : testing::coordinates(group_mesh)) {
+        Indices at(c.mesh.size(), 0);
+        for (std::size_t i = 0; i < member.size(); ++i) {
+          at[static_cast<std::size_t>(step.mesh_dims[i])] = member[i];
+        }
+        const auto whole = testing::layout_indices(*step.to, step.dim, size, at);
+        const auto parts = static_cast<std::int64_t>(testing::coordinates(group_mesh).size());
+        EXPECT_EQ(testing::layout_indices(*step.from, step.dim, size, at),
+                  testing::chunk(whole, parts, rank++));
+      }
+    }
+  }
+  EXPECT_GT(merged, 30);
+}
+
+}  // namespace
+}  // namespace tessera

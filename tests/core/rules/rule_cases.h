@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "rule_simulation.h"
+
+namespace tessera::testing {
+
+using Ints = std::vector<std::int64_t>;
+
+/// Values that differ, of both signs; positive ones, below 1; distinct integers below `limit`,
+/// repeated from there; a mask.
+at::Tensor reals(Ints sizes);
+at::Tensor units(Ints sizes);
+at::Tensor indices(Ints sizes, std::int64_t limit);
+at::Tensor mask(Ints sizes);
+
+c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
+/// Undefined tensors are None.
+c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
+
+/// A case of `op`, named without "aten::". Missing arguments get the schema's defaults.
+RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments);
+
+template <class... Arguments>
+RuleCase row(const std::string& op, Arguments&&... arguments) {
+  return make_case(op, {c10::IValue(arguments)...});
+}
+
+std::vector<RuleCase> pointwise_cases();
+std::vector<RuleCase> reduction_cases();
+std::vector<RuleCase> view_cases();
+std::vector<RuleCase> indexing_cases();
+std::vector<RuleCase> network_cases();
+std::vector<RuleCase> list_cases();
+
+}  // namespace tessera::testing

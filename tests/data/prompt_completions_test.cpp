@@ -1,0 +1,81 @@
+#include "tessera/data/prompt_completions.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::data {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::WriteFile;
+using Tokens = std::vector<std::int64_t>;
+
+/// Bytes, but two of the same letter are one token.
+class PairTokenizer final : public Tokenizer {
+ public:
+  std::int64_t vocabulary() const override { return 512; }
+  Tokens encode(std::string_view text) const override {
+    Tokens tokens;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      const bool pair = i + 1 < text.size() && text[i] == text[i + 1];
+      tokens.push_back(text[i] + (pair ? 256 : 0));
+      i += pair ? 1 : 0;
+    }
+    return tokens;
+  }
+  std::string decode(const Tokens& /*tokens*/) const override { return ""; }
+};
+
+/// Inputs and targets of a sample of 6 tokens; its end token is 0.
+std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
+  TemporaryFolder folder;
+  WriteFile(folder / "p.jsonl", line);
+  const auto samples = prompt_completions(folder / "p.jsonl", PairTokenizer(), 6, options);
+  std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
+  samples->read(samples->size() - 1, sample.first, sample.second);
+  return sample;
+}
+
+TEST(PromptCompletions, HaveTargetsInTheCompletionOnly) {
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cd"})");
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 0, 0}));
+  EXPECT_EQ(targets, (Tokens{-100, 'c', 'd', 0, -100, -100}));
+}
+
+TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
+  EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
+            (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));
+  // Together they would be one token.
+  EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
+            (Tokens{'b', 'b', 0, 0, 0, 0}));
+}
+
+TEST(PromptCompletions, FillTheSequenceExactly) {
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "ab", "completion": "cdef"})");
+  EXPECT_EQ(inputs, (Tokens{'a', 'b', 'c', 'd', 'e', 'f'}));
+  EXPECT_EQ(targets.back(), 0);
+  EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"),
+               "p.jsonl:1: the sample has 8");
+  EXPECT_EQ(
+      SampleOf(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true}).second.back(),
+      'g');
+}
+
+TEST(PromptCompletions, AnEmptyPromptTeachesNothingOfTheFirstToken) {
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
+            (Tokens{'y', 0, -100, -100, -100, -100}));
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = 9}).second,
+            (Tokens{'x', 'y', 0, -100, -100, -100}));
+  EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
+}
+
+}  // namespace
+}  // namespace tessera::data

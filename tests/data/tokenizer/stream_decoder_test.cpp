@@ -1,0 +1,115 @@
+#include "tessera/data/stream_decoder.h"
+
+#include <gtest/gtest.h>
+
+#include "data/tokenizer/small_tokenizers.h"
+#include "testing/errors.h"
+
+namespace tessera::data {
+namespace {
+
+std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::int64_t>& tokens) {
+  std::vector<std::string> pieces;
+  for (const std::int64_t token : tokens) {
+    pieces.push_back(decoder.push(token));
+  }
+  pieces.push_back(decoder.finish());
+  return pieces;
+}
+
+using Pieces = std::vector<std::string>;
+
+/// Bytes, decoded as SentencePiece does it: a replacement character for each that is of none.
+class ReplacingBytes final : public Tokenizer {
+ public:
+  std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    return bytes_->encode(text);
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    std::string text = bytes_->decode(tokens);
+    const std::string euro = "\u20ac";
+    std::string out;
+    for (std::size_t at = 0; at < text.size();) {
+      const bool whole = text.compare(at, euro.size(), euro) == 0;
+      out += whole ? euro : "\ufffd";
+      at += whole ? euro.size() : 1;
+    }
+    return out;
+  }
+
+ private:
+  TokenizerPtr bytes_ = byte_tokenizer();
+};
+
+TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
+            (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
+}
+
+TEST(StreamDecoder, GivesWhatNeverBecomesACharacter) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xe2\x82z")),
+            (Pieces{"", "", "\xe2\x82z", ""}));
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
+}
+
+TEST(StreamDecoder, GivesBrokenBytesWithoutTheCharacterThatFollows) {
+  const auto bytes = byte_tokenizer();
+  EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f\u20ac")),
+            (Pieces{"", "", "\xf0\x9f", "", "\u20ac", ""}));
+  const auto replacing = std::make_shared<ReplacingBytes>();
+  EXPECT_EQ(Pushed(StreamDecoder(replacing), replacing->encode("\xf0\x9f\u20ac")),
+            (Pieces{"", "", "", "\ufffd", "\ufffd\u20ac", ""}));
+}
+
+TEST(StreamDecoder, PassesOverTokensWithoutText) {
+  nlohmann::json json = testing::ByteFallbackJson();
+  const std::int64_t mark = 262;
+  json["added_tokens"] = {{{"id", mark}, {"content", "<s>"}, {"special", true}}};
+  const auto tokenizer = testing::Open(json);
+  const std::int64_t word = 260;  // "▁a"
+  const std::vector<std::int64_t> marks(9, mark);
+  StreamDecoder decoder(tokenizer);
+  EXPECT_EQ(decoder.push(word), "a");
+  for (const std::int64_t token : marks) {
+    EXPECT_EQ(decoder.push(token), "");
+  }
+  EXPECT_EQ(decoder.push(word), " a");
+  std::vector<std::int64_t> before{word};
+  before.insert(before.end(), marks.begin(), marks.end());
+  EXPECT_EQ(StreamDecoder(tokenizer, before).push(word), " a");
+}
+
+TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  const std::int64_t word = 260;  // "▁a"
+  const std::int64_t beyond = tokenizer->vocabulary();
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
+            (Pieces{"a", "", " a", "", ""}));
+  EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
+}
+
+TEST(StreamDecoder, KeepsTheSpaceBeforeAWordThatContinuesAText) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  const std::int64_t word = 260;  // "▁a"
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer), {word, word}), (Pieces{"a", " a", ""}));
+  EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
+}
+
+TEST(StreamDecoder, JoinsToTheTextOfAllTokens) {
+  const auto tokenizer = testing::Open(testing::ByteFallbackJson());
+  std::string text;
+  for (int i = 0; i < 50; ++i) {
+    text += "a \u00e9b  \U0001f600a\n";
+  }
+  std::string joined;
+  for (const std::string& piece : Pushed(StreamDecoder(tokenizer), tokenizer->encode(text))) {
+    joined += piece;
+  }
+  EXPECT_EQ(joined, text);
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,280 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "data/tokenizer/small_tokenizers.h"
+#include "testing/errors.h"
+
+namespace tessera::data {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+using testing::ByteFallbackJson;
+using testing::ByteLevelJson;
+using testing::Open;
+using Json = nlohmann::json;
+
+Json Added(int id, const std::string& content, const std::string& option) {
+  Json token = {{"id", id}, {"content", content}, {"special", false}, {"normalized", false}};
+  token[option] = true;
+  return token;
+}
+
+TEST(HuggingFaceTokenizer, MergesTheLowestRankFirst) {
+  const auto tokenizer = Open(ByteLevelJson());
+  EXPECT_EQ(tokenizer->vocabulary(), 8);
+  // "b c" comes before "a b".
+  EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
+  EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
+  EXPECT_EQ(tokenizer->encode(""), Ids{});
+}
+
+TEST(HuggingFaceTokenizer, TakesAWordThatIsATokenWhereMergesAreIgnored) {
+  Json json = ByteLevelJson();
+  json["model"]["ignore_merges"] = true;
+  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
+}
+
+TEST(HuggingFaceTokenizer, MergesLongWordsAsShortOnes) {
+  std::string text;
+  Ids ids;
+  for (int i = 0; i < 1000; ++i) {
+    text += "abbc";
+    ids.insert(ids.end(), {5, 4});
+  }
+  EXPECT_EQ(Open(ByteLevelJson())->encode(text), ids);
+}
+
+TEST(HuggingFaceTokenizer, FallsBackToBytes) {
+  const auto tokenizer = Open(ByteFallbackJson());
+  // "é" is C3 A9.
+  EXPECT_EQ(tokenizer->encode("a  aé"), (Ids{260, 257, 260, 1 + 0xc3, 1 + 0xa9}));
+  EXPECT_EQ(tokenizer->decode({260, 257, 260, 1 + 0xc3, 1 + 0xa9}), "a  aé");
+}
+
+TEST(HuggingFaceTokenizer, JoinsUnknownCharacters) {
+  Json json = ByteFallbackJson();
+  json["model"]["byte_fallback"] = false;
+  EXPECT_EQ(Open(json)->encode("axyza"), (Ids{260, 0, 258}));
+}
+
+TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
+  const auto tokenizer = Open(ByteFallbackJson());
+  // Cut, overlong, alone: one, two and one.
+  EXPECT_EQ(tokenizer->encode("a\xe2\x82"
+                              "b\xc0\xaf\xff"),
+            tokenizer->encode("a\xef\xbf\xbd"
+                              "b\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"));
+}
+
+TEST(HuggingFaceTokenizer, FindsSpecialTokensAndGivesThemNoText) {
+  const auto tokenizer = Open(ByteLevelJson());
+  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");
+}
+
+TEST(HuggingFaceTokenizer, TakesTheLongestAddedTokenAndWhiteSpaceBesideIt) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(5, "ab", "lstrip"));
+  json["added_tokens"].push_back(Added(6, "abc", "rstrip"));
+  const auto tokenizer = Open(json);
+  EXPECT_EQ(tokenizer->encode("a  ab b"), (Ids{0, 5, 3, 1}));
+  EXPECT_EQ(tokenizer->encode("a abc  b"), (Ids{0, 3, 6, 1}));
+  json["added_tokens"].push_back(Added(8, "ac", "single_word"));
+  EXPECT_EQ(Open(json)->encode("cac ac"), (Ids{2, 0, 2, 3, 8}));
+}
+
+TEST(HuggingFaceTokenizer, EnclosedLettersAreOfWords) {
+  Json json = ByteFallbackJson();
+  json["added_tokens"].push_back(Added(262, "ab", "single_word"));
+  const auto tokenizer = Open(json);
+  for (const char* letter : {"\u24b6", "\U0001f130", "\U0001f169", "\U0001f170"}) {
+    const Ids ids = tokenizer->encode(std::string("ab") + letter);
+    EXPECT_EQ(std::ranges::count(ids, 262), 0) << letter;
+  }
+  EXPECT_EQ(tokenizer->encode("ab"), (Ids{262}));
+}
+
+TEST(HuggingFaceTokenizer, EndsSoonInLongWhiteSpaceBesideAddedTokens) {
+  Json json = ByteLevelJson();
+  json["added_tokens"].push_back(Added(8, " ", "rstrip"));
+  const std::string spaces(300'000, ' ');
+  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
+  json["added_tokens"].back() = Added(8, " ", "lstrip");
+  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
+}
+
+TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
+  Json json = ByteLevelJson();
+  json["normalizer"] = {{"type", "NFC"}};
+  json["added_tokens"].push_back(Added(8, "\u00e9", "normalized"));
+  EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
+}
+
+TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
+  EXPECT_EQ(Open(ByteLevelJson())->begin_token(), 7);
+  EXPECT_EQ(Open(ByteLevelJson())->end_token(), std::nullopt);
+  EXPECT_EQ(Open(ByteFallbackJson())->begin_token(), std::nullopt);
+}
+
+TEST(HuggingFaceTokenizer, ServesSeveralThreads) {
+  const auto tokenizer = Open(ByteLevelJson());
+  std::vector<Ids> ids(4);
+  std::vector<std::thread> threads;
+  for (Ids& result : ids) {
+    threads.emplace_back([&] { result = tokenizer->encode("abc ab bc<s>a"); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const Ids& result : ids) {
+    EXPECT_EQ(result, (Ids{0, 4, 3, 5, 3, 4, 7, 0}));
+  }
+}
+
+/// A value put at `place` of a file that is otherwise right, and what is said of it.
+struct WrongValue {
+  const char* place;
+  Json value;
+  const char* message;
+};
+
+void ExpectRefused(const std::vector<WrongValue>& values) {
+  for (const WrongValue& wrong : values) {
+    SCOPED_TRACE(wrong.message);
+    Json json = ByteLevelJson();
+    json[Json::json_pointer(wrong.place)] = wrong.value;
+    EXPECT_ERROR(Open(json), wrong.message, "tokenizer.json");
+  }
+}
+
+TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
+  ExpectRefused({
+      {"/model/type", "WordPiece", R"("model.type" is "WordPiece", which is not implemented)"},
+      {"/model/dropout", 0.1, R"("model.dropout" is 0.1)"},
+      {"/model/end_of_word_suffix", "</w>", R"("model.end_of_word_suffix" is "</w>")"},
+      {"/normalizer", {{"type", "Lowercase"}}, R"("normalizer.type" is "Lowercase")"},
+      {"/pre_tokenizer/pretokenizers/0/type", "BertPreTokenizer",
+       R"("pre_tokenizer.pretokenizers[0].type" is "BertPreTokenizer")"},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "Random", R"(behavior" is "Random")"},
+      {"/decoder/type", "WordPiece", R"("decoder.type" is "WordPiece")"},
+      {"/post_processor/type", "BertProcessing", R"("post_processor.type" is "BertProcessing")"},
+      {"/added_tokens/0/lower", true, R"("added_tokens[0].lower" is true)"},
+      {"/vocab_hash", 1, R"("vocab_hash" is 1)"},
+      {"/vocab\nhash", 1, R"("vocab\nhash" is 1)"},
+  });
+}
+
+TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
+  ExpectRefused({
+      {"/model/merges/0", "b d", R"("model.merges[0]" is "b d"; it must be of tokens)"},
+      {"/model/merges/0", "b c d", R"("model.merges[0]" is "b c d"; it must be two tokens)"},
+      {"/model/vocab/a", -1, R"("model.vocab.a" is -1; it must be a number below 2000000)"},
+      {"/model/vocab/a", 2'000'000, R"("model.vocab.a" is 2000000)"},
+      {"/model/vocab", "a", R"("model.vocab" is "a"; it must be an object)"},
+      {"/model/unk_token", "?", R"("model.unk_token" is "?"; it must be a token)"},
+      {"/added_tokens/0/id", 3, R"("added_tokens[0]" is)"},
+      {"/post_processor/special_tokens/<s>/ids/0", 8, "it must be a number below 8"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "'(a' is not a regular expression"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\w+",
+       "has '\\w', which is not implemented"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a&&b]", "has '&&'"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\n(a", R"(pattern '\x0a(a' is not)"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "a{2}?", "has '{}?'"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", R"(a\xC3)", R"(has '\xC3')"},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "__"}},
+       R"("pre_tokenizer.replacement" is "__"; it must be one character)"},
+      {"/added_tokens/0/content", std::string(1001, 'a'), "added token of id 7 has 1001 bytes"},
+  });
+}
+
+TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
+  Json json = ByteLevelJson();
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "(?:a|b|ab)+[cd]";
+  const auto tokenizer = Open(json);
+  std::string text;
+  for (int i = 0; i < 200; ++i) {
+    text += "ab";
+  }
+  EXPECT_ERROR(tokenizer->encode(text), "(?:a|b|ab)+[cd]", "match limit");
+}
+
+// The rest of the text is read at each place, in loops that count no steps.
+TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLongForTheWholeText) {
+  Json json = ByteLevelJson();
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] = "a(?=[^cd]*[cd])";
+  const auto tokenizer = Open(json);
+  EXPECT_ERROR(tokenizer->encode(std::string(100'000, 'a')), "a(?=[^cd]*[cd])",
+               "needs more than 1.5 s for a text of 100000 bytes");
+}
+
+TEST(HuggingFaceTokenizer, SplitsOneLongRunOfSpaces) {
+  Json json = ByteLevelJson();
+  // Llama 3's.
+  json["/pre_tokenizer/pretokenizers/0/pattern/Regex"_json_pointer] =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const std::string spaces(1'500'000, ' ');
+  EXPECT_EQ(Open(json)->encode(spaces + "a").size(), spaces.size() + 1);
+}
+
+TEST(HuggingFaceTokenizer, OrdersAnyNumberOfMarks) {
+  std::string mixed = "e";
+  std::string below;
+  std::string above;
+  for (int i = 0; i < 50'000; ++i) {
+    mixed += "\u0301\u0323";
+    below += "\u0323";
+    above += "\u0301";
+  }
+  Json json = ByteFallbackJson();
+  json["normalizer"] = {{"type", "NFD"}};
+  Json plain = ByteFallbackJson();
+  plain["normalizer"] = nullptr;
+  EXPECT_EQ(Open(json)->encode(mixed), Open(plain)->encode("e" + below + above));
+}
+
+TEST(HuggingFaceTokenizer, NormalizesToEachForm) {
+  const auto expect = [](const char* form, const std::string& text, const std::string& normalized) {
+    Json json = ByteFallbackJson();
+    json["normalizer"] = {{"type", form}};
+    Json plain = ByteFallbackJson();
+    plain["normalizer"] = nullptr;
+    EXPECT_EQ(Open(json)->encode(text), Open(plain)->encode(normalized)) << form;
+  };
+  const std::string text = "\u1e69 \ufb01 \uac01";
+  const std::string decomposed = "s\u0323\u0307 ";
+  const std::string jamo = " \u1100\u1161\u11a8";
+  expect("NFC", decomposed + "\ufb01" + jamo, text);
+  expect("NFD", text, decomposed + "\ufb01" + jamo);
+  expect("NFKC", text, "\u1e69 fi \uac01");
+  expect("NFKD", text, decomposed + "fi" + jamo);
+}
+
+TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
+  Json json = ByteLevelJson();
+  const Json tenfold = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(10, 'a')}};
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array({tenfold})}};
+  EXPECT_EQ(Open(json)->encode("a").size(), 10U);
+  for (int i = 0; i < 15; ++i) {
+    json["normalizer"]["normalizers"].push_back(tenfold);
+  }
+  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes one of more than 32 times");
+  json["normalizer"] = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(2000, 'a')}};
+  EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes");
+}
+
+TEST(HuggingFaceTokenizer, NamesAByteWithoutToken) {
+  EXPECT_ERROR(Open(ByteLevelJson())->encode("d"), "has no token for 'd'");
+}
+
+TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
+  EXPECT_ERROR(Open(ByteLevelJson())->decode({8}), "token 8 is outside");
+  EXPECT_ERROR(Open(ByteLevelJson())->decode({-1}), "token -1 is outside");
+}
+
+}  // namespace
+}  // namespace tessera::data

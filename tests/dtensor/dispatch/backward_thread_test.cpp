@@ -1,0 +1,172 @@
+// What a backward finds of the thread that calls it. This program runs backwards on other threads,
+// as CUDA does (testing/backward_thread.cpp).
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/dtensor/detail/end_of_backward.h"
+#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+
+/// Runs a backward that calls `body` with a gradient like `tensor`, laid out as it.
+void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
+  const at::Tensor leaf = tensor.detach().requires_grad_();
+  const at::Tensor result = leaf.mul(2);
+  // Hooks run on autograd's thread.
+  result.register_hook([&](const at::Tensor& gradient) { body(gradient); });
+  result.mul(result).sum().backward();
+}
+
+at::Tensor sharded_rows(Rank& rank) {
+  return distribute_tensor(values({4, 3}), rank.mesh({rank.size()}, {"dp"}), {Shard{0}}).tensor();
+}
+
+TEST(BackwardThread, IsAnotherOne) {
+  const std::thread::id caller = std::this_thread::get_id();
+  within_backward(at::ones({2}),
+                  [&](const at::Tensor&) { EXPECT_NE(std::this_thread::get_id(), caller); });
+}
+
+TEST(BackwardThread, IsAsStrictAsItsCaller) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = sharded_rows(rank);
+    const auto gather = [](const at::Tensor& gradient) { gradient.cumsum(0); };
+    {
+      const StrictScope strict;
+      EXPECT_ERROR(within_backward(x, gather), "the strict scope refuses");
+      const StrictScope lenient(false);
+      within_backward(x, gather);
+    }
+    within_backward(x, gather);
+  });
+}
+
+TEST(BackwardThread, CountsItsRedistributionsForItsRank) {
+  RunRanks(2, [](Rank& rank) {
+    const auto before = implicit_redistributions();
+    within_backward(sharded_rows(rank), [](const at::Tensor& gradient) { gradient.cumsum(0); });
+    EXPECT_EQ(implicit_redistributions(), before + 1);
+  });
+}
+
+TEST(BackwardThread, CallsAtItsEndForItsRank) {
+  RunRanks(2, [](Rank& rank) {
+    const auto before = implicit_redistributions();
+    within_backward(sharded_rows(rank), [](const at::Tensor& gradient) {
+      detail::call_at_end_of_backward([gradient] { gradient.cumsum(0); });
+    });
+    EXPECT_EQ(implicit_redistributions(), before + 1);
+  });
+}
+
+TEST(BackwardThread, HasItsPlansCounted) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = sharded_rows(rank);
+    const auto misses_of_backward = [&] {
+      DispatchCacheStatistics before;
+      within_backward(x, [&](const at::Tensor& gradient) {
+        before = dispatch_cache_statistics();
+        gradient.exp();
+      });
+      return dispatch_cache_statistics().misses - before.misses;
+    };
+    EXPECT_GT(misses_of_backward(), 0u);
+    EXPECT_EQ(misses_of_backward(), 0u);
+  });
+}
+
+/// Lists what it sees.
+class Names : public OperatorMode {
+ public:
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    names.push_back(op.name);
+    return run();
+  }
+  std::vector<std::string> names;
+};
+
+TEST(BackwardThread, GoesToTheModeOfItsCaller) {
+  Names mode;
+  const at::Tensor x = at::ones({3}).requires_grad_();
+  const at::Tensor y = x.exp();
+  {
+    const OperatorModeScope scope(mode);
+    y.sum().backward();
+  }
+  EXPECT_EQ(mode.names,
+            (std::vector<std::string>{"aten::sum", "aten::ones_like", "aten::mul.Tensor"}));
+}
+
+TEST(BackwardThread, DrawsTheNextNumbersOfItsRank) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = sharded_rows(rank);
+    manual_seed(5);
+    at::rand_like(x);
+    const at::Tensor expected = at::rand_like(x);
+    manual_seed(5);
+    at::rand_like(x);
+    within_backward(x, [&](const at::Tensor& gradient) {
+      EXPECT_TRUE(at::equal(local_tensor(at::rand_like(gradient)), local_tensor(expected)));
+    });
+    EXPECT_EQ(random_state().calls, 2u);
+  });
+}
+
+TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
+  const at::Tensor x = at::ones({4, 3});
+  manual_seed(5);
+  at::Tensor expected;
+  {
+    const BatchPart whole(0, 1);
+    expected = at::rand_like(at::ones({8, 3}));
+  }
+  manual_seed(5);
+  const BatchPart second(1, 2);
+  within_backward(x, [&](const at::Tensor& gradient) {
+    EXPECT_TRUE(at::equal(at::rand_like(gradient), expected.slice(0, 4)));
+  });
+}
+
+/// Ranks that use results in different orders must still wait in one: of collectives of several
+/// rounds each, the other way would be a dead end.
+TEST(BackwardThread, FinishesTransfersInTheOrderOfTheForward) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    constexpr std::int64_t kLarge = 3 << 20;
+    const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
+    const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
+    const RedistributeOptions async{.async = true};
+    const auto a = x.redistribute({Replicate{}, Replicate{}}, async);
+    const auto b = y.redistribute({Replicate{}, Replicate{}}, async);
+    within_backward(at::ones({2}), [&](const at::Tensor&) {
+      const auto& first = rank.rank() == 1 ? a : b;
+      EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+      EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
+    });
+  });
+}
+
+TEST(BackwardThread, RethrowsToItsCaller) {
+  EXPECT_ERROR(within_backward(at::ones({2}), [](const at::Tensor&) { fail("from a hook"); }),
+               "from a hook");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,202 @@
+// What a call that was seen before costs beside the operator itself.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace {
+
+thread_local int objects = 0;
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++objects;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  ++objects;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace tessera {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Call = std::function<std::vector<at::Tensor>(const Tensors&)>;
+
+/// Counts the storage that this thread allocates.
+class StorageCounter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
+                         c10::Device) override {
+    if (bytes > 0) {
+      ++allocations;
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int allocations = 0;
+};
+
+struct Cost {
+  int objects = 0;
+  int storages = 0;
+};
+
+/// Of one call, after some that were the same.
+Cost cost_of(const Call& call, const Tensors& inputs) {
+  const auto counter = std::make_shared<StorageCounter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+  for (int i = 0; i < 3; ++i) {
+    call(inputs);
+  }
+  const int before = objects, storages = counter->allocations;
+  const auto results = call(inputs);
+  return {objects - before, counter->allocations - storages};
+}
+
+struct Case {
+  const char* name;
+  Tensors inputs;
+  Call call;
+  int wrappers = 1;  ///< distributed tensors that come out
+};
+
+DeviceMesh mesh() {
+  static const auto one = init_device_mesh(comm::fake_world(0, 1), {1}, {"x"});
+  return one;
+}
+
+Tensors distributed(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) {
+    result.push_back(distribute_tensor(tensor, mesh(), {Shard{0}}).tensor().detach());
+  }
+  return result;
+}
+
+std::vector<Case> cases() {
+  const auto x = at::rand({8, 8});
+  const Tensors none;
+  return {
+      {"add", {x, x}, [](auto& t) { return Tensors{at::add(t[0], t[1])}; }},
+      {"mul_", {x, x}, [](auto& t) { return Tensors{t[0].mul_(t[1])}; }, 0},
+      {"view", {x}, [](auto& t) { return Tensors{t[0].view({64})}; }},
+      {"t", {x}, [](auto& t) { return Tensors{t[0].t()}; }},
+      {"mm", {x, x}, [](auto& t) { return Tensors{at::mm(t[0], t[1])}; }},
+      {"addmm", {x, x, x}, [](auto& t) { return Tensors{at::addmm(t[0], t[1], t[2])}; }},
+      {"sum", {x}, [](auto& t) { return Tensors{at::sum(t[0], 1)}; }},
+      {"softmax", {x}, [](auto& t) { return Tensors{at::softmax(t[0], -1)}; }},
+      {"split", {x}, [](auto& t) { return t[0].split(4, 1); }, 2},
+  };
+}
+
+TEST(DispatchCost, AllocatesNothingButTheWrappers) {
+  const at::AutoGradMode no_grad(false);
+  at::set_num_threads(1);
+  for (const auto& c : cases()) {
+    const auto plain = cost_of(c.call, c.inputs);
+    const auto wrapped = cost_of(c.call, distributed(c.inputs));
+    EXPECT_EQ(wrapped.objects, plain.objects + c.wrappers) << c.name;
+    EXPECT_EQ(wrapped.storages, plain.storages) << c.name;
+  }
+}
+
+TEST(DispatchCost, OfAListAllocatesNothingForItsTensors) {
+  const at::AutoGradMode no_grad(false);
+  const Call add = [](const Tensors& t) {
+    at::_foreach_add_(t, 1.0);
+    return Tensors{};
+  };
+  const Tensors list(200, at::rand({4}));
+  EXPECT_EQ(cost_of(add, distributed(list)).objects, cost_of(add, list).objects);
+}
+
+TEST(DispatchCost, OfSeveralListsAllocatesNothing) {
+  const at::AutoGradMode no_grad(false);
+  const Call update = [](const Tensors& t) {
+    const at::TensorList all(t);
+    at::_foreach_addcdiv_(all.slice(0, 100), all.slice(100, 100), all.slice(200, 100), 0.5);
+    return Tensors{};
+  };
+  const Tensors lists(300, at::ones({4}));
+  EXPECT_EQ(cost_of(update, distributed(lists)).objects, cost_of(update, lists).objects);
+}
+
+TEST(DispatchCache, FindsACallAgain) {
+  const auto x = distributed({at::rand({3, 5})})[0];
+  clear_dispatch_cache();
+  const auto before = dispatch_cache_statistics();
+  EXPECT_EQ(before.plans, 0u);
+  at::cosh(x);
+  at::cosh(x);
+  const auto after = dispatch_cache_statistics();
+  EXPECT_EQ(after.misses - before.misses, 1u);
+  EXPECT_EQ(after.hits - before.hits, 1u);
+  EXPECT_EQ(after.plans, 1u);
+}
+
+TEST(DispatchCache, KeepsNothingOfPlainTensors) {
+  const detail::MetaFactoryGuard sends_plain_calls_too;
+  const auto before = dispatch_cache_statistics();
+  at::cosh(at::zeros({3, 5}));
+  EXPECT_EQ(dispatch_cache_statistics().misses, before.misses);
+}
+
+TEST(DispatchCache, StaysWithinItsCapacity) {
+  const auto calls = 3 * static_cast<std::int64_t>(dispatch_cache_statistics().capacity);
+  const auto x = distributed({at::rand({2})})[0];
+  const auto expand = [&](std::int64_t size) { return x.expand({size, 2}); };
+  for (std::int64_t size = 1; size <= calls; ++size) {
+    expand(size);
+  }
+  const auto full = dispatch_cache_statistics();
+  EXPECT_LE(full.plans, full.capacity);
+  EXPECT_GT(full.plans, full.capacity / 2);
+  expand(calls);
+  EXPECT_EQ(dispatch_cache_statistics().hits, full.hits + 1);
+}
+
+// Flattening (batch, sharded sequence) makes a layout of its own for each sequence length.
+TEST(DispatchCache, KeepsNoLayoutOfSizesThatNobodyUses) {
+  const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
+  clear_dispatch_cache();
+  const auto before = Layout::count();
+  constexpr std::size_t kOfNoSizes = 4;
+  const auto capacity = dispatch_cache_statistics().capacity;
+  const auto calls = static_cast<std::int64_t>(capacity) * 5 / 4;
+  for (std::int64_t length = 2; length < calls; ++length) {
+    const auto x = distribute_tensor(at::empty({2, 2 * length}, at::kByte), two, {Shard{1}});
+    const auto flat = x.tensor().view({4 * length});
+    ASSERT_EQ(sharding_spec(flat).layout->digits(0).size(), 2u);
+  }
+  EXPECT_LE(Layout::count() - before, capacity + kOfNoSizes);
+  clear_dispatch_cache();
+  EXPECT_LE(Layout::count() - before, kOfNoSizes);
+}
+
+}  // namespace
+}  // namespace tessera

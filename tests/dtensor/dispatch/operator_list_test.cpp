@@ -1,0 +1,195 @@
+// docs/operators/operators.md: how each of libtorch's operators is run on distributed tensors.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dispatch/operator_traits.h"
+#include "forms/form.h"
+#include "tessera/core/sharding_rule.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kNamespace = "aten::";
+
+/// The overloads of each operator: " .Scalar .Tensor" behind "add", nothing behind "mm".
+using Overloads = std::map<std::string, std::string>;
+
+Overloads by_operator(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  Overloads overloads;
+  for (const auto& name : names) {
+    const auto dot = std::min(name.find('.'), name.size());
+    auto& list = overloads[name.substr(0, dot)];
+    if (dot < name.size()) {
+      list += " " + name.substr(dot);
+    }
+  }
+  return overloads;
+}
+
+/// All of libtorch's overloads that take a tensor, without the namespace, by how they are run.
+struct Partition {
+  std::vector<std::string> own, composed, defaults;
+};
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    return argument.type()->str().find("Tensor") != std::string::npos;
+  });
+}
+
+Partition partition() {
+  const auto ruled = ruled_operators();
+  const std::set<std::string_view> has_rule(ruled.begin(), ruled.end());
+  Partition result;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !name.name.starts_with(kNamespace) || !takes_tensors(op->schema())) {
+      continue;
+    }
+    const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (has_rule.count(full) > 0) {
+      continue;
+    }
+    const bool own = op->hasKernelForDispatchKey(c10::DispatchKey::Fake);
+    const bool composed = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    auto& list = own ? result.own : composed ? result.composed : result.defaults;
+    list.push_back(full.substr(kNamespace.size()));
+  }
+  return result;
+}
+
+void write_family(std::ostream& out, const RuleFamily& family) {
+  out << "\n### " << family.name << " (" << family.operators.size() << ")\n\n";
+  std::vector<std::string> names;
+  for (const auto op : family.operators) {
+    names.emplace_back(op.substr(kNamespace.size()));
+  }
+  for (const auto& [name, list] : by_operator(names)) {
+    out << "* `" << name << "`" << list << "\n";
+  }
+}
+
+/// A line for each first letter.
+void write_names(std::ostream& out, const char* title, const char* text,
+                 const std::vector<std::string>& names) {
+  out << "\n## " << title << " (" << names.size() << ")\n\n" << text;
+  char initial = 0;
+  for (const auto& [name, list] : by_operator(names)) {
+    out << (name.front() == initial ? ", " : "\n* ") << "`" << name << "`" << list;
+    initial = name.front();
+  }
+  out << "\n";
+}
+
+/// What a trait means to whoever calls the operator.
+const std::map<detail::Trait, const char*>& texts_of_traits() {
+  using detail::Trait;
+  static const std::map<Trait, const char*> texts{
+      {Trait::kRandomInplace, "Filled by the global element, without a gather"},
+      {Trait::kNativeDropout, "Dropped by the global element, after a pending reduction"},
+      {Trait::kForeach, "Run position by position where one writes what another one uses"},
+      {Trait::kWritesGradients, "Run in functional form on zeros that backward has just made"},
+      {Trait::kNewZeros, "Noted as such zeros inside backward"},
+      {Trait::kOwnKernel, "Run by a function of their own"},
+      {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
+      {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
+      {Trait::kUnsafeView, "Given a copy of what cannot be viewed locally"},
+      {Trait::kLeavesMemory, "Seen by no operator mode, since others write their result"},
+      {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
+      {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
+      {Trait::kDivides, "Not linear in a sum that they divide by zero"},
+      {Trait::kFailsByMatrix, "Throwing for a matrix, on which all ranks agree"},
+      {Trait::kFailsByElement,
+       "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
+  };
+  return texts;
+}
+
+void write_traits(std::ostream& out) {
+  out << "\n## Special cases\n\n"
+         "What `src/dtensor/dispatch/operator_traits.cpp` says of single operators; `.*` is every "
+         "overload.\n\n";
+  for (const auto& [trait, text] : texts_of_traits()) {
+    out << "* " << text << ":";
+    const char* separator = " ";
+    for (const detail::TraitRow& row : detail::trait_rows()) {
+      if (row.trait != trait) {
+        continue;
+      }
+      for (const std::string& name : detail::names_in(row)) {
+        out << std::exchange(separator, ", ") << "`" << name << "`";
+      }
+    }
+    out << "\n";
+  }
+  out << "* Run in a form of `src/dtensor/forms/` where that sends less:";
+  const char* separator = " ";
+  std::set<std::string_view> written;
+  for (const auto table : detail::form_tables()) {
+    for (const detail::Form& form : table) {
+      if (written.insert(form.name).second) {
+        out << std::exchange(separator, ", ") << "`" << form.name << "`";
+      }
+    }
+  }
+  out << "\n";
+}
+
+std::string render() {
+  const auto lists = partition();
+  std::ostringstream out;
+  out << "# Operators\n\n"
+         "How each operator of libtorch that takes a tensor is run on distributed ones. Generated "
+         "from the\ntables in `src/core/rules/` and from libtorch's dispatcher: after a change, "
+         "run "
+         "`dtensor_test` with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator.\n\n"
+         "## With a sharding rule ("
+      << ruled_operators().size() << " overloads in " << rule_families().size()
+      << " families)\n\n"
+         "[sharding_rules.md](../sharding_rules.md) says what they communicate.\n";
+  for (const auto& family : rule_families()) {
+    write_family(out, family);
+  }
+  write_names(out, "With a function of their own",
+              "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
+  write_names(out, "Composed of others",
+              "libtorch writes them in terms of other operators, each of which is run as listed "
+              "here.\n",
+              lists.composed);
+  write_names(out, "Without a rule: the default",
+              "The arguments are gathered, with a warning, or refused in a strict scope, and the "
+              "result is\nreplicated. (A few, such as `equal`, exchange no more than their result "
+              "where both have one layout.)\n",
+              lists.defaults);
+  write_traits(out);
+  return out.str();
+}
+
+TEST(OperatorList, IsWhatTheDocumentationSays) {
+  if (std::getenv("TESSERA_UPDATE_DOCS")) {
+    std::ofstream(TESSERA_OPERATORS_DOC) << render();
+  }
+  std::ifstream file(TESSERA_OPERATORS_DOC);
+  const std::string found{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_TRUE(found == render())
+      << "docs/operators/operators.md is out of date: run this test with "
+         "TESSERA_UPDATE_DOCS=1 in the environment";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,212 @@
+// A call has one key, whether its arguments come unboxed, as to the kernels that a training step
+// calls most, or on a stack, as they do inside an operator mode.
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dispatch/operator_traits.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/sharding_rule.h"
+#include "tessera/dtensor/dispatch_cache.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+using Arguments = std::vector<c10::IValue>;
+
+/// Lets every operator run, and so takes its arguments from a stack.
+class PassingMode final : public OperatorMode {
+ public:
+  Results call(const Operator&, const std::function<Results()>& run) override { return run(); }
+};
+
+struct UnboxedCalls {
+  const char* name;
+  std::vector<Arguments> calls;  ///< arguments that are left out take their defaults
+};
+
+at::Tensor spread(const at::Tensor& tensor, const Placement& placement = Shard{0}) {
+  static const auto mesh = init_device_mesh(comm::fake_world(0, 1), {1}, {"x"});
+  return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
+}
+
+at::Tensor wrapped(const at::Scalar& number) {
+  const at::Tensor tensor = at::scalar_tensor(number, at::kDouble);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+std::vector<UnboxedCalls> elementwise_calls() {
+  const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
+  const double infinity = std::numeric_limits<double>::infinity();
+  const c10::complex<double> i(0, 1);
+  const std::vector<Arguments> pairs{{x, y}, {x, wrapped(2.5)}, {x, wrapped(0)}, {y, x}};
+  const std::vector<Arguments> scalars{{x, 2}, {x, 0}, {x, 2.5}, {x, infinity}, {x, true}, {x, i}};
+  return {
+      {"add.Tensor", {{x, y}, {x, y, 2}, {x, y, 0.5}, {x, wrapped(1)}}},
+      {"add_.Tensor", {{x, y}, {x, wrapped(infinity)}}},
+      {"add.Scalar", {{x, 2}, {x, 2.5, 3}, {x, true}, {x, i}}},
+      {"sub.Tensor", {{x, y}, {x, y, 2}}},
+      {"mul.Tensor", pairs},
+      {"mul_.Tensor", pairs},
+      {"mul.Scalar", scalars},
+      {"div.Tensor", pairs},
+      {"div_.Tensor", pairs},
+      {"div.Scalar", scalars},
+      {"neg", {{x}, {y}}},
+      {"silu", {{x}}},
+      {"silu_backward", {{x, y}}},
+      {"rsqrt", {{x}}},
+      {"pow.Tensor_Scalar", {{x, 2}, {x, 0.5}, {x, 0}}},
+  };
+}
+
+std::vector<UnboxedCalls> network_calls() {
+  const auto x = spread(values({4, 4})), batch = spread(values({2, 4, 4}));
+  const auto q = spread(values({2, 2, 4, 8})), lse = spread(values({2, 2, 4}));
+  const auto index = spread(at::arange(4), Replicate{});
+  using Dims = std::vector<std::int64_t>;
+  const c10::IValue none;
+  const std::vector<Arguments> reductions{
+      {x, Dims{0}}, {x, Dims{-1}, true}, {x, Dims{}}, {x, none}, {x, Dims{1}, false, at::kFloat}};
+  return {
+      {"mm", {{x, x}}},
+      {"bmm", {{batch, batch}}},
+      {"addmm", {{x, x, x}, {x, x, x, 0, 0.5}, {x, x, x, 1.0, 2}}},
+      {"embedding", {{x, index}, {x, index, 2}, {x, index, -1, true}}},
+      {"_scaled_dot_product_flash_attention_for_cpu",
+       {{q, q, q}, {q, q, q, 0.0, true}, {q, q, q, 0.0, false, none, 0.25}}},
+      {"_scaled_dot_product_flash_attention_for_cpu_backward",
+       {{q, q, q, q, q, lse, 0.0, false}, {q, q, q, q, q, lse, 0.0, true, none, 0.25}}},
+      {"sum.dim_IntList", reductions},
+      {"mean.dim", reductions},
+      {"_softmax", {{x, 1, false}, {x, -1, false}}},
+      {"_log_softmax", {{x, 1, false}, {x, -1, false}}},
+      {"_log_softmax_backward_data", {{x, x, 1, at::kDouble}}},
+  };
+}
+
+std::vector<UnboxedCalls> view_calls() {
+  const auto x = spread(values({4, 6})), flat = spread(values({4, 1, 6}));
+  using Sizes = std::vector<std::int64_t>;
+  const c10::IValue none;
+  const c10::List<at::Tensor> list({x, x});
+  return {
+      {"view", {{x, Sizes{24}}, {x, Sizes{4, 2, -1}}}},
+      {"_unsafe_view", {{x, Sizes{24}}}},
+      {"t", {{x}}},
+      {"transpose.int", {{x, 0, 1}, {x, -1, 0}}},
+      {"permute", {{x, Sizes{1, 0}}}},
+      {"expand", {{flat, Sizes{4, 3, 6}}, {flat, Sizes{2, 4, -1, 6}, true}}},
+      {"unsqueeze", {{x, 0}, {x, -1}}},
+      {"squeeze.dim", {{flat, 1}, {flat, 0}}},
+      {"select.int", {{x, 1, 2}, {x, 1, -1}}},
+      {"slice.Tensor", {{x}, {x, 1, 2, 5}, {x, 1, none, 3, 2}}},
+      {"split.Tensor", {{x, 3, 1}, {x, 2, -1}}},
+      {"cat", {{list, 0}, {list, -1}}},
+      {"stack", {{list, 0}, {list, -1}}},
+      {"clone", {{x}, {x, at::MemoryFormat::Contiguous}, {x, at::MemoryFormat::Preserve}}},
+  };
+}
+
+std::vector<UnboxedCalls> list_calls() {
+  const auto list = [](int seed) {
+    return c10::List<at::Tensor>(
+        {spread(values({4}, seed).abs()), spread(values({2, 3}, seed).abs(), Replicate{})});
+  };
+  const auto x = list(0), y = list(1), z = list(2);
+  return {
+      {"_foreach_add_.List", {{x, y}, {x, y, 0.5}, {x, y, 2}}},
+      {"_foreach_add_.Scalar", {{x, 1}, {x, 1.5}, {x, 0}}},
+      {"_foreach_mul_.List", {{x, y}}},
+      {"_foreach_mul_.Scalar", {{x, 2}, {x, 2.5}}},
+      {"_foreach_mul_.Tensor", {{x, wrapped(2)}, {x, spread(at::scalar_tensor(2.0), Replicate{})}}},
+      {"_foreach_div_.List", {{x, y}}},
+      {"_foreach_sqrt_", {{x}, {y}}},
+      {"_foreach_lerp_.Scalar", {{x, y, 0.25}}},
+      {"_foreach_addcmul_.Scalar", {{x, y, z}, {x, y, z, 0.5}}},
+      {"_foreach_addcdiv_.Scalar", {{x, y, z}, {x, y, z, 2}}},
+  };
+}
+
+std::vector<UnboxedCalls> all_calls() {
+  std::vector<UnboxedCalls> all;
+  for (auto& calls : {elementwise_calls(), network_calls(), view_calls(), list_calls()}) {
+    all.insert(all.end(), calls.begin(), calls.end());
+  }
+  return all;
+}
+
+c10::OperatorHandle find(const std::string& name) {
+  const auto dot = std::min(name.find('.'), name.size());
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      ("aten::" + name.substr(0, dot)).c_str(),
+      dot < name.size() ? name.substr(dot + 1).c_str() : "");
+}
+
+void run(const c10::OperatorHandle& op, Arguments arguments) {
+  const auto& parameters = op.schema().arguments();
+  while (arguments.size() < parameters.size()) {
+    arguments.push_back(parameters[arguments.size()].default_value().value_or(c10::IValue()));
+  }
+  op.callBoxed(arguments);
+}
+
+TEST(UnboxedKey, IsThatOfTheBoxedCall) {
+  const at::NoGradGuard no_grad;
+  const ReplicationScope plain_ones_are_equal;
+  PassingMode mode;
+  for (const UnboxedCalls& calls : all_calls()) {
+    SCOPED_TRACE(calls.name);
+    const auto op = find(calls.name);
+    for (std::size_t i = 0; i < calls.calls.size(); ++i) {
+      const auto before = dispatch_cache_statistics();
+      clear_dispatch_cache();
+      run(op, calls.calls[i]);
+      const auto unboxed = dispatch_cache_statistics();
+      EXPECT_GT(unboxed.misses, before.misses) << i;
+      {
+        const OperatorModeScope scope(mode);
+        run(op, calls.calls[i]);
+      }
+      const auto boxed = dispatch_cache_statistics();
+      EXPECT_EQ(boxed.misses, unboxed.misses) << i;
+      EXPECT_EQ(boxed.hits, unboxed.hits + 1) << i;
+    }
+  }
+}
+
+/// The operators with a rule whose kernel on our key is none of those that stand instead of a plan.
+std::set<std::string> unboxed_operators() {
+  std::set<std::string> names;
+  for (const auto name : ruled_operators()) {
+    const std::string short_name(name.substr(std::string_view("aten::").size()));
+    const bool own = detail::OperatorTraits(name).has(detail::Trait::kOwnKernel);
+    if (!own && find(short_name).hasKernelForDispatchKey(c10::DispatchKey::Fake)) {
+      names.insert(short_name);
+    }
+  }
+  return names;
+}
+
+TEST(UnboxedKey, IsTriedOfEveryUnboxedKernel) {
+  std::set<std::string> tried;
+  for (const UnboxedCalls& calls : all_calls()) {
+    tried.insert(calls.name);
+  }
+  EXPECT_EQ(tried, unboxed_operators());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,198 @@
+// Operators along a split dimension that exchange something of the size of their result: every
+// placement, shards that are short or empty, ties, NaNs and infinities.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "dtensor/operators/operator_case.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::OperatorCase;
+using Tensors = std::vector<at::Tensor>;
+
+const double kInfinity = std::numeric_limits<double>::infinity();
+const double kNan = std::numeric_limits<double>::quiet_NaN();
+
+const std::vector<OperatorCase>& cases() {
+  static const std::vector<OperatorCase> all{
+      {"max_dim", {{7, 5}}, [](auto& t) { return std::get<0>(t[0].max(0)); }},
+      {"max_dim_keepdim", {{7, 5}}, [](auto& t) { return std::get<0>(t[0].max(-1, true)); }},
+      {"min_dim", {{6, 5}}, [](auto& t) { return std::get<0>(t[0].min(0)); }},
+      {"argmin", {{7, 5, 3}}, [](auto& t) { return t[0].argmin(1).to(at::kDouble); }, false},
+      {"argmax_flat", {{5, 3, 2}}, [](auto& t) { return t[0].argmax().to(at::kDouble); }, false},
+      {"argmax_flat_keepdim",
+       {{5, 3}},
+       [](auto& t) { return t[0].argmax(std::nullopt, true).to(at::kDouble); },
+       false},
+      {"amax_of_two", {{5, 3, 2}}, [](auto& t) { return t[0].amax({0, 2}, true); }},
+      {"norm_half", {{7, 5}}, [](auto& t) { return at::linalg_vector_norm(t[0], 0.5); }},
+      {"norm_3",
+       {{7, 5}},
+       [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}, true); }},
+      {"norm_minus_inf",
+       {{6, 5}},
+       [](auto& t) { return at::linalg_vector_norm(t[0], -kInfinity); }},
+      {"norm_of_rows", {{7, 5}}, [](auto& t) { return t[0].norm(2, {1}); }},
+      {"var",
+       {{7, 5}},
+       [](auto& t) {
+         return at::var(t[0], at::IntArrayRef{0}, std::optional<at::Scalar>(0), true);
+       }},
+      {"var_of_all", {{5, 3, 2}}, [](auto& t) { return t[0].var(); }},
+      {"std_of_two",
+       {{5, 3, 2}},
+       [](auto& t) {
+         return at::std(t[0], at::IntArrayRef{0, 2}, std::optional<at::Scalar>(1), false);
+       }},
+      {"var_mean",
+       {{7, 5}},
+       [](auto& t) {
+         const auto [variance, mean] = at::var_mean(t[0], 0);
+         return variance + mean;
+       }},
+      {"logsumexp", {{7, 5}}, [](auto& t) { return t[0].mul(300).logsumexp(0); }},
+      {"logsumexp_of_two",
+       {{5, 3, 2}},
+       [](auto& t) { return t[0].logsumexp(at::IntArrayRef{0, 1}, true); }},
+      {"gather_some",
+       {{7, 5}},
+       [](auto& t) {
+         auto index = at::tensor({6, 0, 3, 3, 5}, at::kLong).view({1, 5});
+         if (tessera::is_distributed(t[0])) {
+           const auto& mesh = sharding_spec(t[0]).mesh;
+           index =
+               distribute_tensor(index, mesh, Placements(static_cast<std::size_t>(mesh.ndim())));
+         }
+         return t[0].gather(0, index);
+       }},
+      {"batch_norm",
+       {{5, 3, 2}, {3}, {3}},
+       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); }},
+      {"conv2d",
+       {{3, 4, 5, 5}, {6, 4, 3, 3}, {6}},
+       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); }},
+  };
+  return all;
+}
+
+class Forms : public ::testing::TestWithParam<OperatorCase> {};
+
+TEST_P(Forms, AreRightOnALine) {
+  testing::expect_equals_one_rank(GetParam(), {4});
+}
+
+TEST_P(Forms, AreRightOnAGrid) {
+  testing::expect_equals_one_rank(GetParam(), {2, 2});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Forms, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+/// A function of one tensor, which lies in every way on a line of four, against the plain tensor.
+template <class Function>
+void expect_same(const at::Tensor& values, const Function& function) {
+  const auto expected = function(values);
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
+      const auto found = function(distribute_tensor(values, mesh, {Shard{dim}}).tensor());
+      const auto whole = DistributedTensor(found).full_tensor();
+      EXPECT_EQ(whole.scalar_type(), expected.scalar_type());
+      EXPECT_TRUE(at::allclose(whole, expected, 1e-5, 1e-8, true)) << whole << expected;
+    }
+  });
+}
+
+TEST(Extremum, IsTheFirstOfEquals) {
+  const auto values = at::arange(40).remainder(3).view({8, 5});
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<1>(t.min(-1, true)); });
+}
+
+TEST(Extremum, IsTheFirstNan) {
+  auto values = at::arange(35, at::kFloat).view({7, 5}).clone();
+  values.index_put_({at::tensor({2, 6}), at::tensor({1, 1})}, at::tensor(kNan).to(at::kFloat));
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.argmin(); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<0>(t.max(0)); });
+}
+
+TEST(Extremum, OfInfinitiesHasTheirIndex) {
+  const auto values = at::full({6, 3}, -kInfinity);
+  expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
+  expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
+}
+
+TEST(Extremum, OfBooleansAndIntegersOnEmptyShardsIsRight) {
+  const auto values = at::arange(6).sub(10).view({3, 2});
+  expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
+  expect_same(values, [](const at::Tensor& t) { return std::get<1>(at::aminmax(t, 0)); });
+  expect_same(values.lt(-7), [](const at::Tensor& t) { return t.max(); });
+}
+
+TEST(LogSumExp, OfInfinitiesIsInfinite) {
+  auto values = at::full({7, 3}, -kInfinity);
+  values.select(1, 1).fill_(kInfinity);
+  values.select(1, 2).fill_(2);
+  expect_same(values, [](const at::Tensor& t) { return t.logsumexp(0); });
+}
+
+TEST(Norm, OfHalfPrecisionIsSummedInSingle) {
+  const auto values =
+      at::full({512, 4}, 100.0, at::kHalf);  // the squares add up to more than 65504
+  expect_same(values,
+              [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
+}
+
+TEST(BatchNorm, FollowsWithItsRunningStatistics) {
+  const auto values = at::sin(at::arange(30, at::kDouble)).view({5, 3, 2});
+  expect_same(values, [](const at::Tensor& t) {
+    auto mean = at::zeros({3}, at::kDouble), variance = at::ones({3}, at::kDouble);
+    if (tessera::is_distributed(t)) {
+      const auto& mesh = sharding_spec(t).mesh;
+      mean = distribute_tensor(mean, mesh, {Replicate{}});
+      variance = distribute_tensor(variance, mesh, {Replicate{}});
+    }
+    at::batch_norm(t, {}, {}, mean, variance, true, 0.1, 1e-5, false);
+    return at::stack({mean, variance});
+  });
+}
+
+TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
+    const StrictScope strict;
+    EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
+    EXPECT_NO_THROW(x.amax(0));
+    EXPECT_NO_THROW(x.argmax(1));
+  });
+}
+
+// A part of one position is contiguous with the strides that it has.
+TEST(Extremum, OfAStridedViewIsFoundOnPartsOfOnePosition) {
+  const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
+  const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
+  RunRanks(3, [&](Rank& rank) {
+    const auto mesh = rank.mesh({3}, {"x"});
+    const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
+    const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
+    EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());
+    EXPECT_EQ(last.argmax().item<int>(), cube.select(-1, -1).argmax().item<int>());
+    const auto halves = distribute_tensor(matrix.to(at::kHalf), mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(DistributedTensor(halves.slice(1, 0, 0).argmax(0)).full_tensor().numel(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,252 @@
+// A user's own operators on distributed tensors: with a rule of theirs, and without one.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "tessera/comm/world.h"
+#include "tessera/core/register_rule.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor halve(const at::Tensor& x) {
+  return x / 2;
+}
+
+at::Tensor& halve_(at::Tensor& x) {
+  return x.div_(2);
+}
+
+at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale) {
+  return at::mm(a, b) * scale;
+}
+
+void add_into(const at::Tensor& from, at::Tensor& into) {
+  into.add_(from);
+}
+
+TORCH_LIBRARY(tessera_test, library) {
+  library.def("halve(Tensor x) -> Tensor");
+  library.def("halve_(Tensor(a!) x) -> Tensor(a!)");
+  library.def("halve_unruled(Tensor x) -> Tensor");
+  library.def("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor");
+  library.def("add_into(Tensor from, Tensor(a!) into) -> ()");
+  library.def("conflicting(Tensor x) -> Tensor");
+  library.def("composite(Tensor x) -> Tensor", &halve);
+  library.def("never_called(Tensor x) -> Tensor");
+  library.impl("halve", torch::dispatch(c10::DispatchKey::CPU, &halve));
+  library.impl("halve_", torch::dispatch(c10::DispatchKey::CPU, &halve_));
+  library.impl("halve_unruled", torch::dispatch(c10::DispatchKey::CPU, &halve));
+  library.impl("scaled_product", torch::dispatch(c10::DispatchKey::CPU, &scaled_product));
+  library.impl("add_into", torch::dispatch(c10::DispatchKey::CPU, &add_into));
+  library.impl("conflicting", torch::dispatch(c10::DispatchKey::CPU, &halve));
+}
+
+/// One factor for each dimension, in the input and the output alike.
+std::optional<ShardingRule> elementwise(const OpCall& call) {
+  ShardingRule rule;
+  ShardingRule::TensorFactors dims;
+  for (auto size : call.tensor(0).sizes) {
+    dims.push_back({static_cast<int>(rule.factors.size())});
+    rule.factors.push_back({.size = size});
+  }
+  rule.inputs = {dims};
+  rule.outputs = {dims};
+  rule.linear = {{{0}, ReduceOp::kSum}};
+  return rule;
+}
+
+/// Of add_into: the output is what is written, for nothing is returned.
+std::optional<ShardingRule> adding(const OpCall& call) {
+  auto rule = elementwise(call);
+  rule->inputs.push_back(rule->inputs.front());
+  rule->linear = {{{0, 1}, ReduceOp::kSum}};
+  rule->inplace = {{.input = 1, .output = 0}};
+  return rule;
+}
+
+const bool kUserRulesRegistered = [] {
+  register_rule("tessera_test::halve", &elementwise);
+  register_rule("tessera_test::halve_", &elementwise);
+  register_rule("tessera_test::add_into", &adding);
+  register_rule("aten::hypot", [](const OpCall&) -> std::optional<ShardingRule> { return {}; });
+  const Partial sum;
+  register_rule("tessera_test::scaled_product",
+                std::vector<AcceptedPlacements>{{{Shard{0}, Replicate{}}, {Shard{0}}},
+                                                {{Replicate{}, Shard{-1}}, {Shard{1}}},
+                                                {{Shard{1}, Shard{0}}, {sum}},
+                                                {{sum, Replicate{}}, {sum}}},
+                [](const OpCall& call) {
+                  return std::vector<std::vector<std::int64_t>>{
+                      {call.tensor(0).size(0), call.tensor(1).size(1)}};
+                });
+  register_rule("tessera_test::conflicting",
+                std::vector<AcceptedPlacements>{{{Shard{0}}, {Shard{0}}}, {{Shard{0}}, {sum}}});
+  return true;
+}();
+
+template <class Signature, class... Arguments>
+auto call(const char* name, Arguments&&... arguments) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>().call(
+      std::forward<Arguments>(arguments)...);
+}
+
+at::Tensor unary(const char* name, const at::Tensor& x) {
+  return call<at::Tensor(const at::Tensor&)>(name, x);
+}
+
+TEST(UserOperator, RunsByItsRule) {
+  ASSERT_TRUE(kUserRulesRegistered);
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const StrictScope strict;
+    for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
+      const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {placement});
+      const CommunicationScope communication(mesh);
+      const DistributedTensor y(unary("tessera_test::halve", x));
+      EXPECT_EQ(communication.total().calls, 0);
+      EXPECT_EQ(y.placements(), Placements{placement});
+      EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
+    }
+  });
+}
+
+TEST(UserOperator, RunsInPlaceByItsRule) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const StrictScope strict;
+    at::Tensor x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
+    const at::Tensor alias = x;
+    call<at::Tensor&(at::Tensor&)>("tessera_test::halve_", x);
+    EXPECT_TRUE(at::equal(DistributedTensor(alias).full_tensor(), at::arange(5, at::kFloat) / 2));
+  });
+}
+
+TEST(UserOperator, ReturningNothingWritesByItsRule) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
+    at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
+    const CommunicationScope communication(mesh);
+    call<void(const at::Tensor&, at::Tensor&)>("tessera_test::add_into", from, into);
+    EXPECT_EQ(communication.total().calls, 0);
+    EXPECT_TRUE(at::equal(DistributedTensor(into).full_tensor(), at::arange(5, at::kFloat) + 1));
+  });
+}
+
+TEST(UserOperator, RunsAsItsAcceptedPlacementsSay) {
+  const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"x", "y"});
+    const auto product = [](const at::Tensor& left, const at::Tensor& right) {
+      return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
+          "tessera_test::scaled_product", left, right, 3.0);
+    };
+    struct Row {
+      Placements a, b, result;
+    };
+    for (const Row& row :
+         {Row{{Shard{0}, Replicate{}}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{1}}},
+          Row{{Shard{1}, Shard{0}}, {Shard{0}, Replicate{}}, {Partial{}, Shard{0}}},
+          Row{{Partial{}, Replicate{}}, {Replicate{}, Shard{1}}, {Partial{}, Shard{1}}}}) {
+      const auto left = distribute_tensor(a, mesh, row.a),
+                 right = distribute_tensor(b, mesh, row.b);
+      const CommunicationScope communication(mesh);
+      const DistributedTensor result(product(left, right));
+      EXPECT_EQ(communication.total().calls, 0);
+      EXPECT_EQ(result.placements(), row.result);
+      EXPECT_TRUE(at::allclose(result.full_tensor(), product(a, b)));
+    }
+  });
+}
+
+TEST(UserOperator, WhoseAcceptedPlacementsConflictIsAnError) {
+  RunRanks(1, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::ones({2}), rank.mesh({1}, {"x"}), {Shard{0}});
+    EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
+  });
+}
+
+TEST(UserOperator, WithoutARuleIsGathered) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
+    const DistributedTensor y(unary("tessera_test::halve_unruled", x));
+    EXPECT_EQ(y.placements(), Placements{Replicate{}});
+    EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
+  });
+}
+
+TEST(UserOperator, TakesNoRuleAfterItsFirstUse) {
+  RunRanks(1, [](Rank& rank) {
+    const auto mesh = rank.mesh({1}, {"x"});
+    unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
+  });
+  EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
+}
+
+TEST(UserOperator, TakesOneRule) {
+  static const bool registered = [] {  // once, also where the test is repeated
+    register_rule("tessera_test::never_called", &elementwise);
+    return true;
+  }();
+  EXPECT_TRUE(registered);
+  EXPECT_ERROR(register_rule("tessera_test::never_called", &elementwise), "for the second time");
+}
+
+/// The messages of two calls in a process that has registered a rule of `name`: rules are the
+/// process's, so the others are spared it. A whole message is one line.
+void call_with_rule_of(const std::string& name) {
+  const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
+  register_rule(name, &elementwise);
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor x = at::ones({2});
+    std::cerr << testing::message_of([&] {
+      unary("tessera_test::halve_unruled", distribute_tensor(x, mesh, {Shard{0}}));
+    }) << "\n";
+  }
+  std::exit(0);
+}
+
+TEST(UserOperatorDeathTest, ThatDoesNotExistMakesTheFirstCallsFail) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(call_with_rule_of("tessera_test::halv"), ::testing::ExitedWithCode(0),
+              "register_rule of tessera_test::halv, but there is no such operator "
+              "\\(tessera_test:: has .*halve.*\n"
+              "register_rule of tessera_test::halv, but");
+  EXPECT_EXIT(call_with_rule_of("aten::add"), ::testing::ExitedWithCode(0),
+              "its overloads are .*aten::add.Tensor");
+  EXPECT_EXIT(call_with_rule_of("nobodys::own"), ::testing::ExitedWithCode(0),
+              "no such operator: mend the name");
+}
+
+TEST(UserOperatorDeathTest, ThatIsMadeOfOthersTakesNoRule) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(call_with_rule_of("tessera_test::composite"), ::testing::ExitedWithCode(0),
+              "register_rule of tessera_test::composite, which is made of other operators");
+}
+
+TEST(UserOperator, MayReplaceARuleOfTheLibrary) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto whole = at::arange(6, at::kFloat);
+    const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
+    // The library's rule would keep it split; the one above declines every call.
+    const DistributedTensor result(at::hypot(x, x));
+    EXPECT_EQ(result.placements(), Placements{Replicate{}});
+    EXPECT_TRUE(at::equal(result.full_tensor(), at::hypot(whole, whole)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

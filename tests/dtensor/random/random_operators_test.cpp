@@ -1,0 +1,265 @@
+// at::'s random operators on distributed tensors: the same seed gives the same global tensor on
+// every mesh.
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/trace.h"
+#include "tessera/dtensor/detail/random_dispatch_key.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::full_tensor;
+
+struct RandomCase {
+  const char* name;
+  std::function<at::Tensor(const at::Tensor&)> draw;
+};
+
+std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
+  return out << c.name;
+}
+
+const std::vector<std::int64_t> kSizes{7, 5};
+
+at::Tensor draw(const RandomCase& c, const DeviceMesh& mesh, const Placements& placements) {
+  manual_seed(7);
+  const at::Tensor x = distribute_tensor(at::full(kSizes, 0.5), mesh, placements);
+  c.draw(x);
+  return DistributedTensor(c.draw(x)).full_tensor();
+}
+
+class RandomOperators : public ::testing::TestWithParam<RandomCase> {};
+
+TEST_P(RandomOperators, DrawTheSameOnEveryMesh) {
+  const auto& c = GetParam();
+  at::Tensor expected;
+  RunRanks(1, [&](Rank& rank) { expected = draw(c, rank.mesh({1}, {"x"}), {Replicate{}}); });
+  EXPECT_GT(std::get<0>(at::_unique(expected)).numel(), 1);
+  RunRanks(4, [&](Rank& rank) {
+    const auto line = rank.mesh({4}, {"x"});
+    EXPECT_TRUE(at::equal(draw(c, line, {Shard{0}}), expected));
+    EXPECT_TRUE(at::equal(draw(c, line, {Shard{1}}), expected));
+    EXPECT_TRUE(at::equal(draw(c, line, {Partial{}}), expected));
+    const auto square = rank.mesh({2, 2}, {"a", "b"});
+    EXPECT_TRUE(at::equal(draw(c, square, {Shard{0}, Shard{0}}), expected));
+    EXPECT_TRUE(at::equal(draw(c, square, {Replicate{}, Shard{1}}), expected));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RandomOperators,
+    ::testing::Values(
+        RandomCase{"uniform", [](const at::Tensor& x) { return x.clone().uniform_(-1, 1); }},
+        RandomCase{"normal", [](const at::Tensor& x) { return x.clone().normal_(2, 3); }},
+        RandomCase{"bernoulli", [](const at::Tensor& x) { return x.clone().bernoulli_(0.3); }},
+        RandomCase{"bernoulli_of_tensor", [](const at::Tensor& x) { return at::bernoulli(x); }},
+        RandomCase{"exponential", [](const at::Tensor& x) { return x.clone().exponential_(); }},
+        RandomCase{"geometric", [](const at::Tensor& x) { return x.clone().geometric_(0.2); }},
+        RandomCase{"cauchy", [](const at::Tensor& x) { return x.clone().cauchy_(1, 2); }},
+        RandomCase{"log_normal", [](const at::Tensor& x) { return x.clone().log_normal_(); }},
+        RandomCase{"integers",
+                   [](const at::Tensor& x) { return at::empty_like(x, at::kLong).random_(); }},
+        RandomCase{"integers_between",
+                   [](const at::Tensor& x) { return at::empty_like(x, at::kInt).random_(-5, 90); }},
+        RandomCase{"rand_like", [](const at::Tensor& x) { return at::rand_like(x); }},
+        RandomCase{"randn_like", [](const at::Tensor& x) { return at::randn_like(x); }},
+        RandomCase{"randint_like", [](const at::Tensor& x) { return at::randint_like(x, 100); }},
+        RandomCase{"dropout", [](const at::Tensor& x) { return at::dropout(x, 0.3, true); }},
+        RandomCase{
+            "native_dropout",
+            [](const at::Tensor& x) { return std::get<0>(at::native_dropout(x, 0.3, true)); }},
+        RandomCase{"multinomial", [](const at::Tensor& x) { return at::multinomial(x, 3); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(RandomOperators, MoveNothingWhereElementsCanBeDrawnAlone) {
+  const testing::DebugChecks none("0");
+  RunRanks(4, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
+    at::rand_like(x);
+    at::dropout(x, 0.5, true);
+    x.normal_();
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+/// What docs/operators/operators.md lists as random.
+TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
+  const testing::DebugChecks none("0");
+  RunRanks(4, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({4}, {"x"}), {Shard{0}});
+    const StrictScope strict;
+    at::native_dropout(x, 0.5, true);
+    at::rand_like(x);
+    at::randn_like(x);
+    at::normal_functional(x, 0, 1);
+    x.bernoulli_(0.5);
+    x.exponential_();
+    at::empty_like(x, at::kLong).random_();
+    x.normal_();
+    x.uniform_();
+    EXPECT_EQ(comm::total(rank.world()->traffic().table()).calls, 0);
+  });
+}
+
+/// Backward draws nothing, nor do kernels of other devices.
+bool draws_nothing(const std::string& name) {
+  return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
+         name == "_scaled_dot_product_flash_attention_for_cpu" ||
+         name.find("_triton_") != std::string::npos;
+}
+
+// Every random operator of libtorch is composed of others, or one of ours within a region.
+TEST(RandomOperators, AreAllKnownWithinARegion) {
+  std::vector<std::string> unknown;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !name.name.starts_with("aten::") || draws_nothing(name.name.substr(6))) {
+      continue;
+    }
+    const auto& arguments = op->schema().arguments();
+    const bool random = op->hasTag(at::Tag::nondeterministic_seeded) ||
+                        std::ranges::any_of(arguments, [](const c10::Argument& argument) {
+                          return argument.name() == "generator";
+                        });
+    const auto has = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
+    const bool kernel = has(c10::DispatchKey::CPU) || has(c10::DispatchKey::CUDA);
+    if (random && kernel && !has(detail::kRandomDispatchKey) &&
+        !has(c10::DispatchKey::CompositeImplicitAutograd) &&
+        !has(c10::DispatchKey::CompositeExplicitAutograd)) {
+      unknown.push_back(c10::toString(name));
+    }
+  }
+  EXPECT_EQ(unknown, std::vector<std::string>{});
+}
+
+TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
+  const auto run = [](const DeviceMesh& mesh, const Placements& placements) {
+    manual_seed(5);
+    const at::Tensor x = distribute_tensor(at::full(kSizes, 3.0), mesh, placements)
+                             .tensor()
+                             .detach()
+                             .requires_grad_();
+    const StrictScope strict;
+    const auto [y, kept] = at::native_dropout(x, 0.25, true);
+    y.sum().backward();
+    EXPECT_EQ(kept.scalar_type(), at::kBool);
+    return std::array{DistributedTensor(y).full_tensor(), DistributedTensor(kept).full_tensor(),
+                      DistributedTensor(x.grad()).full_tensor()};
+  };
+  RunRanks(4, [&](Rank& rank) {
+    const auto line = rank.mesh({4}, {"x"});
+    const auto [whole, kept, gradient] = run(line, {Replicate{}});
+    EXPECT_TRUE(at::allclose(whole, kept.to(at::kFloat).mul(4)));
+    EXPECT_TRUE(at::allclose(gradient, kept.to(at::kFloat).div(0.75)));
+    EXPECT_TRUE(kept.any().item<bool>() && !kept.all().item<bool>());
+    for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}}) {
+      const auto [y, own_kept, own_gradient] = run(line, {placement});
+      EXPECT_TRUE(at::equal(y, whole));
+      EXPECT_TRUE(at::equal(own_kept, kept));
+      EXPECT_TRUE(at::equal(own_gradient, gradient));
+    }
+  });
+}
+
+TEST(NativeDropout, KeepsOrDropsAllAtTheEnds) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::ones(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_TRUE(
+        at::equal(full_tensor(std::get<0>(at::native_dropout(x, 0.5, false))), at::ones(kSizes)));
+    EXPECT_TRUE(full_tensor(std::get<1>(at::native_dropout(x, 0.0, true))).all().item<bool>());
+    EXPECT_TRUE(
+        at::equal(full_tensor(std::get<0>(at::native_dropout(x, 1.0, true))), at::zeros(kSizes)));
+  });
+}
+
+TEST(RandomOperators, HaveTheDistributionThatIsAskedFor) {
+  RunRanks(1, [](Rank& rank) {
+    manual_seed(1);
+    const DeviceMesh mesh = rank.mesh({1}, {"x"});
+    const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
+    const auto mean = [](const at::Tensor& t) {
+      return local_tensor(t).to(at::kDouble).mean().item<double>();
+    };
+    EXPECT_NEAR(mean(x.exponential_(2)), 0.5, 0.02);
+    EXPECT_NEAR(mean(x.geometric_(0.2)), 5, 0.2);
+    EXPECT_EQ(local_tensor(x).min().item<double>(), 1);
+    EXPECT_NEAR(local_tensor(x.cauchy_(1, 2)).median().item<double>(), 1, 0.1);
+    EXPECT_NEAR(mean(x.log_normal_(0, 0.5).log()), 0, 0.02);
+    EXPECT_NEAR(mean(x.random_(-5, 90)), 42, 1);
+    EXPECT_EQ(local_tensor(x).min().item<double>(), -5);
+    EXPECT_EQ(local_tensor(x).max().item<double>(), 89);
+    // All 63 bits are drawn.
+    const at::Tensor integers = local_tensor(at::empty_like(x, at::kLong).random_());
+    for (const int bit : {0, 20, 31, 32, 52, 62}) {
+      const at::Tensor bits = integers.bitwise_right_shift(bit).bitwise_and(1);
+      EXPECT_NEAR(mean(bits), 0.5, 0.02) << "bit " << bit;
+    }
+    EXPECT_NEAR(mean(at::empty_like(x, at::kBool).random_()), 0.5, 0.02);
+    EXPECT_NEAR(mean(at::empty_like(x, at::kBool).bernoulli_(0.3)), 0.3, 0.02);
+  });
+}
+
+TEST(RandomOperators, RefuseWhatLibtorchRefuses) {
+  RunRanks(1, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros({4}), rank.mesh({1}, {"x"}), {Shard{0}});
+    EXPECT_ERROR(x.exponential_(0), "exponential numbers of rate 0 were asked for");
+    EXPECT_ERROR(x.geometric_(1), "geometric numbers of probability 1");
+    EXPECT_ERROR(x.cauchy_(0, 0), "Cauchy numbers of sigma 0");
+    EXPECT_ERROR(x.log_normal_(0, 0), "log-normal numbers of std 0");
+    EXPECT_ERROR(x.random_(3, 3), "random integers from 3 to 3");
+  });
+}
+
+TEST(RandomOperators, DifferFromCallToCallAndRepeatFromAState) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
+    const auto state = random_state();
+    const auto first = DistributedTensor(at::rand_like(x)).full_tensor();
+    EXPECT_FALSE(at::equal(DistributedTensor(at::rand_like(x)).full_tensor(), first));
+    set_random_state(state);
+    EXPECT_TRUE(at::equal(DistributedTensor(at::rand_like(x)).full_tensor(), first));
+  });
+}
+
+TEST(RandomOperators, DrawFromTheGeneratorThatIsPassed) {
+  const auto own = at::empty(kSizes).uniform_(0, 1, at::detail::createCPUGenerator(3));
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
+    x.uniform_();  // a plan of its own, and not this one's
+    x.uniform_(0, 1, at::detail::createCPUGenerator(3));
+    EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), own));
+  });
+}
+
+TEST(RandomOperators, LeaveLibtorchsGeneratorAlone) {
+  RunRanks(1, [](Rank& rank) {
+    const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({1}, {"x"}), {Shard{0}});
+    at::manual_seed(3);
+    const auto expected = at::rand({4});
+    at::manual_seed(3);
+    x.exponential_();
+    x.uniform_();
+    EXPECT_TRUE(at::equal(at::rand({4}), expected));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

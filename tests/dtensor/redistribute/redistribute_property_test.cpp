@@ -1,0 +1,266 @@
+// Random redistributions, executed: the value that arrives, the way back, the gradient, and the
+// bytes, against index arithmetic on the whole tensor. A failure names its mesh and seed.
+//
+// TESSERA_PROPERTY_CASES: how many on each mesh (default 25).
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <random>
+
+#include "core/layout/oracle.h"
+#include "layout_parts.h"
+#include "tessera/core/redistribute_plan.h"
+#include "tessera/dtensor/communication_scope.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::Indices;
+using testing::pos;
+using Tensors = std::vector<at::Tensor>;  // of each rank
+
+class Draw {
+ public:
+  explicit Draw(unsigned seed) : engine_(seed) {}
+  std::size_t below(std::size_t n) { return engine_() % n; }
+  template <class T>
+  T of(const std::vector<T>& list) {
+    return list[below(list.size())];
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+/// Mesh dimensions split tensor dimensions in any order, some are partial, and some even tensor
+/// dimensions are two digits, either of which may be split.
+LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes) {
+  const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
+  Layout::Dims dims;
+  for (const auto size : sizes) {
+    const bool several = size == 8 && draw.below(4) == 0;
+    dims.push_back(several ? std::vector<Digit>{{2, {}}, {4, {}}} : std::vector<Digit>{{0, {}}});
+  }
+  std::vector<int> order;
+  for (int m = 0; m < static_cast<int>(mesh.size()); ++m) {
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(draw.below(order.size() + 1)), m);
+  }
+  std::vector<PartialDim> partial;
+  for (const int m : order) {
+    const auto what = draw.below(2 * sizes.size() + 2);
+    if (what == 0) {
+      partial.push_back({m, draw.of(ops)});
+    }
+    if (what <= 1) {
+      continue;
+    }
+    auto& digits = dims[what / 2 - 1];
+    digits[draw.below(digits.size())].mesh_dims.push_back(m);
+  }
+  return Layout::intern(mesh, std::move(dims), std::move(partial));
+}
+
+struct Case {
+  Indices sizes;
+  LayoutPtr from;
+  LayoutPtr to;
+};
+
+Case random_case(const Indices& mesh, unsigned seed) {
+  Draw draw(seed);
+  Indices sizes(1 + draw.below(3));
+  for (auto& size : sizes) {
+    size = draw.of<std::int64_t>({0, 1, 2, 3, 5, 7, 8, 11, 13});
+  }
+  const auto from = random_layout(draw, mesh, sizes);
+  const auto to = random_layout(draw, mesh, sizes);
+  return {sizes, from, to};
+}
+
+std::string describe(const Case& c, unsigned seed) {
+  return "seed " + std::to_string(seed) + ": " + to_string(*c.from) + " -> " + to_string(*c.to) +
+         " of " + ::testing::PrintToString(c.sizes);
+}
+
+/// Integers, so that what is added up in any order is exact.
+at::Tensor whole_of(const Indices& sizes) {
+  return testing::counting_values(sizes).sub(5);
+}
+
+at::Tensor weights_of(const Indices& sizes) {
+  return whole_of(sizes).remainder(7).add(1);
+}
+
+bool averages(const Layout& layout) {
+  return std::any_of(layout.partial().begin(), layout.partial().end(),
+                     [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
+}
+
+/// Every rank's local tensor is its part of `whole`, bit for bit unless something was averaged.
+void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
+                  bool exact) {
+  const auto all = testing::coordinates(layout.mesh_sizes());
+  const auto found = testing::reduced(locals, layout);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto expected = testing::piece(whole, layout, all[i]);
+    ASSERT_EQ(found[i].sizes(), expected.sizes()) << "rank " << i;
+    EXPECT_TRUE(exact ? at::equal(found[i], expected) : at::allclose(found[i], expected, 1e-12))
+        << "rank " << i << "\n"
+        << found[i] << "\nexpected\n"
+        << expected;
+  }
+}
+
+/// Bytes that a rank keeps of what it puts in the plan's all-to-alls: what it held and will hold.
+std::int64_t kept(const Plan& plan, const Indices& sizes, const Indices& coordinate) {
+  std::int64_t bytes = 0;
+  for (const auto& step : plan.steps) {
+    if (step.kind != StepKind::kAllToAll) {
+      continue;
+    }
+    std::int64_t both = sizeof(double);
+    for (int dim = 0; dim < step.from->tensor_ndim(); ++dim) {
+      const auto size = sizes[pos(dim)];
+      const auto before = testing::layout_indices(*step.from, dim, size, coordinate);
+      const auto after = testing::layout_indices(*step.to, dim, size, coordinate);
+      both *= std::count_if(before.begin(), before.end(), [&](std::int64_t index) {
+        return std::find(after.begin(), after.end(), index) != after.end();
+      });
+    }
+    bytes += both;
+  }
+  return bytes;
+}
+
+/// What a rank sends for the bytes that it puts in collectives. A group's name is its dimensions'.
+double sent(const comm::TrafficTable& table, const Indices& mesh) {
+  double bytes = 0;
+  for (const auto& [key, traffic] : table) {
+    std::int64_t ranks = 1;
+    for (std::size_t m = 0; m < mesh.size(); ++m) {
+      if (key.first.find("d" + std::to_string(m)) != std::string::npos) {
+        ranks *= mesh[m];
+      }
+    }
+    const auto put = static_cast<double>(traffic.bytes);
+    const auto share = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+    if (key.second == "all_gather") {
+      bytes += put * static_cast<double>(ranks - 1);
+    }
+    if (key.second == "reduce_scatter") {
+      bytes += put * share;
+    }
+    if (key.second == "all_reduce") {
+      bytes += put * share * 2;
+    }
+    if (key.second == "all_to_all") {
+      bytes += put;
+    }
+  }
+  return bytes;
+}
+
+struct Outcome {
+  Tensors moved, back, gradient;
+  LayoutPtr gradient_layout = nullptr;
+  std::vector<comm::TrafficTable> there, home;  // of each rank
+};
+
+void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {
+  const auto whole = whole_of(c.sizes);
+  const auto local = testing::local_of(whole, *c.from, mesh.coordinate());
+  auto leaf = DistributedTensor::from_local(local, ShardingSpec{mesh, c.from}, c.sizes);
+  leaf.tensor().requires_grad_();
+  const CommunicationScope there(mesh);
+  const auto moved = leaf.redistribute(c.to);
+  outcome.there[rank] = there.table();
+  const CommunicationScope home(mesh);
+  outcome.back[rank] = local_tensor(moved.redistribute(c.from)).clone();
+  outcome.home[rank] = home.table();
+  outcome.moved[rank] = local_tensor(moved).clone();
+  const Placements replicated(c.from->mesh_sizes().size(), Replicate{});
+  const at::Tensor weights = distribute_tensor(weights_of(c.sizes), mesh, replicated);
+  moved.tensor().mul(moved.tensor()).mul(weights).sum().backward();
+  outcome.gradient[rank] = local_tensor(leaf.tensor().grad());
+  if (rank == 0) {
+    outcome.gradient_layout = DistributedTensor(leaf.tensor().grad()).layout();
+  }
+}
+
+void expect_bytes(const std::vector<comm::TrafficTable>& tables, const Case& c) {
+  const auto plan = plan_redistribution(c.from, c.to, c.sizes, sizeof(double));
+  const auto all = testing::coordinates(c.from->mesh_sizes());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto bytes = sent(tables[i], c.from->mesh_sizes());
+    EXPECT_LE(bytes - static_cast<double>(kept(plan, c.sizes, all[i])),
+              static_cast<double>(plan.bytes()) + 1e-6)
+        << "rank " << i << " of\n"
+        << to_string(plan);
+  }
+}
+
+void check(const Case& c, const Outcome& outcome) {
+  const auto whole = whole_of(c.sizes);
+  const bool exact = !averages(*c.from) && !averages(*c.to);
+  expect_parts(outcome.moved, whole, *c.to, exact);
+  expect_parts(outcome.back, whole, *c.from, exact);
+  expect_bytes(outcome.there, c);
+  expect_bytes(outcome.home, {c.sizes, c.to, c.from});
+  const auto plain = whole.clone().requires_grad_();
+  plain.mul(plain).mul(weights_of(c.sizes)).sum().backward();
+  const auto layout = Layout::intern(c.from->mesh_sizes(), c.from->dims());
+  ASSERT_EQ(outcome.gradient_layout, layout);
+  expect_parts(outcome.gradient, plain.grad(), *layout, exact);
+}
+
+unsigned cases_per_mesh() {
+  const char* text = std::getenv("TESSERA_PROPERTY_CASES");
+  return text == nullptr ? 25 : static_cast<unsigned>(std::stoul(text));
+}
+
+class RedistributeProperty : public ::testing::TestWithParam<Indices> {};
+
+TEST_P(RedistributeProperty, ArrivesComesBackAndHasTheRightGradient) {
+  const auto& sizes = GetParam();
+  const auto ranks = testing::coordinates(sizes).size();
+  const auto first = static_cast<unsigned>(sizes.size() * 1000000 + ranks * 100000);
+  std::vector<Outcome> outcomes(cases_per_mesh());
+  for (auto& o : outcomes) {
+    o.moved = o.back = o.gradient = Tensors(ranks);
+    o.there = o.home = std::vector<comm::TrafficTable>(ranks);
+  }
+  std::atomic<unsigned> running{first};
+  try {
+    RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
+      std::vector<std::string> names;
+      for (std::size_t m = 0; m < sizes.size(); ++m) {
+        names.push_back("d" + std::to_string(m));
+      }
+      const auto mesh = rank.mesh(sizes, names);
+      for (unsigned i = 0; i < outcomes.size(); ++i) {
+        running = first + i;
+        execute(random_case(sizes, first + i), mesh, pos(rank.rank()), outcomes[i]);
+      }
+    });
+  } catch (const std::exception& error) {
+    FAIL() << describe(random_case(sizes, running), running) << "\n" << error.what();
+  }
+  for (unsigned i = 0; i < outcomes.size() && !HasFailure(); ++i) {
+    const auto c = random_case(sizes, first + i);
+    SCOPED_TRACE(describe(c, first + i));
+    check(c, outcomes[i]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, RedistributeProperty,
+                         ::testing::Values(Indices{4}, Indices{2, 2}, Indices{1, 4}, Indices{2, 3},
+                                           Indices{3, 2}, Indices{2, 2, 2}, Indices{3, 1, 2}));
+
+}  // namespace
+}  // namespace tessera

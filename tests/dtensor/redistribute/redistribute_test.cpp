@@ -1,0 +1,187 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/comm/trace.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/layouts.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::counting_values;
+using testing::local_part;
+
+const std::vector<Placement>& choices() {
+  static const std::vector<Placement> all{Replicate{}, Shard{0}, Shard{1}, Partial{}};
+  return all;
+}
+
+std::vector<Placements> all_placements() {
+  std::vector<Placements> result;
+  for (const auto& a : choices()) {
+    for (const auto& b : choices()) {
+      result.push_back({a, b});
+    }
+  }
+  return result;
+}
+
+/// The value of a tensor whose parts are partial is what they sum to.
+void expect_value(const DistributedTensor& t, const std::vector<std::int64_t>& sizes,
+                  const std::string& what) {
+  EXPECT_TRUE(at::equal(t.full_tensor(), counting_values(sizes))) << what;
+}
+
+void check_pair(const DeviceMesh& mesh, const Placements& from, const Placements& to,
+                const std::vector<std::int64_t>& sizes) {
+  const auto what = to_string(from) + " -> " + to_string(to);
+  const auto source = to_layout(mesh.shape().sizes(), from, sizes);
+  const auto target = to_layout(mesh.shape().sizes(), to, sizes);
+  const auto t = DistributedTensor::from_local(local_part(counting_values(sizes), mesh, *source),
+                                               ShardingSpec{mesh, source}, sizes);
+  const auto moved = t.redistribute(to);
+  EXPECT_EQ(moved.placements(), to) << what;
+  if (!target->is_partial()) {
+    EXPECT_TRUE(at::equal(local_tensor(moved), local_part(counting_values(sizes), mesh, *target)))
+        << what;
+  }
+  expect_value(moved, sizes, what);
+}
+
+void check_all_pairs(const std::vector<std::int64_t>& sizes) {
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    for (const auto& from : all_placements()) {
+      for (const auto& to : all_placements()) {
+        check_pair(mesh, from, to, sizes);
+      }
+    }
+  });
+}
+
+/// loss = sum(weights * moved): the gradient at the source is the weights, as the source lies,
+/// replicated where that is partial.
+void check_gradient(const DeviceMesh& mesh, const Placements& from, const Placements& to,
+                    const std::vector<std::int64_t>& sizes) {
+  const auto what = to_string(from) + " -> " + to_string(to);
+  auto gradient = from;
+  for (auto& placement : gradient) {
+    if (is_partial(placement)) {
+      placement = Replicate{};
+    }
+  }
+  const auto x =
+      distribute_tensor(counting_values(sizes), mesh, from).tensor().detach().requires_grad_();
+  const auto weights =
+      distribute_tensor(counting_values(sizes).add(1), mesh, {Replicate{}, Replicate{}});
+  DistributedTensor(x).redistribute(to).tensor().mul(weights).sum().backward();
+  EXPECT_EQ(DistributedTensor(x.grad()).placements(), gradient) << what;
+  EXPECT_TRUE(at::equal(DistributedTensor(x.grad()).full_tensor(), counting_values(sizes).add(1)))
+      << what;
+}
+
+TEST(Redistribute, HasTheRightGradientBetweenAllPairs) {
+  RunRanks(4, [&](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    for (const auto& from : all_placements()) {
+      for (const auto& to : all_placements()) {
+        check_gradient(mesh, from, to, {7, 5});
+      }
+    }
+  });
+}
+
+TEST(Redistribute, ToItsOwnPlacementsIsTheSameTensor) {
+  RunRanks(2, [](Rank& rank) {
+    const auto t = distribute_tensor(counting_values({5}), rank.mesh({2}, {"x"}), {Shard{0}});
+    EXPECT_TRUE(t.redistribute({Shard{0}}).tensor().is_same(t.tensor()));
+  });
+}
+
+TEST(Redistribute, MakesATensorOfItsOwn) {
+  RunRanks(2, [](Rank& rank) {
+    const auto t = distribute_tensor(at::zeros({4}), rank.mesh({2}, {"x"}), {Replicate{}});
+    t.redistribute({Shard{0}}).tensor().add_(1);
+    EXPECT_TRUE(at::equal(local_tensor(t), at::zeros({4})));
+  });
+}
+
+TEST(Redistribute, AveragesAPartialAverage) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const auto local = at::full({3}, static_cast<double>(rank.rank()));
+    const auto t = DistributedTensor::from_local(local, mesh, {Partial{ReduceOp::kAvg}});
+    EXPECT_TRUE(at::equal(t.full_tensor(), at::full({3}, 1.5)));
+    EXPECT_TRUE(at::equal(t.redistribute({Shard{0}}).full_tensor(), at::full({3}, 1.5)));
+  });
+}
+
+TEST(Redistribute, KeepsIntegersExactThroughPartial) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({4}, {"x"});
+    const auto t = distribute_tensor(at::arange(5), mesh, {Partial{}});
+    EXPECT_TRUE(at::equal(t.full_tensor(), at::arange(5)));
+  });
+}
+
+TEST(Redistribute, GathersOverTwoMeshDimensionsInOneCall) {
+  RunRanks(4, [](Rank& rank) {
+    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    const auto t = distribute_tensor(counting_values({8, 4}), mesh, {Shard{0}, Shard{0}});
+    const auto before = rank.world()->traffic().table();
+    EXPECT_TRUE(at::equal(t.full_tensor(), counting_values({8, 4})));
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  });
+}
+
+TEST(Redistribute, MovesComplexNumbersAndBools) {
+  RunRanks(2, [](Rank& rank) {
+    const auto mesh = rank.mesh({2}, {"x"});
+    const auto z = at::complex(counting_values({3, 4}), counting_values({3, 4}).add(1));
+    EXPECT_TRUE(at::equal(distribute_tensor(z, mesh, {Shard{0}}).full_tensor(), z));
+    EXPECT_TRUE(at::equal(distribute_tensor(z, mesh, {Partial{}}).full_tensor(), z));
+    EXPECT_TRUE(at::equal(
+        distribute_tensor(z, mesh, {Shard{0}}).redistribute({Shard{1}}).full_tensor(), z));
+    const auto odd = at::arange(7).remainder(2).to(at::kBool);
+    EXPECT_TRUE(at::equal(distribute_tensor(odd, mesh, {Shard{0}}).full_tensor(), odd));
+  });
+}
+
+TEST(Redistribute, CommunicatesNothingOnOneRank) {
+  RunRanks(1, [](Rank& rank) {
+    const auto mesh = rank.mesh({1, 1}, {"a", "b"});
+    for (const auto& from : all_placements()) {
+      for (const auto& to : all_placements()) {
+        check_pair(mesh, from, to, {3, 2});
+      }
+    }
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+  });
+}
+
+TEST(Redistribute, MovesNothingOnTheMetaDevice) {
+  const auto mesh = init_device_mesh(comm::fake_world(1, 4), {2, 2}, {"a", "b"});
+  const auto meta = at::empty({7, 5}, at::device(at::kMeta));
+  const auto t = distribute_tensor(meta, mesh, {Shard{0}, Shard{1}});
+  EXPECT_EQ(local_tensor(t).sizes(), (std::vector<std::int64_t>{4, 2}));
+  EXPECT_TRUE(t.redistribute({Shard{1}, Replicate{}}).tensor().is_meta());
+  EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
+}
+
+TEST(Redistribute, MovesEvenTensorsBetweenAllPairs) {
+  check_all_pairs({8, 4});
+}
+TEST(Redistribute, MovesUnevenTensorsBetweenAllPairs) {
+  check_all_pairs({7, 5});
+}
+TEST(Redistribute, MovesTensorsWithEmptyShardsBetweenAllPairs) {
+  check_all_pairs({3, 1});
+}
+TEST(Redistribute, MovesThreeDimensionalTensorsBetweenAllPairs) {
+  check_all_pairs({3, 5, 2});
+}
+
+}  // namespace
+}  // namespace tessera

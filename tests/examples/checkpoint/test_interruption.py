@@ -1,0 +1,201 @@
+"""What ends a run, at whatever moment, costs it the steps since its last checkpoint and nothing else."""
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+import unittest
+
+import programs
+import training_runs
+
+# The long form: TESSERA_KILLS=50.
+KILLS = int(os.environ.get("TESSERA_KILLS", "3"))
+STOPPED = 75
+MANY = 100_000
+
+
+class Signals(training_runs.TrainingRuns):
+    def go_on(self, run, steps, flags=()):
+        """From where the run was stopped, and the same without a break."""
+        self.train(run.name, [*self.checkpoints(run), "--resume", *flags], steps=steps)
+        self.assert_equal_runs(run, self.train("unbroken", flags, steps=steps))
+
+    def stop(self, send):
+        """Of a run in its steps; the step that it has reached."""
+        run = self.folder / "run"
+        # A constant rate: the schedule does not know how many steps there will be.
+        constant = ["--schedule", "constant"]
+        arguments = [*self.flags(run, MANY), *self.checkpoints(run), *constant, "--log-every", 1]
+        with training_runs.Job(arguments) as job:
+            job.wait_for_line("step:  3 ")
+            send(job)
+            code, errors = job.end()
+        self.assertEqual(code, STOPPED, errors)
+        steps = len(training_runs.figures(run / "metrics.jsonl"))
+        self.assertEqual([path.name for path in (run / "steps").glob("step-*")], [f"step-{steps:08}"])
+        self.go_on(run, steps + 2, constant)
+
+    def test_sigterm_to_the_launcher_saves_the_step(self):
+        self.stop(lambda job: job.process.send_signal(signal.SIGTERM))
+
+    def test_sigusr1_to_one_rank_stops_all(self):
+        self.stop(lambda job: os.kill(job.ranks()[3], signal.SIGUSR1))
+
+    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
+        run = self.folder / "run"
+        steps = run / "steps"
+        steps.mkdir(parents=True)
+        (steps / "step-00000100").write_text("no folder")
+        arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
+        with training_runs.Job(arguments) as job:
+            job.wait_for_line("checkpoint: ")
+            job.process.send_signal(signal.SIGTERM)
+            code, errors = job.end()
+        self.assertEqual(code, STOPPED, errors)
+        self.assertIn("warning: a checkpoint was not saved: ", errors)
+        self.assertIn("step-00000100", errors)
+        last = len(training_runs.figures(run / "metrics.jsonl"))
+        self.assertLess(last, 200)
+        self.assertEqual([path.name for path in steps.glob("step-*") if path.is_dir()],
+                         [f"step-{last:08}"])
+
+    def test_a_save_that_fails_ends_the_run_at_the_next(self):
+        run = self.folder / "run"
+        steps = run / "steps"
+        steps.mkdir(parents=True)
+        (steps / "step-00000002").write_text("no folder")
+        arguments = [*self.flags(run, 6), *self.checkpoints(run), "--checkpoint-every", 2]
+        with training_runs.Job(arguments, dp=1, tp=1) as job:
+            code, errors = job.end()
+        self.assertEqual(code, 1, errors)
+        for part in ("step-00000004' was not saved: the one before", "step-00000002' is where the step goes, and is "
+                     "not a folder: move it away", "go on with --resume"):
+            self.assertIn(part, errors)
+
+    def test_sigusr1_while_ranks_wait_for_each_other_ends_the_run_before_its_first_step(self):
+        run = self.folder / "run"
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        command = [programs.BIN / "llama_train", "--dp", 2, *self.flags(run), *self.checkpoints(run)]
+        ranks = []
+        for rank in (0, 1):
+            job = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                                "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            ranks.append(subprocess.Popen([str(part) for part in command], env=job, stdout=subprocess.DEVNULL))
+            self.addCleanup(ranks[-1].kill)
+            if rank == 0:
+                self.wait_for_handler(ranks[0].pid, signal.SIGUSR1)
+                ranks[0].send_signal(signal.SIGUSR1)
+        self.assertEqual([rank.wait(timeout=120) for rank in ranks], [STOPPED, STOPPED])
+        self.assertEqual(training_runs.figures(run / "metrics.jsonl"), [])
+        self.assertEqual(list((run / "steps").glob("step-*")), [])
+
+    def wait_for_handler(self, pid, number):
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            caught = re.search(r"SigCgt:\s*(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text())
+            if int(caught[1], 16) >> (number - 1) & 1:
+                return
+            time.sleep(0.01)
+        self.fail("the signal is not handled while a rank waits for the others")
+
+    def test_a_last_save_that_fails_is_tried_again_and_costs_no_output(self):
+        run = self.folder / "run"
+        steps = run / "steps"
+        steps.mkdir(parents=True)
+        (steps / f"step-{training_runs.STEPS:08}").write_text("no folder")
+        with training_runs.Job([*self.flags(run), *self.checkpoints(run)]) as job:
+            code, errors = job.end()
+        self.assertEqual(code, 1, errors)
+        self.assertIn("warning: a checkpoint was not saved: ", errors)
+        self.assertEqual(self.weights(run), self.weights(self.train("unbroken")))
+
+    def test_a_last_save_that_fails_at_once_costs_no_output_either(self):
+        run = self.folder / "run"
+        steps = run / "steps"
+        steps.mkdir(parents=True)
+        (steps / "step-00000002").write_text("no folder")
+        with training_runs.Job([*self.flags(run, 2), *self.checkpoints(run), "--no-async"], dp=1, tp=1) as job:
+            code, errors = job.end()
+        self.assertEqual(code, 1, errors)
+        self.assertIn("step-00000002", errors)
+        self.assertTrue((run / "model/model.safetensors").exists())
+        self.assertTrue((run / "report.html").exists())
+
+    def test_sigterm_in_the_evaluation(self):
+        run = self.folder / "run"
+        text = self.folder / "held_out.txt"
+        text.write_text("All work and no play makes Jack a dull boy. " * 200)
+        evaluation = ["--eval-text", text]
+        with training_runs.Job([*self.flags(run), *self.checkpoints(run), *evaluation]) as job:
+            job.wait_for_line("checkpoint: ")  # of the last step
+            job.process.send_signal(signal.SIGTERM)
+            code, errors = job.end()
+        self.assertEqual(code, STOPPED, errors)
+        self.assertFalse((run / "model").exists())
+        self.go_on(run, training_runs.STEPS, evaluation)
+
+    def test_sigterm_in_the_evaluation_after_the_last_save_has_failed_saves_it(self):
+        run = self.folder / "run"
+        taken = run / f"steps/step-{training_runs.STEPS:08}"
+        taken.parent.mkdir(parents=True)
+        taken.write_text("no folder")
+        text = self.folder / "held_out.txt"
+        text.write_text("All work and no play makes Jack a dull boy. " * 200)
+        with training_runs.Job([*self.flags(run), *self.checkpoints(run), "--eval-text", text]) as job:
+            job.wait_for_line("checkpoint: ")
+            job.process.send_signal(signal.SIGTERM)
+            taken.unlink()
+            code, errors = job.end()
+        self.assertEqual(code, STOPPED, errors)
+        self.assertTrue((taken / "manifest.json").exists())
+
+
+class Kills(training_runs.TrainingRuns):
+    def test_at_random_moments_cost_no_bit(self):
+        seed = random.randrange(1 << 30)
+        draw = random.Random(seed)
+        run, steps = self.folder / "run", 40 * KILLS
+        arguments = [*self.flags(run, steps), *self.checkpoints(run), "--resume", "auto", "--keep", 2,
+                     "--checkpoint-every", 5]
+        killed = 0
+        with training_runs.Job(arguments, launcher=["--restarts", KILLS]) as job:
+            for _ in range(KILLS):
+                killed += self.kill_one(job, run, draw)
+            code, errors = job.end(timeout=1800)
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(killed, KILLS, f"seed {seed}")
+        self.assertEqual(errors.count("starting the job again (restart "), KILLS, errors)
+        self.assert_equal_runs(run, self.train("unbroken", steps=steps, timeout=1800))
+
+    def kill_one(self, job, run, draw):
+        """Some kills come while the ranks start, most among steps and saves. Waits for the next ranks."""
+        if draw.random() < 0.8:
+            self.wait_for_growth(job, run / "metrics.jsonl")
+        time.sleep(draw.random() * 0.5)
+        ranks = {}
+        while job.process.poll() is None and len(ranks) < 4:
+            ranks = job.ranks()
+        if not ranks:
+            return False
+        os.kill(ranks[draw.randrange(4)], signal.SIGKILL)
+        while job.process.poll() is None and set(job.ranks().values()) & set(ranks.values()):
+            time.sleep(0.02)
+        return True
+
+    def wait_for_growth(self, job, metrics):
+        def size():
+            return metrics.stat().st_size if metrics.exists() else 0
+        first = size()
+        # Cut by the next start, then longer.
+        while job.process.poll() is None and size() <= first:
+            time.sleep(0.01)
+            first = min(first, size())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,286 @@
+"""A run that goes on from a checkpoint is the run that never stopped."""
+import fcntl
+import json
+import shutil
+import unittest
+
+import programs
+import training_runs
+from training_runs import EVERY, STEPS
+
+
+class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
+    def setUp(self):
+        """An unbroken run, the same for all tests, that has saved its steps 3, 6 and 8."""
+        super().setUp()
+        self.unbroken = self.shared / "unbroken"
+        if not self.unbroken.exists():
+            self.train(self.unbroken, [*self.checkpoints(self.unbroken), "--checkpoint-every", EVERY])
+
+    def broken_copy(self, name, unbroken=None):
+        """The same run, as if it had been killed after it had saved step 3."""
+        run, unbroken = self.folder / name, unbroken or self.unbroken
+        shutil.copytree(unbroken / f"steps/step-0000000{EVERY}",
+                        run / f"steps/step-0000000{EVERY}")
+        shutil.copy(unbroken / "metrics.jsonl", run)
+        return run
+
+    def resume(self, name, dp, tp):
+        run = self.broken_copy(name)
+        return self.train(name, [*self.checkpoints(run), "--resume"], dp, tp)
+
+    def test_on_the_same_mesh_is_bit_equal_with_dropout(self):
+        run = self.resume("resumed", 2, 2)
+        self.assert_equal_runs(run, self.unbroken)
+        self.assertIn(f"{STEPS} steps in", (run / "report.html").read_text())
+        # Saving changes nothing either, and says what it took.
+        self.assertEqual(["checkpoint_stall_s" in record
+                          for record in programs.read_metrics(self.unbroken / "metrics.jsonl")],
+                         [step in (EVERY + 1, 2 * EVERY + 1, STEPS) for step in range(1, STEPS + 1)])
+        self.assert_equal_runs(self.train("plain"), self.unbroken)
+
+    def test_on_other_meshes_is_equal_but_for_rounding(self):
+        want = training_runs.figures(self.unbroken / "metrics.jsonl")
+        for dp, tp in [(1, 1), (4, 1), (1, 4), (3, 1)]:
+            with self.subTest(dp=dp, tp=tp):
+                run = self.resume(f"{dp}x{tp}", dp, tp)
+                got = training_runs.figures(run / "metrics.jsonl")
+                self.assertEqual(got[:EVERY], want[:EVERY])
+                self.assertEqual(len(got), STEPS)
+                for ours, theirs in zip(got, want):
+                    self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-5, f"step {ours[0]}")
+
+    def test_restores_the_loss_scale_without_a_copy_too(self):
+        flags = ["--param-dtype", "fp16", "--no-async"]
+        run = self.folder / "fp16"
+        unbroken = self.train("fp16", [*flags, *self.checkpoints(run), "--checkpoint-every", EVERY])
+        copy = self.broken_copy("resumed", unbroken)
+        self.train("resumed", [*flags, *self.checkpoints(copy), "--resume"])
+        self.assert_equal_runs(copy, unbroken)
+
+    def test_with_each_optimizer_schedule_and_memory_saver_is_bit_equal(self):
+        for name, mesh, flags in (
+                ("muon", {"dp": 1, "cp": 2}, ["--optimizer", "muon", "--accumulate", 3, "--zero", 2, "--ema", 0.9,
+                                              "--shuffle", 3, "--dropout", 0]),
+                ("sgd", {"dp": 2}, ["--optimizer", "sgd", "--schedule", "wsd", "--offload"])):
+            with self.subTest(name):
+                run, copy = self.folder / name, self.folder / f"{name}-resumed"
+                few = {**mesh, "tp": 1, "steps": 4}
+                self.train(name, [*flags, *self.checkpoints(run), "--checkpoint-every", 2], **few)
+                shutil.copytree(run / "steps/step-00000002", copy / "steps/step-00000002")
+                shutil.copy(run / "metrics.jsonl", copy)
+                self.train(copy, [*flags, *self.checkpoints(copy), "--resume"], **few)
+                self.assert_equal_runs(copy, run)
+
+    def test_auto_begins_in_an_empty_folder_and_then_goes_on(self):
+        run = self.folder / "run"
+        flags = [*self.checkpoints(run), "--resume", "auto", "--keep", 2]
+        # Of the same schedule: the run is cut short by what it finds, not by --steps.
+        self.train("run", [*flags, "--checkpoint-every", 2])
+        self.assertEqual(sorted(p.name for p in (run / "steps").glob("step-*")),
+                         ["step-00000006", "step-00000008"])
+        weights = self.weights(run)
+        self.train("run", flags)  # nothing is left to train
+        self.assertEqual(self.weights(run), weights)
+        self.assertEqual(len(training_runs.figures(run / "metrics.jsonl")), STEPS)
+
+    def test_resume_step_goes_back_where_later_steps_are_gone(self):
+        run = self.folder / "back"
+        shutil.copytree(self.unbroken / "steps", run / "steps")
+        shutil.rmtree(run / "steps/step-00000008")
+        self.train("back", [*self.checkpoints(run), "--resume-step", EVERY * 2])
+        self.assertEqual(self.weights(run), self.weights(self.unbroken))
+
+    def test_damaged_steps_are_passed_over_and_saved_again(self):
+        run = self.folder / "damaged"
+        shutil.copytree(self.unbroken, run)
+        steps = run / "steps"
+        shard = next(steps.glob("step-00000008/shard-00002-*"))
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        next(steps.glob("step-00000006/shard-00001-*")).unlink()
+        train = [*self.checkpoints(run), "--checkpoint-every", EVERY]
+        refused = programs.run(programs.on_ranks(4, [
+            programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *self.flags(run), *train,
+            "--resume-step", STEPS]))
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn(f"{shard.name}' are not those that were written", refused.stderr)
+        done = programs.train([*self.flags(run), *train, "--resume"], 2, 2)
+        for step, wrong in ((8, shard.name), (6, "shard-00001-")):
+            lines = [line for line in done.stderr.splitlines() if f"step {step} is damaged" in line]
+            self.assertEqual(len(lines), 1, done.stderr)
+            self.assertIn(wrong, lines[0])
+        self.assert_equal_runs(run, self.unbroken)
+        for step in (6, 8):
+            programs.succeed([programs.BIN / "tessera-ckpt", "verify", steps / f"step-0000000{step}"])
+
+    def test_steps_with_damaged_manifests_are_passed_over_and_saved_again(self):
+        run = self.folder / "manifests"
+        shutil.copytree(self.unbroken, run)
+        (run / "steps/step-00000008/manifest.json").write_text("{}")
+        # Behind it is one whose bytes are damaged.
+        next((run / "steps").glob("step-00000006/shard-00001-*")).write_bytes(b"")
+        train = [*self.checkpoints(run), "--checkpoint-every", EVERY, "--resume"]
+        done = programs.train([*self.flags(run), *train], 2, 2)
+        self.assertIn("step-00000008/manifest.json' is not valid", done.stderr)
+        self.assertIn("step 6 is damaged and passed over", done.stderr)
+        self.assert_equal_runs(run, self.unbroken)
+        for step in (6, 8):
+            programs.succeed([programs.BIN / "tessera-ckpt", "verify",
+                              run / f"steps/step-0000000{step}"])
+
+    def test_later_folders_that_are_not_of_the_run_are_refused_and_nothing_is_withdrawn(self):
+        run = self.folder / "other"
+        shutil.copytree(self.unbroken, run)
+        (run / "steps/step-00000008/manifest.json").unlink()
+        shard = next((run / "steps").glob("step-00000006/shard-00001-*"))
+        shard.write_bytes(b"")
+        done = programs.run(programs.on_ranks(4, [
+            programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *self.flags(run),
+            *self.checkpoints(run), "--resume"]))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("step-00000008' has no manifest", done.stderr)
+        self.assertTrue((shard.parent / "manifest.json").exists())
+
+    def test_initial_load_begins_with_other_data(self):
+        entries = self.entries(self.unbroken / "steps/step-00000008")
+        self.assertEqual(entries["samples"], STEPS * training_runs.BATCH)
+        self.tokens = programs.write_tokens(self.folder / "new.bin", programs.text_tokens(4000, 256))
+        run = self.folder / "tuned"
+        self.train("tuned", [*self.checkpoints(run), "--initial-load", self.unbroken / "steps",
+                             "--exclude", "optimizer,data"], steps=2)
+        self.assertEqual(self.entries(run / "steps/step-00000002")["samples"],
+                         2 * training_runs.BATCH)
+        figures = training_runs.figures(run / "metrics.jsonl")
+        self.assertEqual([record[0] for record in figures], [1, 2])
+        # What it has learnt, it keeps.
+        first = training_runs.figures(self.unbroken / "metrics.jsonl")[0]
+        self.assertLess(figures[0][1], first[1] - 0.1)
+
+    def test_what_was_excluded_at_first_is_not_when_it_goes_on(self):
+        flags = ["--initial-load", self.unbroken / "steps", "--exclude", "optimizer,data",
+                 "--resume", "auto", "--schedule", "constant"]
+        whole, parts = self.folder / "whole", self.folder / "parts"
+        self.train("whole", [*self.checkpoints(whole), *flags], steps=4)
+        for steps in (2, 4):
+            self.train("parts", [*self.checkpoints(parts), *flags], steps=steps)
+        self.assert_equal_runs(parts, whole)
+
+    def entries(self, step):
+        return json.loads((step / "manifest.json").read_text())["entries"]
+
+
+class Refusals(training_runs.TrainingRuns):
+    def refuse(self, flags, *parts):
+        """A later run in the folder of the first one."""
+        done = programs.run([programs.BIN / "llama_train", *self.flags(self.run_folder, 4), *flags],
+                            timeout=60)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
+        self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
+        self.assertLessEqual(len(done.stderr.splitlines()), 2, done.stderr)
+
+    def setUp(self):
+        super().setUp()
+        self.run_folder = self.folder / "run"
+        self.steps = ["--checkpoint", self.run_folder / "steps"]
+
+    def save(self):
+        self.train("run", [*self.steps, "--checkpoint-every", 1], 1, 1, steps=3)
+
+    def test_nothing_to_resume(self):
+        self.refuse([*self.steps, "--resume"], "has no step that was saved whole", "--resume auto")
+        self.refuse([*self.steps, "--resume-step", 5], "no checkpoint in", "step-00000005")
+
+    def test_folder_that_cannot_be_made(self):
+        (self.folder / "file").write_text("")
+        self.refuse(["--checkpoint", self.folder / "file/steps"], "--checkpoint", "file/steps")
+
+    def test_steps_of_two_runs(self):
+        self.save()
+        self.train("other", ["--checkpoint", self.folder / "other/steps"], 1, 1, steps=4)
+        shutil.copytree(self.folder / "other/steps/step-00000004", self.run_folder / "steps/step-00000004")
+        self.refuse([*self.steps, "--resume"], "has steps of two runs: step-00000004 of run", "step-00000003 of run")
+        shutil.rmtree(self.run_folder / "steps/step-00000004")
+        self.train("run", [*self.steps, "--resume"], 1, 1, steps=4)
+        runs = {json.loads(file.read_text())["run_id"] for file in (self.run_folder / "steps").glob("*/manifest.json")}
+        self.assertEqual(len(runs), 1)
+
+    def test_what_an_unfinished_save_has_left(self):
+        left = self.run_folder / "steps/step-00000001"
+        left.mkdir(parents=True)
+        (left / "INCOMPLETE").write_text("before")
+        (left / "shard").write_text("")
+        self.refuse(self.steps, "step-00000001' is the unfinished save of another run", "remove it first")
+        self.assertTrue((left / "shard").exists())
+        self.train("run", [*self.steps, "--resume", "auto"], 1, 1, steps=1)
+        self.assertEqual(json.loads((left / "manifest.json").read_text())["run_id"], "before")
+
+    def test_folder_that_has_a_run(self):
+        self.save()
+        self.refuse(self.steps, "has steps of a run", "--resume")
+        self.refuse([*self.steps, "--resume-step", 2], "has later steps, up to 3")
+        self.refuse([*self.steps, "--resume", "--steps", 2], "later step than --steps 2")
+        with open(self.run_folder / "steps/.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refuse([*self.steps, "--resume"], "is in use by another run; stop it")
+        for step in (self.run_folder / "steps").glob("step-*"):
+            (step / "manifest.json").write_text("{}")
+        done = programs.run([programs.BIN / "llama_train", *self.flags(self.run_folder), *self.steps,
+                             "--resume", "auto"])
+        self.assertIn("has steps, but none that is whole", done.stderr)
+
+    def test_changed_data_and_what_changed(self):
+        self.save()
+        resume = [*self.steps, "--resume"]
+        self.refuse([*resume, "--batch", 6], "the batch is 6 instead of 12", "--exclude data")
+        self.refuse([*resume, "--seq", 8], "the sequence is 8 instead of 16")
+        self.refuse([*resume, "--shuffle", 3], "they are shuffled by 3 instead of in order")
+        shard = self.folder / "t.bin"
+        tokens = programs.text_tokens(5000, 256)
+        programs.write_tokens(shard, tokens[:-1] + [255 - tokens[-1]])
+        self.refuse(resume, '"t.bin" has other contents')
+        programs.write_tokens(shard, tokens[:-1])
+        self.refuse(resume, '"t.bin" has 11022 bytes instead of 11024')
+        programs.write_tokens(self.folder / "t2.bin", tokens)
+        self.tokens = self.folder / "t*.bin"
+        self.refuse(resume, "there are 2 files instead of 1")
+        self.tokens = self.folder / "t2.bin"
+        self.refuse(resume, '"t2.bin" stands where "t.bin" stood')
+        text = self.folder / "text"
+        text.write_text("All work and no play makes Jack a dull boy. " * 100)
+        arguments = [str(part) for part in self.flags(self.run_folder, 4)]
+        where = arguments.index("--tokens")
+        arguments[where:where + 2] = ["--text", text]
+        done = programs.run([programs.BIN / "llama_train", *arguments, *resume])
+        self.assertIn("they are text instead of tokens", done.stderr)
+
+    def test_another_model(self):
+        self.save()
+        programs.write_config(self.folder, programs.SMALL | {"rope_theta": 500.0})
+        self.refuse([*self.steps, "--resume"], '"rope_theta" is 500.0 instead of 10000.0',
+                    "the same config.json")
+
+    def test_other_data_are_taken_when_they_are_excluded(self):
+        self.save()
+        programs.write_tokens(self.tokens, programs.text_tokens(4000, 256))
+        self.train("run", [*self.steps, "--resume", "--exclude", "data"], 1, 1, steps=4)
+        self.assertEqual(len(training_runs.figures(self.run_folder / "metrics.jsonl")), 4)
+
+    def test_checkpoint_of_another_program(self):
+        self.save()
+        shards = self.run_folder / "steps/step-00000003"
+        (shards / "manifest.json").unlink()  # as PyTorch writes one
+        new = ["--checkpoint", self.folder / "new", "--initial-load", shards]
+        self.refuse(new, "is not of llama_train", "--exclude optimizer,data")
+        self.train("new", [*new, "--exclude", "optimizer,data"], 1, 1, steps=1)
+
+    def test_checkpoint_of_another_model(self):
+        self.save()
+        self.config = programs.write_config(self.folder, programs.SMALL | {"hidden_size": 32})
+        self.refuse([*self.steps, "--resume"], "does not fit the model", "(checkpoint [256, 64], here")
+
+
+if __name__ == "__main__":
+    unittest.main()

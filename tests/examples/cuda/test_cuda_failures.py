@@ -1,0 +1,146 @@
+"""How a job with NCCL ends where something fails: soon, and in one line that names rank, collective and
+unit. On the fake CUDA."""
+import pathlib
+import re
+import tempfile
+import time
+
+import pytest
+
+import fake_cuda
+import programs
+
+pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+                                reason="built without CUDA's headers")
+
+
+@pytest.fixture(name="folder")
+def _folder():
+    with tempfile.TemporaryDirectory() as folder:
+        yield pathlib.Path(folder)
+
+
+def train(folder, monkeypatch, fault="", timeout=4, flags=()):
+    """On dp=2 x tp=2; with a fault, with a time-out of `timeout` seconds."""
+    monkeypatch.setenv("TESSERA_TIMEOUT", str(timeout) if fault else "60")
+    monkeypatch.setenv("TESSERA_WATCHDOG", "0")
+    monkeypatch.setenv("TESSERA_DEBUG", "0")
+    text = folder / "text"
+    text.write_text("All work and no play makes Jack a dull boy. " * 1000)
+    config = programs.ROOT / "examples/llama/configs/tiny.json"
+    return fake_cuda.train(folder, ["--config", config, "--text", text, "--steps", 2, "--batch", 4,
+                                    "--seq", 32, *flags], dp=2, tp=2, fault=fault)
+
+
+def error_of(run, rank):
+    """The one line that says why the rank ended."""
+    lines = [line for line in run.done.stderr.splitlines()
+             if re.match(rf"\[rank {rank}\] (error|llama_train): ", line)]
+    assert len(lines) == 1, run.done.stderr
+    assert "frame #" not in run.done.stderr
+    return lines[0]
+
+
+def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
+    """Also where one rank is slow to end the last, when its peers are gone."""
+    run = train(folder, monkeypatch, fault="slow-end:4@0", timeout=60)
+    assert run.done.returncode == 0, run.done.stderr
+    assert "ended after" not in run.done.stderr
+    for report in run.reports.values():
+        communicators = report["communicators"]
+        assert [group["ended"] for group in communicators] == list(range(len(communicators)))[::-1]
+        assert all(group["finalized"] and group["ended_by"] == "destroy" for group in communicators)
+        assert not report["violations"]
+
+
+def test_the_groups_of_a_mesh_are_split_from_one(folder, monkeypatch):
+    run = train(folder, monkeypatch)
+    for report in run.reports.values():
+        assert made(report)[0] == ("init", 4)
+        assert set(made(report)[1:]) == {("split", 2), ("split", 4)}
+
+
+def made(report):
+    return [(group["made_by"], group["ranks"]) for group in report["communicators"]]
+
+
+def traffic(report):
+    """Bytes by collective of each communicator, in the order of their making."""
+    moved = [{} for _ in report["communicators"]]
+    places = {group["id"]: i for i, group in enumerate(report["communicators"])}
+    for row in report["collectives"]:
+        group = moved[places[row["communicator"]]]
+        group[row["collective"]] = group.get(row["collective"], 0) + row["bytes"]
+    return moved
+
+
+def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(folder, monkeypatch):
+    """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp from one, and all is as if they had."""
+    run = train(folder, monkeypatch, fault="late:5@1", timeout=60)
+    assert run.done.returncode == 0, run.done.stderr
+    for report in run.reports.values():
+        assert made(report) == [("init", 2), ("init", 4), ("split", 2), ("split", 4)]
+        assert [group["ended"] for group in report["communicators"]] == [3, 2, 1, 0]
+        assert all(group["ended_by"] == "destroy" for group in report["communicators"])
+        assert not report["violations"]
+    split = train(folder, monkeypatch)
+    assert made(split.reports[0]) == [("init", 4), ("split", 2), ("split", 2), ("split", 4)]
+    for rank, report in run.reports.items():
+        of_tp, of_all, *others = traffic(report)
+        assert [of_all, of_tp, *others] == traffic(split.reports[rank])
+
+
+def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
+    began = time.monotonic()
+    run = train(folder, monkeypatch, fault="init:2@1", timeout=3)
+    # Besides the time-out the start and the end of four processes.
+    assert time.monotonic() - began < 3 + 8
+    assert run.done.returncode == 1
+    said = {}
+    for line in run.done.stderr.splitlines():
+        if found := re.match(r"\[rank (\d)\] (?:error|llama_train): (.*)", line):
+            said.setdefault(int(found[1]), []).append(found[2])
+    assert all(len(lines) == 1 for lines in said.values()), run.done.stderr
+    hung = "the set-up of group 'tp', rank {}: all ranks have come, and it did not end within 3000 ms; look at"
+    assert any(re.match(hung.format(rank), said[rank][0]) for rank in {0, 1} & said.keys()), run.done.stderr
+    for rank in {2, 3} & said.keys():
+        assert said[rank][0].startswith("set-up in group 'start' "), run.done.stderr
+
+
+def test_an_error_in_the_background_is_said_in_a_line(folder, monkeypatch):
+    run = train(folder, monkeypatch, fault="async:40@1")
+    assert run.done.returncode == 1
+    line = error_of(run, 1)
+    assert re.search(r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL met an error", line)
+    assert re.search(r"NCCL's flight record is .*/nccl_trace_rank_1", run.done.stderr)
+
+
+def test_a_collective_that_fails_at_once_is_named(folder, monkeypatch):
+    run = train(folder, monkeypatch, fault="nccl:40@1")
+    assert run.done.returncode == 1
+    assert re.search(r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL met an error",
+                     error_of(run, 1))
+
+
+def test_a_lost_collective_ends_at_the_time_out(folder, monkeypatch):
+    run = train(folder, monkeypatch, fault="lost:40@1")
+    assert run.done.returncode == 1
+    assert "did not end within 4000 ms" in run.done.stderr
+    assert re.search(r"error: .*for unit '\S+' \(call \d+ of group 'dp'\), rank \d", run.done.stderr)
+
+
+def test_a_rank_without_memory_says_so_and_the_others_name_it(folder, monkeypatch):
+    run = train(folder, monkeypatch, fault="malloc-above:1000000@1")
+    assert run.done.returncode == 1
+    assert "CUDA out of memory" in error_of(run, 1)
+    assert "rank 1 gave up" in run.done.stderr or "ending the other ranks" in run.done.stderr
+
+
+@pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (11, "the backward of unit 'model.norm'")])
+def test_a_step_without_memory_names_the_unit(folder, monkeypatch, malloc, where):
+    """What a larger batch asks of the device; the model itself fits into the first requests."""
+    run = train(folder, monkeypatch, fault=f"malloc:{malloc}@1", timeout=60, flags=["--batch", 16, "--seq", 512])
+    assert run.done.returncode == 1
+    line = error_of(run, 1)
+    assert f"step 1, {where}" in line and ", rank 1: CUDA out of memory. Tried to allocate" in line
+    assert line.endswith("; take a smaller --batch, --ac full or more ranks")

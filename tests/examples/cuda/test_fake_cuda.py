@@ -1,0 +1,286 @@
+"""llama_train on the fake CUDA, over the kinds of training: what no run on a CPU shows, without a GPU."""
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fake_cuda
+import programs
+
+pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+                                reason="built without CUDA's headers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A kind of training. Pairs of features, not their product: each pair is in some case."""
+    name: str
+    dp: int = 1
+    tp: int = 1
+    replicas: int = 1
+    cp: int = 1
+    dtype: str = "bf16"
+    flags: str = ""
+
+    @property
+    def mesh(self):
+        return {"dp": self.dp, "tp": self.tp, "replicas": self.replicas, "cp": self.cp}
+
+    @property
+    def ranks(self):
+        return self.dp * self.tp * self.replicas * self.cp
+
+    @property
+    def staged(self):
+        return "gloo" in self.flags
+
+    @property
+    def nccl(self):
+        return self.ranks > 1 and not self.staged
+
+
+CASES = [
+    Case("one_rank", dtype="fp32", flags="--ac selective --document-mask --eos-token 0"),
+    Case("dp", dp=3, flags="--ac full"),
+    Case("cp", cp=2),
+    Case("zero2_fp16", dp=2, dtype="fp16", flags="--zero 2 --accumulate 2"),
+    Case("tp", tp=2, flags="--ac selective"),
+    Case("tp_no_sp", tp=2, dtype="fp32", flags="--no-sp --no-loss-parallel --accumulate 2"),
+    Case("dp_tp", dp=2, tp=2, dtype="fp16", flags="--ac full"),
+    Case("hsdp", dp=2, replicas=2, dtype="fp32", flags="--accumulate 2"),
+    Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective"),
+    Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
+    Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
+    Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
+    Case("gloo_hsdp", dp=1, replicas=2, dtype="fp16", flags="--backend gloo --ac selective"),
+    Case("all", dp=2, tp=2, replicas=2, flags="--ac selective"),
+]
+NCCL = [case for case in CASES if case.nccl]
+# Steps before which a step is like the ones before it: the allocator's and NCCL's first is not.
+EARLY, LATE = 2, 4
+
+
+def of_cases(cases):
+    """A test for each case."""
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases])
+
+
+@functools.cache
+def home():
+    """Removed when the tests end."""
+    return tempfile.TemporaryDirectory(prefix="fake-cuda-")
+
+
+@functools.cache
+def inputs():
+    folder = pathlib.Path(home().name)
+    programs.write_tokens(folder / "t.bin", programs.text_tokens(5000, 256))
+    return folder, programs.write_config(folder, programs.SMALL)
+
+
+def arguments(case, steps, folder):
+    folder_of_inputs, config = inputs()
+    return ["--config", config, "--tokens", folder_of_inputs / "t.bin", "--steps", steps, "--batch", 24, "--seq", 32,
+            "--param-dtype", case.dtype, "--metrics", folder / "m.jsonl", *case.flags.split()]
+
+
+@functools.cache
+def on_cuda(case, steps):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    run = fake_cuda.train(folder, arguments(case, steps, folder), **case.mesh)
+    run.metrics = folder / "m.jsonl"
+    return run
+
+
+@functools.cache
+def traffic_on_cpu(case):
+    """Bytes of a step by collective, for each mesh dimension."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    programs.train(arguments(case, EARLY, folder), **case.mesh)
+    dims = programs.read_metrics(folder / "m.jsonl")[-1]["comm"].values()
+    return [{name: use["bytes"] for name, use in dim.items()} for dim in dims]
+
+
+def reports(case, steps=LATE):
+    """By rank. A rank that was killed has none."""
+    found = on_cuda(case, steps).reports
+    assert len(found) == case.ranks
+    return [found[rank] for rank in range(case.ranks)]
+
+
+def a_step(case, count):
+    """How much of what `count` finds in rank 0's report one step adds."""
+    early, late = (count(reports(case, steps)[0]) for steps in (EARLY, LATE))
+    return (late - early) / (LATE - EARLY)
+
+
+def host_syncs(report):
+    return sum(row["count"] for row in report["host_syncs"])
+
+
+def in_order(rows):
+    return sorted(rows, key=lambda row: sorted(row.items()))
+
+
+@of_cases(CASES)
+def test_runs_to_its_end(case):
+    for steps in (EARLY, LATE):
+        done = on_cuda(case, steps).done
+        assert done.returncode == 0, done.stderr
+        assert f"step: {steps:2}" in done.stdout
+
+
+@pytest.mark.parametrize("dp, tp", [(1, 1), (2, 2)])
+def test_initial_weights_are_those_of_a_cpu(dp, tp):
+    """The kernel that fills at random runs on the host here; that which fills with ones, for the norms, does not."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    flags = ["--config", inputs()[1], "--seed", 3, "--steps", 0, "--save-hf"]
+    done = fake_cuda.train(folder, [*flags, folder / "cuda"], dp=dp, tp=tp).done
+    assert done.returncode == 0, done.stderr
+    programs.train([*flags, folder / "cpu"])
+    on_cuda, on_cpu = (load_file(folder / device / "model.safetensors") for device in ("cuda", "cpu"))
+    matrices = [name for name, weight in on_cpu.items() if weight.ndim == 2]
+    assert matrices and on_cuda.keys() == on_cpu.keys()
+    for name in matrices:
+        assert np.array_equal(on_cuda[name], on_cpu[name]), name
+
+
+@of_cases(CASES)
+def test_makes_no_wrong_call(case):
+    for report in reports(case):
+        assert report["violations"] == []
+
+
+@of_cases(CASES)
+def test_each_rank_uses_a_device_of_its_own(case):
+    for rank, report in enumerate(reports(case)):
+        assert {row["device"] for row in report["streams"]} == {rank}
+
+
+@of_cases(NCCL)
+def test_groups_are_shut_down_in_one_order(case):
+    """NCCL may wait for all ranks of a host when a communicator ends."""
+    ends = []
+    for report in reports(case):
+        assert {row["ended_by"] for row in report["communicators"]} == {"destroy"}
+        ended = sorted(report["communicators"], key=lambda row: row["ended"])
+        ends.append([row["id"] for row in ended])
+    for one, other in itertools.combinations(ends, 2):
+        assert [end for end in one if end in other] == [end for end in other if end in one]
+
+
+COLLECTIVES = ["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
+
+
+def moved(report, index, name):
+    """Bytes of a collective over the communicator that was made as number `index`."""
+    group = report["communicators"][index]["id"]
+    return sum(row["bytes"] for row in report["collectives"]
+               if (row["communicator"], row["collective"]) == (group, name))
+
+
+@of_cases(NCCL)
+def test_nccl_moves_what_the_cpu_run_counts(case):
+    groups = []
+    for index in range(len(reports(case)[0]["communicators"])):
+        bytes_of = {name: a_step(case, lambda report: moved(report, index, name)) for name in COLLECTIVES}
+        groups.append({name: count for name, count in bytes_of.items() if count > 0})
+    assert in_order(group for group in groups if group) == in_order(traffic_on_cpu(case))
+
+
+@of_cases([case for case in CASES if not case.nccl])
+def test_others_use_no_nccl(case):
+    assert reports(case)[0]["communicators"] == []
+
+
+@of_cases(NCCL)
+def test_collectives_of_every_layer_have_high_priority(case):
+    for row in reports(case)[0]["collectives"]:
+        if row["collective"] in ("all_gather", "reduce_scatter"):
+            assert row["priority"] < 0, row
+
+
+@of_cases([case for case in CASES if not case.staged])
+def test_host_waits_once_a_step(case):
+    """For the metrics; loss scaling must know besides whether a gradient has overflowed. With offload the
+    gradients of each backward come to the host, and their norm goes to NCCL and back."""
+    others = 1 if case.dtype == "fp16" else 0
+    if "--offload" in case.flags:
+        others = 4 if "--accumulate 2" in case.flags else 3
+    assert a_step(case, host_syncs) <= 1 + others
+
+
+@of_cases(CASES)
+def test_memory_does_not_grow(case):
+    for figure in ("allocations", "active"):
+        assert a_step(case, lambda report: report["device_memory"][figure]) == 0
+    # What tensors take of it: the allocator has its memory in blocks of some MiB.
+    peaks = {row["peak_active_bytes"] for row in programs.read_metrics(on_cuda(case, LATE).metrics)[EARLY - 1:]}
+    assert len(peaks) == 1, peaks
+
+
+@of_cases([case for case in CASES if case.name in ("dp", "offload")])
+def test_pinned_memory_is_that_of_few_batches(case):
+    """Inputs and targets of the batch in use, of one whose copy may still run, and of the next one."""
+    early, late = (reports(case, steps)[0]["pinned_memory"]["allocations"] for steps in (EARLY, 4 * LATE))
+    assert late - early <= 4
+
+
+# The kernels of each back end, or the products of attention by formula.
+KERNELS = {"flash": "flash_fwd", "efficient": "fmha", "math": "in a batch"}
+
+
+@of_cases(CASES)
+def test_attention_runs_as_logged(case):
+    logged = re.search(r"attention: (\w+)", on_cuda(case, LATE).done.stdout)[1]
+    report = reports(case)[0]
+    used = {name for name, kernel in KERNELS.items()
+            if any(kernel in call for call in [*report["launches"], *report["gemms"]])}
+    # With context parallelism the first part of a sequence is causal without a mask.
+    assert logged in used if case.cp > 1 else used == {logged}
+
+
+def test_every_exit_is_clean():
+    """An abort at exit that comes now and then: TESSERA_EXITS says how often it is looked for."""
+    count = int(os.environ.get("TESSERA_EXITS", 10))
+    case = Case("exit", dp=2, tp=2)
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    for _ in range(count):
+        done = fake_cuda.train(folder, arguments(case, 1, folder), **case.mesh).done
+        assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
+
+
+@pytest.mark.parametrize("fault, said", [
+    ("malloc:2@1", "out of memory"),
+    ("nccl:9@1", "unhandled system error"),
+])
+def test_failed_call_ends_the_job_and_is_named(fault, said):
+    case = Case("fault", dp=2)
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    done = fake_cuda.train(folder, arguments(case, 2, folder), fault=fault, **case.mesh).done
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_fake_offers_all_that_libtorch_links():
+    """A call that the fake lacks would go to NVIDIA's library, with handles that are not its own."""
+    def symbols(library, kind):
+        names = subprocess.run(["nm", "-D", kind, library], capture_output=True, text=True, check=True)
+        return {line.split()[-1].split("@")[0] for line in names.stdout.splitlines()}
+
+    offered = symbols(fake_cuda.LIBRARY, "--defined-only")
+    libtorch = next(programs.ROOT.glob(".deps/venv/lib/python3*/site-packages/torch/lib"))
+    wanted = set()
+    for library in (libtorch / "libtorch_cuda.so", libtorch / "libc10_cuda.so",
+                    fake_cuda.LIBRARY.parents[1] / "libtessera_cuda.so"):
+        wanted |= {name for name in symbols(library, "--undefined-only")
+                   if re.match(r"(__cuda|cuda|cublas|nccl|cu[A-Z])", name)}
+    assert wanted - offered == set()

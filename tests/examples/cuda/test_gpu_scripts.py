@@ -1,0 +1,69 @@
+"""scripts/gpu/pack and run, rehearsed on the fake CUDA: a machine with a GPU is not the place to mend them."""
+import json
+import pathlib
+import sys
+import tempfile
+
+import pytest
+
+import fake_cuda
+import programs
+
+pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
+                                reason="built without CUDA's headers")
+
+
+@pytest.fixture(scope="module")
+def packed():
+    with tempfile.TemporaryDirectory() as folder:
+        pack = pathlib.Path(folder, "pack")
+        programs.succeed([programs.ROOT / "scripts" / "gpu" / "pack", pack])
+        yield pack
+
+
+def run(packed, out, *flags):
+    # Longer than the limits of the stages together: they end it.
+    done = programs.run([sys.executable, packed / "run", "--rehearse", "--out", out, *flags], timeout=900)
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    return done, rows
+
+
+def test_every_stage_of_both_sizes_ends(packed, tmp_path):
+    done, rows = run(packed, tmp_path, "--quick")
+    assert done.returncode == 0, done.stderr
+    ended = {row["stage"]: row["value"] for row in rows if row["what"] == "stage"}
+    assert ended == dict.fromkeys(["versions", "ceilings", "parity", "train"], "ended")
+    # The fake fills norms with nothing: it computes no value that could be held against the CPU's.
+    assert [row["ok"] for row in rows if row["what"] == "initial weights, GPU to CPU"] == [None]
+    assert {row["unit"] for row in rows if row["stage"] == "train" and "unit" in row} >= {
+        "ms a step", "tokens/s", "MFU, %"}
+    assert (tmp_path / "results.md").read_text() in done.stdout
+    done, rows = run(packed, tmp_path, "--full", "sanitizer", "peer")
+    assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == ["not run: rehearsal"] * 2 + ["ended"]
+    assert {row.get("unit") for row in rows if row["stage"] == "peer"} >= {"ms a step", "GiB, peak"}
+    assert done.returncode == 0, done.stderr
+
+
+def test_stage_that_takes_too_long_stops_no_other(packed, tmp_path):
+    done, rows = run(packed, tmp_path, "--quick", "--limit", 1, "parity", "train")
+    assert done.returncode == 1
+    assert [(row["stage"], row["value"]) for row in rows] == [
+        ("parity", "stopped after 1 s"), ("train", "stopped after 1 s")]
+
+
+def test_stage_that_fails_stops_no_other(packed, tmp_path):
+    (packed / "configs" / "small.json").rename(packed / "away.json")
+    try:
+        done, rows = run(packed, tmp_path, "--quick", "parity", "ceilings")
+    finally:
+        (packed / "away.json").rename(packed / "configs" / "small.json")
+    assert done.returncode == 1
+    assert "small.json" in done.stderr
+    stages = [(row["stage"], row["ok"]) for row in rows if row["what"] == "stage"]
+    assert stages == [("parity", False), ("ceilings", True)]
+
+
+def test_unknown_stage_is_named(packed, tmp_path):
+    done = programs.run([sys.executable, packed / "run", "--quick", "trian"])
+    assert done.returncode == 2
+    assert "no stage is named trian; there are versions" in done.stderr

@@ -1,0 +1,225 @@
+"""What llama_train learns from: mixtures of token files, documents, prompts with completions."""
+import json
+import random
+import unittest
+
+import programs
+
+
+class Data(programs.InFolder):
+    def losses(self, flags, dp=1, tp=1, name="metrics", steps=4):
+        metrics = self.folder / f"{name}.jsonl"
+        programs.train(["--config", self.config, "--seq", 16, "--batch", 12, "--steps", steps, *flags,
+                        "--metrics", metrics], dp, tp)
+        return [record["loss"] for record in programs.read_metrics(metrics)]
+
+    def assert_close(self, ours, theirs, tolerance=1e-5):
+        self.assertEqual(len(ours), len(theirs))
+        for one, other in zip(ours, theirs):
+            self.assertLess(abs(one / other - 1), tolerance, (ours, theirs))
+
+    def refuse(self, flags, *parts):
+        done = programs.run([programs.BIN / "llama_train", "--config", self.config, *flags])
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for part in parts:
+            self.assertIn(part, done.stderr)
+
+
+class Mixtures(Data):
+    def setUp(self):
+        super().setUp()
+        # The smaller is used up within the run.
+        self.small = programs.write_tokens(self.folder / "s.bin", [7, 8, 9] * 80)
+        self.mixture = ["--tokens", self.tokens, "--weight", 0.7, "--tokens", self.small, "--weight", 0.3,
+                        "--shuffle", 3]
+
+    def test_are_the_same_on_every_mesh_and_after_a_resume(self):
+        steps = self.folder / "steps"
+        saved = ["--checkpoint", steps, "--checkpoint-every", 2]
+        want = self.losses([*self.mixture, *saved])
+        for dp, tp in [(2, 2), (3, 1), (4, 1)]:
+            self.assert_close(self.losses(self.mixture, dp, tp), want)
+        self.assertNotEqual(self.losses(["--tokens", self.tokens, "--shuffle", 3]), want)
+        flags = ["--config", self.config, "--seq", 16, "--batch", 12, "--steps", 4, "--metrics",
+                 self.folder / "resumed.jsonl", "--checkpoint", steps, "--resume-step"]
+        (steps / "step-00000004").rename(self.folder / "end")
+        programs.train([*flags, 2, *self.mixture])
+        self.assertEqual([r["loss"] for r in programs.read_metrics(self.folder / "resumed.jsonl")], want[2:])
+        other = [0.6 if flag == 0.7 else flag for flag in self.mixture]
+        self.refuse([*flags[2:], 4, *other], "not those of the checkpoint", "mixed by weight", "0.6")
+
+    def test_without_weights_are_one_sequence_of_sorted_files(self):
+        want = self.losses(["--tokens", self.folder / "*.bin"])
+        self.assertEqual(self.losses(["--tokens", self.tokens, "--tokens", self.small]), want)
+        self.assertEqual(self.losses(["--tokens", self.small]), self.losses(["--tokens", self.small] * 2))
+
+    def test_a_file_of_flags_has_lists_and_the_command_line_wins(self):
+        toml = self.folder / "run.toml"
+        toml.write_text(f'tokens = ["{self.tokens}", "{self.small}"]\nweight = [0.7, 0.3]\nshuffle = 3\n')
+        self.assertEqual(self.losses(["--config-file", toml]), self.losses(self.mixture))
+        toml.write_text(f'tokens = ["{self.tokens}", "{self.small}"]\n')
+        self.assertEqual(self.losses(["--config-file", toml, "--tokens", self.small]),
+                         self.losses(["--tokens", self.small]))
+
+    def test_refuse_a_weight_too_few(self):
+        self.refuse(self.mixture[:6], "--weight is given 1 times and --tokens 2")
+        self.refuse([*self.mixture, "--seq", 16, "--batch", 60], "a source holds 240 tokens", "batch of 60")
+
+    def test_say_how_long_a_step_waited(self):
+        metrics = self.folder / "metrics.jsonl"
+        self.losses(self.mixture)
+        for record in programs.read_metrics(metrics):
+            self.assertGreaterEqual(record["data_time_s"], 0)
+            self.assertLess(record["data_time_s"], record["step_time_s"])
+
+
+def own_loss(model, rows):
+    """The mean over the targets of `rows`, lists of (input, target), each row by itself; None is no target."""
+    import torch
+    losses = []
+    for row in rows:
+        with torch.no_grad():
+            logits = model(torch.tensor([[token for token, _ in row]])).logits[0]
+        targets = torch.tensor([-100 if target is None else target for _, target in row])
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none")[targets != -100])
+    return torch.cat(losses).mean().item()
+
+
+class LossesOfTransformers(Data):
+    def setUp(self):
+        super().setUp()
+        self.rng = random.Random(4)
+
+    def model(self, config):
+        """Random weights, and the same model in transformers."""
+        import torch
+        import transformers
+        self.config = programs.write_config(self.folder, config)
+        out = self.folder / "out"
+        programs.train(["--config", self.config, "--steps", 0, "--save-hf", out])
+        return transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
+                                                                 attn_implementation="eager")
+
+    def check(self, flags, want):
+        """The first loss is `want`; those of all meshes are one rank's."""
+        one = self.losses(flags)
+        self.assert_close(one[:1], [want])
+        self.assertLess(one[-1], one[0])
+        for mesh, more in [((2, 2), ["--accumulate", 2, "--ac", "full"]), ((3, 1), ["--accumulate", 4, "--zero", 2])]:
+            self.assert_close(self.losses([*flags, *more], *mesh), one)
+
+
+class Documents(LossesOfTransformers):
+    END = 10
+
+    def packed(self, rows, sequence):
+        """A shard whose samples are made of whole documents, and these."""
+        documents, tokens = [], []
+        for _ in range(rows):
+            left = sequence
+            while left > 0:
+                size = min(left, self.rng.randrange(2, 9))
+                size = left if left - size == 1 else size
+                documents.append([self.rng.randrange(11, 256) for _ in range(size - 1)] + [self.END])
+                tokens += documents[-1]
+                left -= size
+        return documents, programs.write_tokens(self.folder / "packed.bin", [*tokens, 1])
+
+    def check_documents(self, config, flags):
+        model = self.model(config)
+        documents, shard = self.packed(12, 16)
+        want = own_loss(model, [list(zip(doc, doc[1:])) for doc in documents])
+        self.check(["--tokens", shard, "--document-mask", *flags], want)
+
+    def test_have_their_own_loss(self):
+        self.check_documents(programs.SMALL, ["--eos-token", self.END])
+
+    def test_have_it_within_a_window_too(self):
+        self.check_documents(programs.SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
+                                               "sliding_window": 3, "eos_token_id": self.END}, [])
+
+    def test_refuse_an_end_that_nobody_knows(self):
+        self.refuse(["--tokens", self.tokens, "--document-mask"], "--document-mask", "pass --eos-token")
+        self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "is 256", "vocabulary is 256")
+        self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but is for --document-mask")
+
+
+class Prompts(LossesOfTransformers):
+    END = 10
+
+    def write_lines(self, pairs, names=("prompt", "completion")):
+        path = self.folder / "p.jsonl"
+        path.write_text("".join(json.dumps(dict(zip(names, pair))) + "\n\n" for pair in pairs))
+        return path
+
+    def text(self, least, most):
+        return "".join(chr(self.rng.randrange(32, 127)) for _ in range(self.rng.randint(least, most)))
+
+    def rows(self, pairs, begin=()):
+        for prompt, completion in pairs:
+            tokens = [*begin, *prompt.encode(), *completion.encode(), self.END][:17]
+            known = max(len(begin) + len(prompt), 1)
+            yield [(token, target if i >= known else None)
+                   for i, (token, target) in enumerate(zip(tokens, tokens[1:]), start=1)]
+
+    def test_are_ignored_in_the_loss(self):
+        model = self.model(programs.SMALL)
+        # Most of the tokens are in few of the rows, so that ranks count differently many.
+        pairs = [(self.text(0, 9), self.text(0, 6) if i % 4 else self.text(7, 7)) for i in range(12)]
+        pairs[0] = ("", self.text(16, 16))
+        flags = ["--jsonl", self.write_lines(pairs), "--eos-token", self.END]
+        self.check(flags, own_loss(model, self.rows(pairs)))
+        again = self.losses(["--jsonl", self.write_lines(pairs, ("q", "a")), "--eos-token", self.END,
+                             "--prompt-field", "q", "--completion-field", "a"], steps=1)
+        self.assert_close(again, [own_loss(model, self.rows(pairs))])
+
+    def test_are_those_of_all_files_compressed_or_not(self):
+        import gzip
+        self.model(programs.SMALL)
+        pairs = [(self.text(0, 9), self.text(1, 6)) for _ in range(12)]
+        flags = ["--eos-token", self.END]
+        one = self.losses(["--jsonl", self.write_lines(pairs), *flags])
+        (self.folder / "b.jsonl.gz").write_bytes(gzip.compress(self.write_lines(pairs[5:9]).read_bytes()))
+        self.write_lines(pairs[9:]).rename(self.folder / "c")
+        (self.folder / "a.jsonl").write_bytes(self.write_lines(pairs[:5]).read_bytes())
+        several = ["--jsonl", f"{self.folder}/[ab].jsonl*", "--jsonl", self.folder / "c"]
+        self.assertEqual(self.losses([*several, *flags]), one)
+        (self.folder / "c").write_text('{"prompt": "a"}\n')
+        self.refuse([*several, *flags], "c:1: the object has no field")
+
+    def test_begin_as_texts_of_the_model_and_are_cut_if_asked(self):
+        model = self.model(programs.SMALL | {"bos_token_id": 1, "eos_token_id": self.END})
+        pairs = [(self.text(3, 9), self.text(4, 20)) for _ in range(12)]
+        flags = ["--jsonl", self.write_lines(pairs)]
+        want = own_loss(model, self.rows(pairs, begin=[1]))
+        self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
+        self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and its last target have 17")
+
+    def test_begin_alike_however_the_tokenizer_is_named(self):
+        import shutil
+        config = self.folder / "config.json"
+        config.write_text(json.dumps(programs.SMALL | {"bos_token_id": 1, "eos_token_id": 2}))
+        tokenizer = {"model": {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []}}
+        folder = self.folder / "tokenizer"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        shutil.copy(folder / "tokenizer.json", self.folder / "vocabulary")
+        lines = self.folder / "lines.jsonl"
+        lines.write_text('{"prompt": "ab", "completion": "cd"}\n' * 24)
+        losses = [self.losses(["--config", config, "--jsonl", lines, "--tokenizer", name, "--seq", 16])
+                  for name in (folder / "tokenizer.json", folder, self.folder / "vocabulary")]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[2])
+
+    def test_refuse_what_teaches_nothing(self):
+        flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
+        self.refuse([*flags, self.write_lines([("a", "b"), ("abcde", "f")]), "--truncate"],
+                    "p.jsonl:3: the prompt has 5 of 7 tokens, which leaves none to learn")
+        self.refuse([*flags, self.write_lines([])], "hold no object")
+        self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
+        self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but is for --jsonl")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+"""Every tutorial runs, alone and on four ranks."""
+import unittest
+
+import programs
+
+
+class Tutorials(unittest.TestCase):
+    def run_tutorial(self, name):
+        program = programs.BIN / f"tutorial_{name}"
+        for ranks in (1, 4):
+            with self.subTest(ranks=ranks):
+                done = programs.succeed(programs.on_ranks(ranks, [program]), timeout=120)
+                self.assertTrue(done.stdout)
+                yield done.stdout
+
+    def test_mesh(self):
+        alone, four = self.run_tutorial("01_mesh")
+        self.assertIn("row sum 0", alone)
+        self.assertIn("(dp=2, tp=2)", four)
+
+    def test_distributed_tensor(self):
+        _, four = self.run_tutorial("02_distributed_tensor")
+        self.assertIn("[Partial(sum)] -> [Shard(0)]", four)
+
+    def test_train_2d_learns(self):
+        for output in self.run_tutorial("03_train_2d"):
+            losses = [float(line.split()[-1]) for line in output.splitlines()]
+            self.assertEqual(len(losses), 20)
+            self.assertLess(losses[-1], losses[0])
+
+    def test_operators_of_ones_own(self):
+        _, four = self.run_tutorial("04_operators")
+        self.assertIn("the product is [Partial(sum)], the softmax [Shard(1)], "
+                      "the gradients [Shard(1)] and [Shard(0)]", four)
+
+    def test_parallel_style_of_ones_own(self):
+        _, four = self.run_tutorial("05_parallel_style")
+        self.assertIn("gradient is [Shard(0)], this rank has 3 of 11", four)
+
+    def test_fsdp_in_ones_own_way_learns(self):
+        for output in self.run_tutorial("06_fsdp"):
+            for unit in ("up", "down"):
+                self.assertRegex(output, rf"(?m)^{unit} ")
+            losses = [float(line.split()[-1]) for line in output.splitlines() if "loss" in line]
+            self.assertEqual(len(losses), 20)
+            self.assertLess(losses[-1], losses[0])
+
+    def test_communicator_of_ones_own(self):
+        for output in self.run_tutorial("07_communicator"):
+            self.assertIn("summed by ordered_sums", output)
+
+    def test_printed_plan(self):
+        alone, four = self.run_tutorial("10_printed_plan")
+        self.assertNotIn("all_reduce", alone)
+        self.assertIn("layers.*.q_norm x2  sequence_parallel", four)
+        self.assertIn("layers.*.gain x2    headwise_parallel", four)
+        self.assertIn("forward  tp all_reduce: 1 call", four)
+        self.assertIn("as one rank computes it", four)
+
+    def test_module_of_ones_own_learns(self):
+        for output in self.run_tutorial("08_your_own_module"):
+            losses = [float(line.split()[-1]) for line in output.splitlines()]
+            self.assertEqual(len(losses), 20)
+            self.assertLess(losses[-1], losses[0])
+
+    def test_gpt2_begins_drops_and_learns_on_four_ranks_as_on_one(self):
+        alone, four = (output.splitlines() for output in self.run_tutorial("09_gpt2"))
+        self.assertRegex(alone[0], r"^sum of parameters -?\d+\.\d{10}")
+        self.assertEqual(alone[0], four[0])
+        losses = [[float(line.split()[-1]) for line in output[1:]] for output in (alone, four)]
+        self.assertEqual(len(losses[0]), 20)
+        for one, same in zip(*losses):
+            self.assertAlmostEqual(one, same, delta=2e-3 * one)
+        # Before rounding has been multiplied by the steps.
+        for one, same in zip(losses[0][:3], losses[1][:3]):
+            self.assertAlmostEqual(one, same, delta=2e-5 * one)
+        self.assertLess(losses[0][-1], 0.9 * losses[0][0])
+
+    def test_gpt2_refuses_ranks_that_do_not_divide_its_batch(self):
+        done = programs.run(programs.on_ranks(3, [programs.BIN / "tutorial_09_gpt2"]), timeout=120)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("a batch of 8 rows can't be split over dp=3", done.stderr)
+        self.assertNotIn("loss", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,310 @@
+"""examples/experiments: runs are compared, kept, judged and shown."""
+import importlib
+import json
+import os
+import pathlib
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import programs
+
+EXPERIMENTS = programs.ROOT / "examples" / "experiments"
+RUN = EXPERIMENTS / "run"
+sys.path.insert(0, str(EXPERIMENTS))
+chart = importlib.import_module("chart")
+experiment = importlib.import_module("experiment")
+jobs = importlib.import_module("jobs")
+last_bits = importlib.import_module("last_bits")
+verdict = importlib.import_module("verdict")
+
+MESHES = """
+[[run]]
+name = "one rank"
+[[run]]
+name = "TP 2"
+tp = 2
+"""
+
+
+class Experiments(programs.InFolder):
+    def write(self, body, steps=4, **names):
+        """An experiment on small data: `body` behind its flags, `names` before them."""
+        names = {"perturbed": 1} | names
+        top = "".join(f"{name} = {json.dumps(value)}\n" for name, value in names.items())
+        file = self.folder / "some.toml"
+        file.write_text(f'{top}[flags]\nconfig = "config.json"\ntokens = "t.bin"\nsteps = {steps}\nbatch = 8\n'
+                        f'seq = 32\nlr = 3e-3\n{body}')
+        return file
+
+    def run_file(self, file, *arguments):
+        command = [sys.executable, RUN, file, "--bin", programs.BIN, "--out", self.folder / "out", *arguments]
+        return programs.run(command, env=dict(os.environ, OMP_NUM_THREADS="1"))
+
+    def report(self):
+        return json.loads((self.folder / "out/report.json").read_text())
+
+    def row(self, name):
+        return next(row for row in self.report()["runs"] if row["name"] == name)
+
+    def test_meshes_train_the_same_and_what_is_finished_is_kept(self):
+        done = self.run_file(self.write(MESHES))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("all 2 runs are as expected", done.stdout)
+        row = self.row("TP 2")
+        self.assertEqual((row["verdict"], row["rule"], row["ranks"]), ("same", "fp32", 2))
+        self.assertGreater(row["loss"]["largest"] + row["grad_norm"]["largest"], 0)
+        self.assertLess(max(row[figure]["found_from"] for figure in verdict.FIGURES), 1e-5)
+        metrics = programs.read_metrics(self.folder / "out/runs" / jobs.folder_name("TP 2") / "metrics.jsonl")
+        self.assertEqual(row["curves"]["loss"], [step["loss"] for step in metrics])
+        self.assertEqual(row["comm_bytes"]["tp"], sum(call["bytes"] for call in metrics[-1]["comm"]["tp"].values()))
+        self.assertEqual(row["memory_bytes"], max(step["peak_active_bytes"] for step in metrics))
+        self.assertEqual(row["memory_percent"], 100 * row["memory_bytes"] / self.row("one rank")["memory_bytes"])
+        page = (self.folder / "out/report.html").read_text()
+        for part in ("<svg", "prefers-color-scheme:dark", "bytes that it puts in", "TP 2"):
+            self.assertIn(part, page)
+        # One that did not finish, as far as the folder tells, and one with other flags.
+        (self.folder / "out/runs" / jobs.folder_name("one rank") / "done.json").unlink()
+        again = self.run_file(self.write(MESHES + "sp = false\n")).stdout
+        for part in ("one rank: 4 steps in", "TP 2: 4 steps in", "one rank, last bits 1: 4 steps, kept"):
+            self.assertIn(part, again)
+
+    def test_names_are_folders_of_their_own_and_no_others_files_are_deleted(self):
+        (self.folder / "out").mkdir()
+        notes = self.folder / "out/notes.txt"
+        notes.write_text("mine")
+        body = "".join(f"[[run]]\nname = {json.dumps(name)}\n" for name in ("..", ".", "a b", "a-b", "/", "x" * 300))
+        done = self.run_file(self.write(body, steps=1))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(notes.read_text(), "mine")
+        self.assertEqual(len(list((self.folder / "out/runs").iterdir())), 6 + 1)
+        # What is finished is kept only with its metrics.
+        (self.folder / "out/runs" / jobs.folder_name("a b") / "metrics.jsonl").unlink()
+        again = self.run_file(self.folder / "some.toml").stdout
+        for part in ("a b: 1 steps in", "a-b: 1 steps, kept"):
+            self.assertIn(part, again)
+
+    def test_folders_of_others_are_refused(self):
+        file = self.write(MESHES, steps=1)
+        run = self.folder / "out/runs" / jobs.folder_name("TP 2")
+        run.mkdir(parents=True)
+        (run / "thesis.txt").write_text("mine")
+        self.assertIn("out has runs, but of no experiment", self.run_file(file).stderr)
+        (self.folder / "out/experiment.json").write_text(json.dumps({"file": str(self.folder / "other.toml")}))
+        self.assertIn("other.toml; give --out another folder", self.run_file(file).stderr)
+        (self.folder / "out/experiment.json").write_text(json.dumps({"file": str(file.resolve())}))
+        done = self.run_file(file)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertIn("is no run's folder; move it away", done.stderr)
+        self.assertEqual((run / "thesis.txt").read_text(), "mine")
+
+    def test_a_missing_sum_of_a_norms_gradient_is_found(self):
+        file = self.write(MESHES, program="llama_unsummed_norm")
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("TP 2: different, expected same: ", done.stdout)
+        self.assertEqual(self.row("TP 2")["grad_norm"]["first_beyond"], 1)
+        self.assertGreater(self.row("TP 2")["grad_norm"]["share"], 3)
+        # FSDP alone has no such sum.
+        self.write(MESHES + "[[run]]\nname = \"1-D\"\ndp = 2\n", program="llama_unsummed_norm")
+        self.assertEqual(self.run_file(file).stdout.count("kept"), 3)
+        self.assertEqual(self.row("1-D")["verdict"], "same")
+
+    def test_bf16_is_judged_by_its_own_rounding(self):
+        file = self.write(MESHES + 'param-dtype = "bf16"\n[[run]]\nname = "another rate"\nlr = 0.006\n'
+                          'param-dtype = "bf16"\nexpect = "different"\n', steps=6)
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        row = self.row("TP 2")
+        self.assertEqual((row["rule"], row["verdict"], row["weak"]), ("bf16", "same", True))
+        self.assertGreater(row["grad_norm"]["found_from"], verdict.WEAK)
+        for part in ("one rank, of seed 2", "one rank, bf16's last bits 3", "(weak: finds faults from "):
+            self.assertIn(part, done.stdout)
+        self.assertIn("same, weak</span>", (self.folder / "out/report.html").read_text(encoding="utf-8"))
+
+    def test_fp16_is_judged_by_its_own_rounding(self):
+        file = self.write('param-dtype = "fp16"\n' + MESHES, steps=2)
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("one rank, fp16's last bits 3", done.stdout)
+        row = self.row("TP 2")
+        self.assertEqual((row["rule"], row["verdict"]), ("fp16", "same"))
+        # Three bits more than bf16 has, of which the gradient norm is known to 3e-3.
+        self.assertLess(row["grad_norm"]["found_from"], 1e-3)
+
+    def test_in_bf16_a_missing_sum_is_found_where_norms_alone_are_trained(self):
+        body = ('param-dtype = "bf16"\nfreeze = "**.*_proj.weight,model.embed_tokens.weight,lm_head.weight"\n' + MESHES)
+        file = self.write(body, program="llama_unsummed_norm", steps=3)
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("TP 2: different, expected same: ", done.stdout)
+        self.write(body, steps=3)
+        self.assertEqual(self.run_file(file).returncode, 0)
+
+    def test_in_bf16_weights_of_a_file_are_compared(self):
+        model = self.folder / "model"
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", 0, "--save-hf", model])
+        file = self.write('param-dtype = "bf16"\n' + MESHES, steps=2)
+        file.write_text(file.read_text().replace('config = "config.json"', 'model = "model"'))
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertGreater(self.row("TP 2")["loss"]["largest"] + self.row("TP 2")["grad_norm"]["largest"], 0)
+
+    def test_parts_have_references_of_their_own_and_a_failed_run_is_one_line(self):
+        file = self.write('[[axis]]\nname = "batch"\nvalues = [4, 6]\n[[axis]]\nname = "reshard"\n[axis.values]\n'
+                          '"all" = { dp = 2, reshard-last = true }\n"most" = { dp = 2 }\n"bad" = { dp = 2, zero = 2, reshard-last = true }\n',
+                          separate=["batch"], steps=2)
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(self.row("batch 6, reshard most")["reference"], "batch 6, reshard all")
+        self.assertEqual(self.row("batch 6, reshard most")["verdict"], "same")
+        self.assertIn("batch 4, reshard bad: failed: ", done.stdout)
+        self.assertIn("--reshard-last is given with --zero 2", self.row("batch 4, reshard bad")["error"])
+        self.assertIn("2 of 6 runs are not as expected", done.stdout)
+        # What backward needs first is gathered again: the last block, final norm with head.
+        calls = {name: self.row(f"batch 4, reshard {name}")["comm"]["dp"]["all_gather"]["calls"] for name in ("all", "most")}
+        self.assertEqual(calls["all"], calls["most"] + 2)
+
+    def test_an_interrupted_experiment_goes_on(self):
+        body = MESHES.replace("tp = 2", "tp = 2\nsteps = 4000")
+        file = self.write(body, steps=2)
+        command = [sys.executable, RUN, file, "--bin", programs.BIN, "--out", self.folder / "out"]
+        for end, kept in ((signal.SIGHUP, False), (signal.SIGTERM, True)):
+            metrics = self.folder / "out/runs" / jobs.folder_name("TP 2") / "metrics.jsonl"
+            metrics.unlink(missing_ok=True)
+            process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            latest = time.monotonic() + 120
+            while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < latest:
+                time.sleep(0.05)
+            self.assertIn("another process works in", self.run_file(file).stderr)
+            process.send_signal(end)
+            out, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 128 + end, err)
+            self.assertEqual(err, "experiments: interrupted; the same command goes on with the run that was under way\n")
+            self.assertEqual("one rank: 2 steps, kept" in out, kept)
+            self.assertFalse((self.folder / "out/report.json").exists())
+            self.assertEqual(metrics.read_text().count("\n") < 4000, True)
+        done = self.run_file(self.write(MESHES, steps=2))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("one rank: 2 steps, kept", done.stdout)
+
+    def test_bad_files_are_one_line(self):
+        (self.folder / "odd.json").write_text(json.dumps(programs.ODD))
+        for body, names, message in [
+                ("", {}, "fewer than two runs"),
+                (MESHES, {"titel": "x"}, 'did you mean "title"?'),
+                (MESHES, {"separate": ["bacth"]}, 'separate has "bacth", a flag that no run has'),
+                (MESHES, {"program": "llama_trian"}, "is no program; build it"),
+                (MESHES, {"seeds": [1, 1]}, "must be different numbers"),
+                (MESHES, {"title": 1}, '"title" must be a string'),
+                (MESHES + 'metrics = "m"\n', {}, '"metrics", which each run has from the experiment'),
+                (MESHES + "seed = 1\n", {}, "give seeds = [...] instead"),
+                (MESHES + 'dp-replicate = "2"\n', {}, 'dp-replicate = "2" is no number of ranks'),
+                (MESHES + 'expect = "equal"\n', {}, 'expect = "equal" is neither "same" nor "different"'),
+                (MESHES + MESHES, {}, 'two runs have the name "one rank"'),
+                (MESHES + '[[axis]]\nname = "sp"\n', {}, "an [[axis]] needs a name, and values"),
+                (MESHES, {"separate": [["a"]]}, 'separate = [["a"]] must be an array of flags\' names'),
+                (MESHES, {"program": ""}, 'program = "" is no program'),
+                (MESHES, {"perturbed": True}, "perturbed = true leaves nothing"),
+                (MESHES, {"perturbed": -1}, "perturbed = -1 leaves nothing"),
+                (MESHES, {"seeds": [2 ** 63]}, "from 0 to 9223372036854775807"),
+                (MESHES + '[[axis]]\nname = ""\nvalues = [1]\n', {}, "an [[axis]] needs a name"),
+                (MESHES + 'param-dtype = ["bf16"]\n', {}, 'param-dtype = ["bf16"] must be a string'),
+                (MESHES + 'lr = nan\n', {}, "a finite number"),
+                (MESHES + 'accumulate = "4"\nseq = "4"\n', {}, 'seq = "4" is no whole number'),
+                (MESHES + 'text = "some.toml"\nconfig = "odd.json"\n', {}, "has text without a tokenizer, and odd.json a vocabulary of 1009"),
+                (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has a name that the experiment gives"),
+                (MESHES + "= 1\n", {}, "can't read")]:
+            with self.subTest(message):
+                done = self.run_file(self.write(body, **names))
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(done.stderr.count("\n"), 1)
+                self.assertTrue(done.stderr.startswith("experiments: "))
+                self.assertIn(message, done.stderr)
+        self.assertIn("No such file", self.run_file(self.folder / "none.toml").stderr)
+
+    def test_parts_may_be_arrays_and_what_is_not_compared_has_not_failed(self):
+        body = '[[run]]\nname = "a"\n[[run]]\nname = "b"\ntokens = ["t.bin", "t.bin"]\nweight = [1, 2]\n[[run]]\nname = "c"\nsteps = 1\n'
+        done = self.run_file(self.write(body, separate=["tokens"], steps=2))
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertEqual(self.row("b")["part"], [["t.bin", "t.bin"]])
+        self.assertIn("c: not compared: it made 1 steps", done.stdout)
+        page = (self.folder / "out/report.html").read_text(encoding="utf-8")
+        self.assertIn(">not compared</span>", page)
+        self.assertNotIn(">failed</span>", page)
+
+    def test_no_run_writes_files_of_other_runs(self):
+        text = programs.succeed([programs.BIN / "llama_train", "--help"]).stdout
+        files = set(re.findall(r"^  --([a-z-]+) (?:DIR|FILE)", text, re.M))
+        read = {"model", "config", "text", "tokenizer", "eval-text"}
+        self.assertEqual(files - read - set(experiment.OWN), set())
+        self.assertEqual(read - files, set())
+
+    def test_a_ready_made_file_runs(self):
+        source = EXPERIMENTS / "mesh_1d_2d.toml"
+        body = re.sub(r"^steps = .*", "steps = 2", source.read_text(encoding="utf-8"), flags=re.M)
+        file = self.folder / source.name
+        file.write_text(body.replace('"../llama', f'"{programs.ROOT}/examples/llama').replace('"../../docs', f'"{programs.ROOT}/docs'))
+        done = self.run_file(file)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("all 5 runs are as expected", done.stdout)
+
+    def test_ready_made_files_are_read(self):
+        files = sorted(EXPERIMENTS.glob("*.toml"))
+        self.assertEqual([file.stem for file in files], ["memory", "mesh_1d_2d", "tensor_parallel"])
+        runs = {file.stem: experiment.read(file).runs for file in files}
+        self.assertEqual([len(runs[name]) for name in ("memory", "mesh_1d_2d", "tensor_parallel")], [27, 5, 9])
+
+
+class Parts(unittest.TestCase):
+    def test_ranks_are_the_product_of_the_degrees(self):
+        degrees = {"dp-replicate": 2, "dp": 3, "cp": 5, "tp": 7}
+        self.assertEqual(experiment.Run("x", degrees | {"batch": 11}, seed=0).ranks, 210)
+
+    def test_last_bits_of_half_of_the_values_are_flipped(self):
+        values = [1.0, -0.5, 3.14159, 1e-30] * 500
+        header = json.dumps({"w": {"dtype": "F32", "shape": [40, 50], "data_offsets": [0, 8000]},
+                             "i": {"dtype": "I32", "shape": [1], "data_offsets": [8000, 8004]},
+                             "norm": {"dtype": "F32", "shape": [1], "data_offsets": [8004, 8008]}}).encode()
+        path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "m.safetensors")
+        path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2000fif", *values, 7, 1.0))
+        before = struct.unpack("<2000Iif", path.read_bytes()[8 + len(header):])
+        for bit in (0, 16):
+            last_bits.flip(path, 1, bit)
+            after = struct.unpack("<2000Iif", path.read_bytes()[8 + len(header):])
+            self.assertEqual(after[-2:], (7, 1.0))
+            self.assertEqual({a ^ b for a, b in zip(before[:-2], after[:-2])}, {0, 1 << bit})
+            self.assertLess(abs(sum(a != b for a, b in zip(before, after)) - 1000), 150)
+            last_bits.flip(path, 1, bit)
+
+    def test_what_metrics_round_away_hides_no_fault(self):
+        flags = {"batch": 16, "seq": 4096}
+        asked = experiment.Experiment("x", pathlib.Path("/x.toml"), "x", [0], 1, [], flags,
+                                      [experiment.Run("one", flags, 0), experiment.Run("two", flags | {"dp": 2}, 0)])
+        figures = {"one": 5.0, "one, last bits 1": 5.0 + 2.0 ** -21}
+        outcomes = {name: jobs.Outcome([{"loss": value, "grad_norm": value}]) for name, value in figures.items()}
+        limit, = verdict.allowed_of(asked, asked.runs[1], outcomes)["loss"]
+        self.assertLess(limit, 5e-4)
+        self.assertGreater(limit, 2 * 256 * 5 * 2.0 ** -24)
+
+    def test_a_difference_is_judged_at_its_worst_step(self):
+        found = verdict.compare([1.0, 2.0, 3.5], [1.0, 2.1, 3.0], [0.0, 0.2, 0.1])
+        self.assertAlmostEqual(found["share"], 5)
+        self.assertEqual((found["step"], found["first_beyond"], found["largest"]), (3, 3, 0.5))
+        self.assertEqual(verdict.compare([float("nan")], [1.0], [1e9])["share"], float("inf"))
+
+    def test_curves_that_touch_zero_are_drawn(self):
+        drawn = chart.svg("x", [chart.Curve("a", 1, [0.0, 1e-7, None, 1e-3])], logarithmic=True)
+        self.assertEqual(drawn.count("<polyline"), 1)
+        self.assertNotIn("nan", drawn)
+        self.assertIn("No difference", chart.svg("x", [chart.Curve("a", 1, [0.0])], logarithmic=True))
+        self.assertIn("no finite values", chart.svg("x", [chart.Curve("a", 1, [None])]))
+
+
+if __name__ == "__main__":
+    unittest.main()

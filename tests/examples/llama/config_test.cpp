@@ -1,0 +1,216 @@
+#include "examples/llama/model/config.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/train/options/train_options.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace llama {
+namespace {
+
+using Json = nlohmann::json;
+
+Json Valid() {
+  return {{"vocab_size", 100},
+          {"hidden_size", 48},
+          {"intermediate_size", 64},
+          {"num_hidden_layers", 3},
+          {"num_attention_heads", 6}};
+}
+
+Config Parse(const Json& json) {
+  return parse_config(json.dump(), "config.json");
+}
+
+Json With(const char* key, Json value) {
+  Json json = Valid();
+  json[key] = std::move(value);
+  return json;
+}
+
+TEST(ParseConfig, FillsWhatHuggingFaceLeavesOut) {
+  const Config config = Parse(Valid());
+  EXPECT_EQ(config.num_key_value_heads, 6);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.rope.theta, 10000.0);
+  EXPECT_FALSE(config.tie_word_embeddings);
+}
+
+TEST(ParseConfig, ReadsRopeThetaInBothPlaces) {
+  EXPECT_EQ(Parse(With("rope_theta", 5e5)).rope.theta, 5e5);
+  EXPECT_EQ(
+      Parse(With("rope_parameters", {{"rope_theta", 7e4}, {"rope_type", "default"}})).rope.theta,
+      7e4);
+}
+
+TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
+  const tessera::testing::TemporaryFolder dir;
+  const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
+  EXPECT_FALSE(read(Valid()).begin);
+  EXPECT_TRUE(read(Valid()).end.empty());
+  Json json = With("bos_token_id", 1);
+  json["eos_token_id"] = 2;
+  EXPECT_EQ(read(json).begin, 1);
+  EXPECT_EQ(read(json).end, std::vector<std::int64_t>{2});
+  tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 99]})");
+  EXPECT_EQ(read(json).begin, 1);
+  EXPECT_EQ(read(json).end, (std::vector<std::int64_t>{3, 99}));
+  tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 100]})");
+  EXPECT_ERROR(read(json), "generation_config.json: \"eos_token_id\" is [3,100]",
+               "tokens are numbers below 100");
+  tessera::testing::WriteFile(dir / "generation_config.json", "{}");
+  EXPECT_ERROR(read(With("bos_token_id", "<s>")), "config.json: \"bos_token_id\" is \"<s>\"");
+  EXPECT_ERROR(read(With("bos_token_id", {1, 2})), "has 2 tokens; a text begins with one");
+}
+
+TEST(ParseConfig, CountsParameters) {
+  const ParameterCount count = count_parameters(Parse(Valid()));
+  // 2 * 100 * 48 embedding and head, 3 blocks of 4 * 48 * 48 + 3 * 48 * 64 + 2 * 48, a norm of 48.
+  EXPECT_EQ(count.total, 9600 + 3 * (9216 + 9216 + 96) + 48);
+  EXPECT_EQ(count.embedding, 4800);
+  EXPECT_EQ(count_parameters(Parse(With("tie_word_embeddings", true))).total, count.total - 4800);
+  // Biases of q, k, v and o, then of gate, up and down, in 3 blocks.
+  EXPECT_EQ(count_parameters(Parse(With("attention_bias", true))).total, count.total + 3 * 4 * 48);
+  EXPECT_EQ(count_parameters(Parse(With("mlp_bias", true))).total, count.total + 3 * (2 * 64 + 48));
+  Json json = With("model_type", "qwen3");
+  json["num_key_value_heads"] = 6;
+  EXPECT_ERROR(Parse(json), "\"head_dim\" is missing");
+  json["head_dim"] = 8;
+  EXPECT_EQ(count_parameters(Parse(json)).total, count.total + 3 * 2 * 8);
+  json["model_type"] = "qwen2";
+  EXPECT_EQ(count_parameters(Parse(json)).total, count.total + 3 * 3 * 48);
+}
+
+struct BadConfig {
+  const char* key;
+  Json value;
+  const char* message;
+};
+
+TEST(ParseConfig, RefusesWhatItCannotCompute) {
+  const BadConfig cases[] = {
+      {"hidden_size", 0, "\"hidden_size\" is 0"},
+      {"hidden_size", "48", "\"hidden_size\" is \"48\""},
+      {"num_hidden_layers", 2.5, "positive integer"},
+      {"num_hidden_layers", 20000, "models have at most 10000"},
+      {"vocab_size", nullptr, "\"vocab_size\" is missing"},
+      {"num_key_value_heads", 4, "not a multiple of num_key_value_heads 4"},
+      {"num_attention_heads", 7, "not a multiple of num_attention_heads 7"},
+      {"head_dim", 7, "head_dim is 7"},
+      {"hidden_act", "gelu", "activations other than silu"},
+      {"attention_bias", "yes", "must be true or false"},
+      {"rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}, "rope scaling is of type"},
+      {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "max_position_embeddings"},
+      {"rope_scaling", {{"rope_type", "linear"}}, "\"factor\" is missing"},
+      {"rope_scaling", {{"factor", 2}}, "a factor without a type of rope scaling"},
+      {"rope_parameters",
+       {{"full_attention", {{"rope_type", "yarn"}}}},
+       "differ in their positions"},
+      {"model_type", "gemma", "only llama, mistral, qwen2 and qwen3 are implemented"},
+      {"model_type", "qwen2", "\"num_key_value_heads\" is missing"},
+      {"architectures", Json::array({"MistralForCausalLM"}), "other than the type's own"},
+      {"sliding_window", 100, "sliding-window attention of a Llama"},
+      {"quantization_config", {{"bits", 4}}, "quantised weights"},
+      {"tie_word_embeddings", "yes", "must be true or false"},
+      {"rms_norm_eps", -1, "must be a positive number"},
+  };
+  for (const BadConfig& bad : cases) {
+    SCOPED_TRACE(bad.key);
+    EXPECT_ERROR(Parse(With(bad.key, bad.value)), bad.message);
+  }
+  EXPECT_ERROR(parse_config("{", "x.json"), "x.json is not a JSON object");
+  Json mistral = With("model_type", "mistral");
+  mistral["num_key_value_heads"] = 6;
+  mistral["attention_bias"] = true;
+  EXPECT_ERROR(Parse(mistral), "\"attention_bias\" of a mistral is not implemented");
+}
+
+TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
+  const Config bytes = Parse(With("vocab_size", 256));
+  const Config pieces = Parse(With("vocab_size", 32000));
+  EXPECT_EQ(open_tokenizer("", "", bytes, /*new_to_text=*/false)->vocabulary(), 256);
+  EXPECT_EQ(open_tokenizer("", "", pieces, /*new_to_text=*/true)->vocabulary(), 256);
+  EXPECT_ERROR(open_tokenizer("", "", pieces, /*new_to_text=*/false),
+               "a text is read as bytes, but the model's vocabulary is 32000",
+               "pass the --tokenizer");
+  EXPECT_ERROR(open_tokenizer("", "", Parse(With("vocab_size", 100)), /*new_to_text=*/true),
+               "the tokenizer has 256 tokens, but the model's vocabulary is 100");
+}
+
+TEST(Tokenizer, IsFoundInTheModelsFolder) {
+  const tessera::testing::TemporaryFolder folder;
+  const Config pieces = Parse(With("vocab_size", 32000));
+  EXPECT_ERROR(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false),
+               "a tokenizer.json or tokenizer.model beside the model");
+  tessera::testing::WriteFile(
+      folder / "tokenizer.json",
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
+  EXPECT_EQ(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false)->vocabulary(), 2);
+  EXPECT_ERROR(open_tokenizer(folder / "none", folder.path(), pieces, /*new_to_text=*/false),
+               "none");
+}
+
+TEST(Config, OfAStrangerCostsLittle) {
+  const tessera::testing::TemporaryFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_ERROR(read_config(folder / "fifo"), "is not a regular file");
+  tessera::testing::WriteFile(folder / "large", "");
+  std::filesystem::resize_file(folder / "large", std::uintmax_t{1} << 40);
+  EXPECT_ERROR(read_config(folder / "large"), "more than the 10000000 that");
+  const std::string deep = R"({"rope_scaling":)" + std::string(1'000'000, '[');
+  EXPECT_ERROR(parse_config(deep, "x.json"), "nested deeper than 16 levels");
+}
+
+TEST(ParseConfig, RefusesHeadsThatTensorParallelismCannotSplit) {
+  const Config config = Parse(With("num_key_value_heads", 2));
+  check_tensor_parallel(config, 2);
+  EXPECT_ERROR(check_tensor_parallel(config, 4), "num_attention_heads 6");
+  EXPECT_ERROR(check_tensor_parallel(config, 3), "num_key_value_heads 2");
+}
+
+TEST(ParseConfig, PutsEachKeyValueHeadOnSeveralRanksWhereThereAreFewer) {
+  const Config config = Parse(With("num_key_value_heads", 2));
+  check_tensor_parallel(config, 6);
+  EXPECT_EQ(key_value_copies(config, 1), 1);
+  EXPECT_EQ(describe_key_value_copies(config, 2), "");
+  EXPECT_EQ(describe_key_value_copies(config, 6),
+            "key-value heads: 2 on 6 tensor-parallel ranks, each on 3 of them");
+}
+
+TEST(TrainOptions, FlagsWinOverTheConfigFile) {
+  const tessera::testing::TemporaryFolder folder;
+  const std::string file = (folder.path() / "run.toml").string();
+  tessera::testing::WriteFile(
+      file, "steps = 7\nlr = 0.25\nsp = false\nconfig = \"c.json\"\ntext = \"t\"\n");
+  const TrainOptions options = parse_train_options({"--lr", "0.5", "--config-file", file});
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.lr, 0.5);
+  EXPECT_FALSE(options.sp);
+  EXPECT_EQ(options.config, "c.json");
+}
+
+TEST(TrainOptions, RefusesWhatContradictsItself) {
+  EXPECT_ERROR(parse_train_options({}), "no model given");
+  EXPECT_ERROR(parse_train_options({"--config", "c"}), "no data given");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--model", "m"}), "both given");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--dp", "3"}), "--batch 4");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--steps", "x"}), "--steps");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--lrr", "1"}), "did you mean --lr");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--backend", "nccl"}),
+               "--device cuda");
+}
+
+TEST(Nearest, FindsTheFewestEdits) {
+  EXPECT_EQ(nearest("stpes", {"seq", "steps", "seed"}), "steps");
+  EXPECT_EQ(nearest("x", {}), "");
+}
+
+}  // namespace
+}  // namespace llama

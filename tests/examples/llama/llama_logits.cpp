@@ -1,0 +1,39 @@
+// llama_logits MODEL OUT TOKEN...: writes the logits of a text of these tokens to OUT, as raw fp32,
+// (tokens, vocabulary). For comparisons with transformers.
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "examples/llama/model/config.h"
+#include "examples/llama/model/model.h"
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const std::filesystem::path folder = arguments.at(0);
+  std::vector<std::int64_t> tokens;
+  for (std::size_t i = 2; i < arguments.size(); ++i) {
+    tokens.push_back(std::stoll(arguments[i]));
+  }
+  try {
+    const c10::NoGradGuard no_grad;
+    llama::Llama model(llama::read_config(folder / "config.json"),
+                       static_cast<std::int64_t>(tokens.size()));
+    tessera::nn::init_buffers(model);
+    tessera::checkpoint::load_hugging_face(model, folder);
+    const at::Tensor logits = model(at::tensor(tokens, c10::kLong).unsqueeze(0)).contiguous();
+    std::ofstream(arguments.at(1), std::ios::binary)
+        .write(static_cast<const char*>(logits.const_data_ptr()),
+               static_cast<std::streamsize>(logits.nbytes()));
+  } catch (const tessera::Error& error) {
+    std::cerr << "error: " << error.what() << std::endl;
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "examples/llama/model/model.h"
+#include "testing/full_tensor.h"
+
+namespace llama {
+
+/// Sizes of a run small enough for a test.
+struct Shape {
+  const char* config;
+  std::int64_t batch, sequence;
+  int steps = 3;
+};
+
+/// Little of it divides by anything but 2.
+inline constexpr Shape kOddShape{
+    R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
+    24, 9};
+
+/// What training is judged by. Tensors are whole and plain.
+struct Outcome {
+  std::vector<double> losses;  ///< one a step, of the part of the batch that was trained on
+  std::vector<double> norms;
+  std::vector<at::Tensor> gradients;  ///< of the first step
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+};
+
+struct Part {
+  std::int64_t part = 0, parts = 1;  ///< of the batch
+  std::int64_t accumulate = 1;
+  bool reduce_each = true;  ///< reduce the gradients of each micro-batch, not only their sum's
+  std::function<void()> before_step{};  ///< called before each of the optimizer's steps
+};
+
+inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
+  auto model = std::make_shared<Llama>(parse_config(shape.config, "test"), shape.sequence);
+  tessera::nn::init_weights(*model, 7);
+  return model;
+}
+
+/// Tokens of rows [first, last) of a step, one more than a sequence has: (rows, sequence + 1).
+inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
+                            std::int64_t first, std::int64_t last) {
+  const std::int64_t width = shape.sequence + 1;
+  const at::Tensor index =
+      at::arange(first * width, last * width, c10::kLong) + step * shape.batch * width;
+  return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
+}
+
+/// Forward and backward of one step's part of the batch; its mean loss.
+inline double accumulate(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
+  const std::int64_t rows = shape.batch / (part.parts * part.accumulate);
+  double loss_of_part = 0;
+  for (std::int64_t i = 0; i < part.accumulate; ++i) {
+    if (!part.reduce_each) {
+      tessera::fsdp::set_reshard_after_backward(model, i + 1 == part.accumulate);
+      tessera::fsdp::set_requires_gradient_sync(model, i + 1 == part.accumulate);
+    }
+    const std::int64_t first = (part.part * part.accumulate + i) * rows;
+    const at::Tensor tokens =
+        tokens_of(shape, model.config().vocab_size, step, first, first + rows);
+    const at::Tensor logits = model(tokens.slice(1, 0, -1));
+    const at::Tensor loss =
+        tessera::tensor_parallel::cross_entropy(logits, tokens.slice(1, 1).flatten()) /
+        part.accumulate;
+    loss.backward();
+    loss_of_part += loss.item<double>();
+  }
+  return loss_of_part;
+}
+
+inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
+  Outcome outcome;
+  std::vector<tessera::nn::SlotPtr> slots;
+  for (const auto& [name, slot] : model.named_slots()) {
+    slots.push_back(slot);
+    outcome.names.push_back(name);
+  }
+  // A large eps: otherwise the first updates are the gradients' signs, and those of gradients near
+  // zero are a matter of rounding.
+  tessera::optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
+  for (int step = 0; step < shape.steps; ++step) {
+    outcome.losses.push_back(accumulate(model, shape, part, step));
+    if (step == 0) {
+      for (const auto& slot : slots) {
+        outcome.gradients.push_back(
+            tessera::testing::full_tensor(slot->persistent().grad()).clone());
+      }
+    }
+    outcome.norms.push_back(tessera::optim::clip_grad_norm_(slots, 0.5).item<double>());
+    if (part.before_step) {
+      part.before_step();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  for (const auto& slot : slots) {
+    outcome.parameters.push_back(tessera::testing::full_tensor(slot->persistent()).clone());
+  }
+  return outcome;
+}
+
+/// The oracle: one rank, the whole batch at once, no FSDP and no tensor parallelism.
+inline const Outcome& train_alone(const Shape& shape) {
+  static std::map<std::string, Outcome> outcomes;
+  const auto [entry, missing] = outcomes.try_emplace(shape.config);
+  if (missing) {
+    entry->second = train(*make_llama(shape), shape);
+  }
+  return entry->second;
+}
+
+/// `outcome` is this rank's, `data` the ranks that trained on different parts of the batch.
+inline void expect_near(const Outcome& outcome, const Outcome& expected,
+                        const tessera::DeviceMesh& data) {
+  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+    at::Tensor loss = at::full({1}, outcome.losses[step], c10::kDouble);
+    if (data.size() > 1) {
+      data.group().all_reduce(loss, tessera::ReduceOp::kAvg)->wait();
+    }
+    EXPECT_NEAR(loss.item<double>(), expected.losses[step], 2e-5) << "step " << step;
+    EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-4 * expected.norms[step])
+        << "step " << step;
+  }
+  for (std::size_t i = 0; i < expected.parameters.size(); ++i) {
+    EXPECT_TRUE(outcome.gradients[i].allclose(expected.gradients[i], 1e-4, 1e-6))
+        << "gradient of " << expected.names[i];
+    EXPECT_TRUE(outcome.parameters[i].allclose(expected.parameters[i], 1e-4, 1e-5))
+        << expected.names[i];
+  }
+}
+
+}  // namespace llama

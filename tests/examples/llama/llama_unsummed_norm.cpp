@@ -1,0 +1,72 @@
+// llama_train with a fault: of the gradients that tensor parallelism sums over its ranks in one
+// all-reduce, those of the norms, one norm's are left as they are on each rank. For experiments,
+// which must find it.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/model/config.h"
+#include "examples/llama/train/trainer.h"
+#include "testing/forwarding_communicator.h"
+#include "testing/wrapped_world.h"
+
+namespace {
+
+using namespace tessera;
+
+class Done final : public comm::Work {
+  void wait() override {}
+};
+
+/// Takes an all-reduce of as many elements as a rank has of all norms for the sum of their
+/// gradients: give batches and sequences with which no other has so many.
+class UnsummedNorm final : public testing::ForwardingCommunicator {
+ public:
+  UnsummedNorm(comm::CommunicatorPtr inner, std::int64_t norms, std::int64_t elements)
+      : ForwardingCommunicator(std::move(inner)), norms_(norms), elements_(elements) {}
+
+  comm::WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    if (tensor.numel() != norms_ * elements_) {
+      return inner().all_reduce(tensor, op);
+    }
+    const at::Tensor one = tensor.view(-1).slice(0, 0, elements_);
+    const at::Tensor own = one.clone();
+    inner().all_reduce(tensor, op)->wait();
+    one.copy_(own);
+    return std::make_shared<Done>();
+  }
+
+ private:
+  std::int64_t norms_;
+  std::int64_t elements_;  ///< of one norm on this rank
+};
+
+int train(std::vector<std::string> arguments) {
+  const llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
+  const comm::WorldScope scope(comm::world_from_environment());
+  const llama::Config config =
+      llama::read_config(options.model.empty() ? options.config : options.model + "/config.json");
+  const auto wrap = [&](comm::CommunicatorPtr group,
+                        const std::string& name) -> comm::CommunicatorPtr {
+    if (name != "tp" || group->size() == 1) {
+      return group;
+    }
+    const std::int64_t norms = 2 * config.num_hidden_layers + 1;
+    return std::make_shared<UnsummedNorm>(std::move(group), norms, config.hidden_size / options.dp);
+  };
+  llama::Trainer(options, std::make_shared<testing::WrappedWorld>(scope.world(), wrap)).run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return llama::run_program("llama_unsummed_norm", argc, argv, train);
+}

@@ -1,0 +1,199 @@
+#include "examples/llama/train/options/train_options.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace llama {
+namespace {
+
+/// The flags that every run needs, and others.
+TrainOptions ParseFlags(std::vector<std::string> flags) {
+  flags.insert(flags.begin(), {"--config", "c.json", "--text", "t"});
+  return parse_train_options(std::move(flags));
+}
+
+TEST(TrainOptions, ResumeHasAnOptionalValue) {
+  EXPECT_EQ(ParseFlags({"--checkpoint", "run"}).resume, "");
+  EXPECT_EQ(ParseFlags({"--checkpoint", "run", "--resume"}).resume, "newest");
+  EXPECT_EQ(ParseFlags({"--resume", "--checkpoint", "run"}).resume, "newest");
+  EXPECT_EQ(ParseFlags({"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "always"}), "--resume", "always");
+}
+
+TEST(TrainOptions, AFileHasListsAndFlags) {
+  const tessera::testing::TemporaryFolder folder;
+  const auto parse = [&](const std::string& text, std::vector<std::string> flags = {}) {
+    tessera::testing::WriteFile(folder / "run.toml", text);
+    flags.insert(flags.begin(), {"--config-file", (folder / "run.toml").string()});
+    return ParseFlags(std::move(flags));
+  };
+  const TrainOptions options = parse(
+      "initial-load = \"run\"\nresume = false\nexclude = [\"optimizer\", \"data\"]\n"
+      "betas = [0.8, 0.99]\nsp = false\noffload = true\ndecay-matrices-only = false\n");
+  EXPECT_EQ(options.resume, "");
+  EXPECT_EQ(options.exclude, (std::vector<std::string>{"optimizer", "data"}));
+  EXPECT_EQ(options.betas, (std::vector<double>{0.8, 0.99}));
+  EXPECT_FALSE(options.sp);
+  EXPECT_TRUE(options.offload);
+  EXPECT_FALSE(options.decay_matrices_only);
+  EXPECT_EQ(parse("resume = true\ncheckpoint = \"run\"\n").resume, "newest");
+  EXPECT_EQ(parse("resume = false\n", {"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
+  EXPECT_EQ(parse("resume = \"auto\"\n", {"--checkpoint", "run", "--resume-step", "6"}).resume_step,
+            6);
+  EXPECT_ERROR(parse("resume = true\nresume-step = 6\ncheckpoint = \"run\"\n"),
+               "--resume and --resume-step are both given");
+  EXPECT_ERROR(parse("exclude = []\n"), "run.toml: \"exclude\" is an empty list");
+  EXPECT_ERROR(parse("async = \"no\"\n"), "run.toml: \"async\" must be true or false");
+  EXPECT_ERROR(parse("config-file = \"x.toml\"\n"), "\"config-file\" is for the command line");
+  EXPECT_ERROR(parse("steps = true\n"), "run.toml: \"steps\" takes a value");
+  EXPECT_ERROR(parse("steps = [3]\n"), "run.toml: \"steps\" takes one value, no list");
+  EXPECT_ERROR(parse("exclude = [[1]]\n"), "\"exclude\" must be a string, a number");
+}
+
+TEST(TrainOptions, BetasAreTwo) {
+  EXPECT_EQ(ParseFlags({"--betas", "0.8,0.99"}).betas, (std::vector<double>{0.8, 0.99}));
+  EXPECT_ERROR(ParseFlags({"--betas", "0.9"}), "--betas");
+  EXPECT_ERROR(ParseFlags({"--betas", "0.9,0.9,0.9,0.9"}), "--betas has 4 values; give two, B1,B2");
+  const tessera::testing::TemporaryFolder folder;
+  tessera::testing::WriteFile(folder / "run.toml", "betas = [0.9]\n");
+  EXPECT_ERROR(ParseFlags({"--config-file", (folder / "run.toml").string()}), "--betas");
+}
+
+TEST(TrainOptions, NumbersAreFinite) {
+  for (const char* flag : {"--lr", "--lora-alpha", "--ema", "--eps", "--seq", "--weight"}) {
+    EXPECT_ERROR(ParseFlags({flag, "nan"}), std::string(flag) + ": nan is not a number ");
+  }
+  EXPECT_ERROR(ParseFlags({"--lr", "inf"}), "--lr: inf is not a number of at least 0");
+  for (const char* seed : {"--seed", "--shuffle"}) {
+    EXPECT_ERROR(ParseFlags({seed, "-1"}),
+                 std::string(seed) + ": -1 is not a number of at least 0");
+  }
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--tokens", "a", "--weight", "1e308",
+                                    "--tokens", "b", "--weight", "1e308"}),
+               "the sum of all --weight is not finite");
+  EXPECT_ERROR(ParseFlags({"--dp", "0"}), "--dp: 0 is not a number from 1 to 1000000");
+}
+
+TEST(TrainOptions, ThePeakIsANumberOrMeasured) {
+  EXPECT_EQ(ParseFlags({"--peak-flops", "989e12"}).peak_flops, "989e12");
+  EXPECT_EQ(ParseFlags({"--peak-flops", "measure"}).peak_flops, "measure");
+  for (const char* wrong : {"989", "nan", "measured", "-1e12", "0x1p40", "1e12 "}) {
+    EXPECT_ERROR(ParseFlags({"--peak-flops", wrong}), "--peak-flops", wrong,
+                 " is neither measure nor a number of FLOP/s, such as 989e12");
+  }
+}
+
+TEST(TrainOptions, RefusesWhatWouldChangeNothing) {
+  EXPECT_ERROR(ParseFlags({"--min-lr", "1e-5"}), "--min-lr is given, but is for --schedule cosine");
+  EXPECT_ERROR(ParseFlags({"--optimizer", "sgd", "--betas", "0.9,0.99"}), "--betas is given");
+  EXPECT_ERROR(ParseFlags({"--momentum", "0.9"}), "is for --optimizer sgd and muon");
+  EXPECT_ERROR(ParseFlags({"--schedule", "cosine", "--decay-ratio", "0.1"}), "for --schedule wsd");
+  EXPECT_ERROR(ParseFlags({"--no-loss-parallel", "--loss-chunks", "4"}),
+               "gathers the logits, which --loss-chunks 4 leaves out");
+}
+
+TEST(TrainOptions, OutputsHavePlacesOfTheirOwn) {
+  const std::vector<std::string> outputs{"--output-dir",    "--metrics",     "--trace",
+                                         "--memory-report", "--tensorboard", "--checkpoint",
+                                         "--save-hf"};
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (std::size_t j = i + 1; j < outputs.size(); ++j) {
+      EXPECT_ERROR(ParseFlags({outputs[j].c_str(), "x", outputs[i].c_str(), "./a/../x/"}),
+                   outputs[i], " and ", outputs[j], " are both x; give each a place of its own");
+    }
+  }
+  EXPECT_ERROR(parse_train_options({"--model", "m", "--text", "t", "--lora-rank", "2",
+                                    "--merge-lora", "--save-hf", "d", "--save-lora", "d"}),
+               "--save-hf and --save-lora are both d");
+  EXPECT_EQ(ParseFlags({"--trace", "x.json", "--metrics", "x.jsonl"}).trace, "x.json");
+}
+
+TEST(TrainOptions, OutputsAreNotWhatTheRunWritesByItself) {
+  const tessera::testing::TemporaryFolder folder;
+  std::filesystem::create_directory_symlink(folder.path(), folder / "link");
+  EXPECT_ERROR(ParseFlags({"--metrics", (folder / "m.jsonl").string().c_str(), "--trace",
+                           (folder / "link/report.html").string().c_str()}),
+               "report.html of --metrics and --trace are both ");
+  EXPECT_ERROR(ParseFlags({"--output-dir", "run", "--memory-report", "run/metrics.jsonl"}),
+               "--metrics and --memory-report are both run/metrics.jsonl");
+  EXPECT_ERROR(ParseFlags({"--output-dir", "run", "--trace", "run/config.toml"}),
+               "config.toml of --output-dir and --trace are both run/config.toml");
+}
+
+TEST(TrainOptions, OutputsAreNotWhatTheRunReads) {
+  EXPECT_ERROR(ParseFlags({"--eval-text", "held", "--metrics", "held"}),
+               "--eval-text and --metrics are both held");
+  EXPECT_ERROR(ParseFlags({"--trace", "t"}), "--text and --trace are both t");
+  EXPECT_EQ(ParseFlags({"--eval-text", "t"}).eval_text, "t");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--tokens", "t", "--memory-report", "t"}),
+               "--tokens and --memory-report are both t");
+}
+
+TEST(TrainOptions, NumbersAreDecimal) {
+  const std::vector<std::pair<const char*, const char*>> wrong{
+      {"--lr", "0x1p-10"},      {"--steps", "0x10"},       {"--seed", "0x1"},
+      {"--loss-chunks", "0x4"}, {"--betas", "0.9,0x1p-1"}, {"--zero", "0x2"}};
+  for (const auto& [flag, value] : wrong) {
+    EXPECT_ERROR(ParseFlags({flag, value}), flag, " is not a decimal number");
+  }
+  EXPECT_EQ(ParseFlags({"--lr", "1.5E-3"}).lr, 1.5e-3);
+}
+
+TEST(TrainOptions, AdaptersBelongToWeightsThatAreKept) {
+  EXPECT_ERROR(ParseFlags({"--lora-rank", "2", "--save-lora", "d"}),
+               "--save-lora is given with --config, whose weights are drawn anew");
+  EXPECT_EQ(ParseFlags({"--lora-rank", "2", "--save-lora", "d", "--initial-load", "run"}).save_lora,
+            "d");
+}
+
+TEST(TrainOptions, CheckpointsAreOfSteps) {
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--steps", "0"}), "--steps 0");
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "auto", "--exclude", "data"}),
+               "would leave it out again at each start");
+}
+
+TEST(TrainOptions, ExcludeIsAList) {
+  EXPECT_EQ(ParseFlags({"--initial-load", "run", "--exclude", "optimizer,data"}).exclude,
+            (std::vector<std::string>{"optimizer", "data"}));
+  EXPECT_ERROR(ParseFlags({"--initial-load", "run", "--exclude", "weights"}), "--exclude",
+               "weights");
+}
+
+TEST(TrainOptions, OfCheckpointsNeedTheirFolder) {
+  for (const char* flag : {"--checkpoint-every", "--keep", "--resume-step"}) {
+    EXPECT_ERROR(ParseFlags({flag, "2"}), flag, "without --checkpoint");
+  }
+  EXPECT_ERROR(ParseFlags({"--no-async"}), "--no-async is given without --checkpoint");
+  EXPECT_ERROR(ParseFlags({"--resume"}), "--resume is given without --checkpoint");
+}
+
+TEST(TrainOptions, NameOneStart) {
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "--resume-step", "2"}),
+               "--resume and --resume-step are both given");
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "--initial-load", "x"}),
+               "--initial-load and --resume are both given");
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume-step", "2", "--initial-load", "x"}),
+               "--initial-load and --resume-step are both given");
+  EXPECT_EQ(
+      ParseFlags({"--checkpoint", "run", "--resume", "auto", "--initial-load", "x"}).initial_load,
+      "x");
+}
+
+TEST(TrainOptions, ExcludeNothingWhereNothingIsLoaded) {
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--exclude", "data"}), "--exclude",
+               "nothing is loaded");
+}
+
+TEST(TrainOptions, KeepAtLeastTwo) {
+  EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--keep", "1"}), "--keep", "1");
+}
+
+}  // namespace
+}  // namespace llama

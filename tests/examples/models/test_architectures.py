@@ -1,0 +1,90 @@
+"""Models that transformers has written: their logits, and a training of them."""
+import json
+import unittest
+
+import architectures
+import programs
+
+SEQUENCE = 3 * architectures.POSITIONS
+
+
+def loss_of(model, rows, x):
+    import torch
+    logits = model(x[:-1].view(rows, SEQUENCE)).logits.flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, x[1:])
+
+
+def losses_of_training(model, rows, x, steps):
+    """Of each step's batch, which is the same one, and of what the last step leaves; with
+    llama_train's defaults."""
+    import torch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = loss_of(model, rows, x)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return [*losses, loss_of(model, rows, x).item()]
+
+
+class Architectures(programs.InFolder):
+    def each(self, names=architectures.MODELS):
+        for name in names:
+            with self.subTest(name):
+                folder = self.folder / name
+                yield name, folder, architectures.make(folder, architectures.MODELS[name])
+
+    def test_logits_are_those_of_transformers(self):
+        import torch
+        tokens = programs.text_tokens(SEQUENCE, 256)
+        for name, folder, model in self.each():
+            out = self.folder / "logits"
+            programs.succeed([programs.BIN / "llama_logits", folder, out, *tokens])
+            ours = torch.frombuffer(bytearray(out.read_bytes()), dtype=torch.float32)
+            with torch.no_grad():
+                theirs = model(torch.tensor([tokens])).logits[0]
+            difference = (ours.view_as(theirs) - theirs).abs().max().item()
+            self.assertLess(difference, 1e-4, name)
+            self.assertGreater(theirs.abs().max().item(), 1, name)
+
+    def test_trains_on_2x2_as_transformers_and_exports(self):
+        import torch
+        import transformers
+        rows, steps = 4, 5
+        x = torch.tensor(programs.text_tokens(rows * SEQUENCE + 1, 256))
+        tokens = programs.write_tokens(self.folder / "few.bin", x.tolist())
+        metrics = self.folder / "metrics.jsonl"
+        for number, (name, folder, model) in enumerate(self.each()):
+            export = self.folder / f"{name}-export"
+            programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,
+                            "--steps", steps, "--metrics", metrics, "--save-hf", export,
+                            "--ac", ("none", "full", "selective")[number % 3]], 2, 2)
+            ours = [step["loss"] for step in programs.read_metrics(metrics)]
+            exported = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
+            with torch.no_grad():
+                ours.append(loss_of(exported, rows, x).item())
+            for mine, theirs in zip(ours, losses_of_training(model, rows, x, steps), strict=True):
+                self.assertAlmostEqual(mine, theirs, delta=1e-4 * theirs, msg=name)
+            self.assertLess(ours[-1], 0.9 * ours[0], name)
+
+    def test_refuses_what_it_does_not_implement(self):
+        cases = [({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+                 ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, '"low_freq_factor" is missing'),
+                 ({"model_type": "gemma"}, '"model_type" is "gemma"'),
+                 ({"model_type": "qwen3", "use_sliding_window": True}, '"use_sliding_window" is true'),
+                 ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "sliding_attention")]
+        for values, message in cases:
+            with self.subTest(message):
+                folder = self.folder / "refused"
+                folder.mkdir(exist_ok=True)
+                (folder / "config.json").write_text(json.dumps(architectures.LLAMA | values))
+                done = programs.run([programs.BIN / "llama_logits", folder, self.folder / "x", 1])
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,189 @@
+"""Parts of a model are trained: adapters, and all but what is frozen."""
+import unittest
+
+import architectures
+import programs
+
+STEPS, BATCH, SEQUENCE = 3, 4, 32
+LORA = ["--lora-rank", 3, "--lora-alpha", 12, "--lora-dropout", 0.2, "--lora-targets",
+        "model.layers.*.self_attn.*_proj,model.layers.1.mlp.down_proj"]
+
+
+class FineTuning(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.base = self.folder / "base"
+        self.model = architectures.make(self.base, architectures.MODELS["qwen3"])
+        self.data = ["--model", self.base, "--tokens", self.tokens, "--batch", BATCH, "--seq", SEQUENCE,
+                     "--lr", 1e-2, "--seed", 5]
+
+    def run_on(self, name, flags, dp=1, tp=1, steps=STEPS):
+        """The folder of a run, and its losses."""
+        run = self.folder / name
+        done = programs.train([*self.data, "--steps", steps, "--metrics", run / "metrics.jsonl", *flags,
+                               "--save-hf", run / "model"], dp, tp)
+        return run, [step["loss"] for step in programs.read_metrics(run / "metrics.jsonl")], done.stdout
+
+    def weights(self, path):
+        import safetensors.torch
+        return safetensors.torch.load_file(path)
+
+    def assert_close(self, one, four, delta=1e-5):
+        self.assertEqual(one.keys(), four.keys())
+        for name, value in one.items():
+            self.assertLess((value - four[name]).abs().max().item(), delta, name)
+
+    def test_adapters_train_on_2x2_as_in_one_process_and_load_in_peft(self):
+        import peft
+        import torch
+        import transformers
+        one, losses, _ = self.run_on("one", [*LORA, "--merge-lora", "--save-lora", self.folder / "one/lora"])
+        four, same, text = self.run_on("four", [*LORA, "--merge-lora", "--ac", "full", "--save-lora",
+                                                self.folder / "four/lora"], 2, 2)
+        self.assertIn("trained: ", text)
+        for a, b in zip(losses, same):
+            self.assertAlmostEqual(a, b, delta=1e-4)
+        self.assertLess(losses[-1], losses[0])
+        adapter = self.weights(four / "lora/adapter_model.safetensors")
+        self.assert_close(self.weights(one / "lora/adapter_model.safetensors"), adapter)
+        self.assert_close(self.weights(one / "model/model.safetensors"),
+                          self.weights(four / "model/model.safetensors"))
+        self.assertGreater(adapter["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"].abs().max(), 0)
+        x = torch.tensor([programs.text_tokens(SEQUENCE, 256)])
+        merged = transformers.AutoModelForCausalLM.from_pretrained(four / "model", dtype=torch.float32)
+        with torch.no_grad():
+            before = self.model(x).logits
+            theirs = peft.PeftModel.from_pretrained(self.model, four / "lora").eval()(x).logits
+            ours = merged.eval()(x).logits
+        self.assertLess((ours - theirs).abs().max().item(), 1e-4)
+        self.assertGreater((ours - before).abs().max().item(), 1e-2)
+
+    def test_adapters_go_on_from_a_checkpoint(self):
+        steps = self.folder / "steps"
+        flags = [*LORA, "--merge-lora", "--checkpoint", steps]
+        whole, losses, _ = self.run_on("whole", [*LORA, "--merge-lora"], 2, 2, steps=4)
+        programs.train([*self.data, *LORA, "--steps", 2, "--checkpoint", steps], 2, 2)
+        resumed, rest, _ = self.run_on("resumed", [*flags, "--resume"], 2, 2, steps=4)
+        self.assertEqual(losses[2:], rest)
+        self.assertEqual((whole / "model/model.safetensors").read_bytes(),
+                         (resumed / "model/model.safetensors").read_bytes())
+        done = programs.run([programs.BIN / "tessera-ckpt", "export-hf", steps / "step-00000004",
+                             self.folder / "export", "--config", self.base / "config.json"])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--initial-load STEP --steps 0 --merge-lora --save-hf DIR", done.stderr)
+        merged = self.folder / "merged"
+        programs.train([*self.data, *LORA, "--initial-load", steps / "step-00000004", "--steps", 0, "--merge-lora",
+                        "--save-hf", merged])
+        self.assert_close(self.weights(merged / "model.safetensors"), self.weights(whole / "model/model.safetensors"))
+
+    def test_begins_with_the_adapters_of_a_checkpoint_or_with_none(self):
+        steps, adapted = self.folder / "steps", self.folder / "adapted"
+        programs.train([*self.data, "--steps", 1, "--checkpoint", steps])
+        programs.train([*self.data, "--lora-rank", 2, "--lora-alpha", 5, "--steps", 1, "--checkpoint", adapted])
+        for source, flags, message in ((steps, ["--lora-rank", 2], "--lora-rank is 2, but was left out; give the same"),
+                                       (adapted, [], "--lora-rank is left out, but was 2; give the same"),
+                                       (adapted, ["--lora-rank", 2, "--lora-targets", "**.q_proj"],
+                                        '--lora-targets is ["**.q_proj"] instead of'),
+                                       (adapted, ["--lora-rank", 2],
+                                        "--lora-alpha is 2.0 instead of 5.0 (left out, it is --lora-rank); give the same"),
+                                       (adapted, ["--lora-rank", 2, "--lora-alpha", 7, "--steps", 0, "--merge-lora",
+                                                  "--save-hf", self.folder / "merged"],
+                                        "--lora-alpha is 7.0 instead of 5.0; give the same")):
+            with self.subTest(message):
+                done = programs.run([programs.BIN / "llama_train", *self.data, *flags, "--initial-load", source])
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        programs.train([*self.data, "--lora-rank", 2, "--lora-alpha", 5, "--lora-dropout", 0.1, "--steps", 1, "--initial-load",
+                        adapted])
+
+    def test_a_run_goes_on_with_its_own_flags_alone(self):
+        steps = self.folder / "steps"
+        lora = ["--lora-rank", 2, "--lora-alpha", 4, "--ema", 0.5]
+        programs.train([*self.data, *lora, "--steps", 1, "--checkpoint", steps])
+        for flags, message in (
+                ([*lora, "--lora-alpha", 16], "--lora-alpha is 16.0 instead of 4.0"),
+                (["--lora-rank", 2, "--ema", 0.5], "--lora-alpha is 2.0 instead of 4.0"),
+                ([*lora, "--lora-rank", 3], "--lora-rank is 3 instead of 2"),
+                ([*lora, "--lora-dropout", 0.5], "--lora-dropout is 0.5 instead of 0.0"),
+                ([*lora, "--lora-targets", "**.q_proj"], '--lora-targets is ["**.q_proj"] instead of'),
+                (["--ema", 0.5], "--lora-rank is left out, but was 2"),
+                ([*lora, "--freeze", "model.norm.*"], '--freeze is ["model.norm.*"], but was left out'),
+                ([*lora, "--ema", 0.9], "--ema is 0.9 instead of 0.5"),
+                (lora[:4], "--ema is left out, but was 0.5")):
+            with self.subTest(message):
+                done = programs.run([programs.BIN / "llama_train", *self.data, *flags, "--steps", 2, "--checkpoint",
+                                     steps, "--resume"])
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1)
+        # Without the optimizer's state an average begins anew.
+        programs.train([*self.data, *lora[:4], "--steps", 2, "--checkpoint", steps, "--resume", "--exclude",
+                        "optimizer"])
+
+    def test_frozen_parameters_stay_and_the_others_train_as_in_one_process(self):
+        flags = ["--freeze", "model.embed_tokens.**,model.layers.0.**,**.q_norm.weight", "--optimizer", "muon",
+                 "--lr", 1e-3]
+        one, losses, _ = self.run_on("one", flags)
+        four, same, _ = self.run_on("four", flags, 2, 2)
+        for a, b in zip(losses, same):
+            self.assertAlmostEqual(a, b, delta=1e-4)
+        before, after = self.weights(self.base / "model.safetensors"), self.weights(four / "model/model.safetensors")
+        self.assert_close(self.weights(one / "model/model.safetensors"), after, 2e-4)
+        for name, value in after.items():
+            frozen = "embed" in name or "layers.0." in name or "q_norm" in name
+            self.assertEqual(bool((value == before[name]).all()), frozen, name)
+
+    def test_the_average_is_one_processs_and_is_saved_and_resumed(self):
+        import torch
+        flags = ["--ema", 0.5, "--lr", 1e-3]
+        one, _, _ = self.run_on("one", flags)
+        four, _, _ = self.run_on("four", flags, 2, 2)
+        self.assert_close(self.weights(one / "model/model.safetensors"),
+                          self.weights(four / "model/model.safetensors"), 2e-4)
+        # By the rule, from the weights after each step.
+        average = self.weights(self.base / "model.safetensors")
+        for step in range(1, STEPS + 1):
+            run, _, _ = self.run_on(f"plain{step}", ["--lr", 1e-3], steps=step)
+            weights = self.weights(run / "model/model.safetensors")
+            average = {name: torch.lerp(value, weights[name], 0.5) for name, value in average.items()}
+        self.assert_close(self.weights(one / "model/model.safetensors"), average)
+        steps = self.folder / "steps"
+        programs.train([*self.data, *flags, "--steps", 2, "--checkpoint", steps], 2, 2)
+        resumed, _, _ = self.run_on("resumed", [*flags, "--checkpoint", steps, "--resume"], 2, 2)
+        self.assertEqual((four / "model/model.safetensors").read_bytes(),
+                         (resumed / "model/model.safetensors").read_bytes())
+
+    def test_outputs_that_cannot_be_written_end_all_ranks_by_that_reason(self):
+        """Rank 0 alone looks at them."""
+        folder = self.folder / "lora"
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        done = programs.run(programs.on_ranks(2, [programs.BIN / "llama_train", *self.data, "--dp", 2, "--steps", 1,
+                                                  *LORA, "--save-lora", folder]))
+        self.assertEqual(done.returncode, 1)
+        lines = [line for line in done.stderr.splitlines() if "] llama_train: " in line]
+        self.assertTrue(lines)
+        for line in lines:
+            self.assertIn(f"{folder}", line, done.stderr)
+
+    def test_refuses_flags_that_do_not_fit(self):
+        cases = [(["--freeze", "model.layer.*"], "'model.layer.*' matches none"),
+                 (["--freeze", "**"], "leaves no parameter to train"),
+                 (["--lora-rank", 2, "--lora-targets", "model.norm"], "'model.norm' matches no nn::Linear"),
+                 (["--lora-rank", 2, "--save-hf", self.folder / "x"], "--merge-lora"),
+                 (["--lora-rank", 2, "--merge-lora"], "without --save-hf"),
+                 (["--save-lora", self.folder / "x"], "--save-lora is given without --lora-rank")]
+        for flags, message in cases:
+            with self.subTest(message):
+                done = programs.run([programs.BIN / "llama_train", *self.data, *flags])
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+        file = self.folder / "run.toml"
+        file.write_text('lora-rank = 2\nfreeze = "lm_head.weight"\nmerge-lora = true\n')
+        done = programs.run([programs.BIN / "llama_train", *self.data, "--config-file", file])
+        self.assertIn("--merge-lora is given without --save-hf", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,244 @@
+"""llama_generate against transformers: greedy texts of a batch on any mesh, the tokens that may be
+drawn, perplexity, stop strings, and what is refused."""
+import json
+import math
+import os
+import subprocess
+import unittest
+
+import architectures
+import fake_cuda
+import programs
+
+COUNT = 40
+PROMPTS = ["The shell", "A", "Another prompt that is longer"]
+GREEDY = ["--temperature", 0, "--max-tokens", COUNT]
+
+
+def generate(arguments, tp=1, **kwargs):
+    command = [programs.BIN / "llama_generate", "--tp", tp, *arguments]
+    return programs.run(programs.on_ranks(tp, command), **kwargs)
+
+
+def texts(arguments, tp=1):
+    """The token ids that llama_generate makes, and how each text has ended."""
+    done = generate(["--json", *arguments], tp)
+    assert done.returncode == 0, done.stderr
+    return [(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())]
+
+
+def flag_of_each(flag, values):
+    return [part for value in values for part in (flag, value)]
+
+
+def greedy_tokens(model, prompt, **options):
+    import torch
+    ids = torch.tensor([list(prompt.encode())])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=COUNT,
+                         eos_token_id=None, pad_token_id=0, **options)
+    return out[0].tolist()[ids.shape[1]:]
+
+
+class Generation(programs.InFolder):
+    def make(self, name):
+        folder = self.folder / name
+        return folder, architectures.make(folder, architectures.MODELS[name])
+
+    def test_a_batch_has_each_prompts_greedy_text_on_any_mesh(self):
+        # The window, which texts outgrow, on each; llama1 is below, with a penalty.
+        for name, meshes in (("llama2_with_biases", (2,)), ("llama3", (4,)), ("linear", (1,)), ("dynamic", (2,)),
+                             ("yarn", (1,)), ("mistral_with_window", (1, 2, 4)), ("qwen2", (4,)), ("qwen3", (2,))):
+            folder, model = self.make(name)
+            theirs = [(greedy_tokens(model, prompt), "length") for prompt in PROMPTS]
+            for tp in meshes:
+                with self.subTest(name, tp=tp):
+                    batch = ["--model", folder, *flag_of_each("--prompt", PROMPTS), *GREEDY]
+                    self.assertEqual(texts(batch, tp), theirs)
+
+    def test_key_value_heads_are_shared_where_ranks_are_more(self):
+        """2 of them on 4 ranks: trained as on one, exported, and continued as transformers does."""
+        import torch
+        import transformers
+        folder = self.folder / "few"
+        architectures.make(folder, architectures.MODELS["qwen3"] | {"num_key_value_heads": 2})
+        losses, export = {}, self.folder / "out"
+        for tp in (1, 4):
+            metrics = self.folder / f"{tp}.jsonl"
+            done = programs.train(["--model", folder, "--tokens", self.tokens, "--batch", 2, "--seq", 32, "--steps", 3,
+                                   "--metrics", metrics, *(["--save-hf", export] if tp > 1 else [])], tp=tp)
+            losses[tp] = [step["loss"] for step in programs.read_metrics(metrics)]
+        self.assertIn("key-value heads: 2 on 4 tensor-parallel ranks, each on 2 of them\n", done.stdout)
+        for one, four in zip(losses[1], losses[4]):
+            self.assertAlmostEqual(one, four, delta=1e-4 * one)
+        model = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).eval()
+        theirs = [(greedy_tokens(model, prompt), "length") for prompt in PROMPTS]
+        batch = ["--model", export, *flag_of_each("--prompt", PROMPTS), *GREEDY]
+        self.assertEqual(texts(batch, 4), theirs)
+
+    def test_a_penalty_counts_the_prompt_and_not_its_padding(self):
+        folder, model = self.make("llama1")
+        theirs = [greedy_tokens(model, prompt, repetition_penalty=1.3) for prompt in PROMPTS]
+        self.assertNotEqual(theirs, [greedy_tokens(model, prompt) for prompt in PROMPTS])
+        ours = texts(["--model", folder, *flag_of_each("--prompt", PROMPTS), *GREEDY, "--repetition-penalty", 1.3])
+        self.assertEqual([tokens for tokens, _ in ours], theirs)
+
+    def test_one_seed_is_one_text_on_any_mesh(self):
+        folder, _ = self.make("llama3")
+        drawn = ["--model", folder, *flag_of_each("--prompt", PROMPTS), "--max-tokens", 20, "--seed", 3, "--top-k", 50]
+        one = texts(drawn)
+        for tp in (2, 4):
+            self.assertEqual(texts(drawn, tp), one)
+        self.assertNotEqual(texts([*drawn[:-3], 4, *drawn[-2:]]), one)
+
+    def test_half_precision_follows_transformers(self):
+        import torch
+        folder, model = self.make("llama1")
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            with self.subTest(name):
+                theirs = greedy_tokens(model.to(dtype), PROMPTS[0])
+                (ours, _), = texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY, "--dtype", name])
+                # Roundings differ: a near tie may part the texts, but not at once.
+                self.assertEqual(ours[:8], theirs[:8])
+
+    def test_allows_the_tokens_that_transformers_allows(self):
+        import torch
+        from transformers.generation import logits_process as processors
+        rows, size = 16, 64
+        torch.manual_seed(1)
+        logits = torch.randn(rows, size) * 3
+        seen = torch.rand(rows, size) < 0.2
+        files = [self.folder / name for name in ("logits", "seen", "probabilities")]
+        files[0].write_bytes(logits.numpy().tobytes())
+        files[1].write_bytes(seen.numpy().tobytes())
+        # A seen token counts once, however often it is in the text.
+        ids = torch.stack([torch.cat([row.nonzero()[:, 0]] * size)[:size] for row in seen])
+        for options in ((1.0, 0, 1.0, 0, 1.4), (0.5, 5, 1.0, 0, 1.0), (1.7, 1, 0.9, 0.3, 0.8), (1.0, 0, 0.35, 0, 1.0),
+                        (1.7, 100, 1.0, 0.1, 1.0), (1.3, 40, 0.8, 0.02, 1.2)):
+            temperature, top_k, top_p, min_p, penalty = options
+            chain = [processors.RepetitionPenaltyLogitsProcessor(penalty),
+                     processors.TemperatureLogitsWarper(temperature)]
+            chain += [processors.TopKLogitsWarper(top_k)] if top_k > 0 else []
+            chain += [processors.TopPLogitsWarper(top_p)] if top_p < 1 else []
+            chain += [processors.MinPLogitsWarper(min_p)] if min_p > 0 else []
+            theirs = logits.clone()
+            for processor in chain:
+                theirs = processor(ids, theirs)
+            programs.succeed([programs.BIN / "llama_sampler", *files, size, *options])
+            ours = torch.frombuffer(bytearray(files[2].read_bytes()), dtype=torch.float64).view(rows, size)
+            with self.subTest(options=options):
+                self.assertTrue(torch.equal(ours == 0, theirs.isinf()))
+                self.assertLess((ours - theirs.softmax(-1)).abs().max().item(), 1e-5)
+
+    def test_ends_before_a_stop_and_shows_no_part_of_it(self):
+        folder, model = self.make("llama1")
+        tokens = greedy_tokens(model, PROMPTS[0])
+        whole = bytes(tokens)
+        at = 10
+        stop = whole[at:at + 2]
+        self.assertEqual(whole.index(stop), at)
+        arguments = ["--model", folder, "--prompt", PROMPTS[0], *GREEDY, "--stop", os.fsdecode(stop), "--stop", "zzzz"]
+        done = subprocess.run([str(part) for part in [programs.BIN / "llama_generate", *arguments]],
+                              capture_output=True, check=True)
+        self.assertEqual(done.stdout, PROMPTS[0].encode() + whole[:at] + b"\n")
+
+    def test_several_texts_are_kept_apart(self):
+        folder, _ = self.make("llama1")
+        prompts = self.folder / "prompts.txt"
+        prompts.write_text("A b\n\nC\n")
+        done = generate(["--model", folder, "--prompts", prompts, "--temperature", 0, "--max-tokens", 2])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout.replace("\n", "|"), r"^--- 1 of 2 ---\|A b.*\|--- 2 of 2 ---\|C.*\|$")
+        self.assertRegex(done.stderr, r"prompt: 4 tokens, [\d.]+ tokens/s; decoding: 2 tokens, [\d.]+ tokens/s\n$")
+
+    def test_perplexity_is_that_of_transformers_by_the_same_windows(self):
+        import torch
+        folder, model = self.make("mistral")
+        text = bytes(programs.text_tokens(150, 90))
+        file = self.folder / "text"
+        file.write_bytes(text)
+        tokens = torch.tensor(list(text))
+        for seq, stride, tp in ((24, 24, 1), (24, 10, 2), (32, 1, 1), (None, None, 4)):
+            window = seq or architectures.POSITIONS
+            total, foretold = 0.0, 1
+            for begin in range(0, len(text), stride or window):
+                end = min(begin + window, len(text) - 1)
+                with torch.no_grad():
+                    scores = model(tokens[None, begin:end]).logits[0].log_softmax(-1)
+                for target in range(foretold, end + 1):
+                    total -= scores[target - 1 - begin, tokens[target]].item()
+                foretold = end + 1
+                if foretold == len(text):
+                    break
+            theirs = math.exp(total / (len(text) - 1))
+            flags = ["--seq", seq, "--stride", stride] if seq else []
+            done = generate(["--model", folder, "--perplexity", file, "--json", *flags], tp)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with self.subTest(seq=seq, stride=stride, tp=tp):
+                ours = json.loads(done.stdout)
+                self.assertEqual(ours["tokens"], len(text) - 1)
+                self.assertAlmostEqual(ours["perplexity"] / theirs, 1, delta=1e-4)
+
+    @unittest.skipUnless(fake_cuda.LIBRARY.exists(), "built without CUDA's headers")
+    def test_computes_on_the_device_alone(self):
+        """On a fake one, whose kernels compute nothing: an operator of tensors on two devices is an error."""
+        folder, _ = self.make("qwen3")
+        fake = dict(os.environ, LD_PRELOAD=str(fake_cuda.LIBRARY))
+        model = ["--model", folder, "--device", "cuda"]
+        drawn = [*flag_of_each("--prompt", PROMPTS), "--max-tokens", 3, "--top-p", 0.9, "--repetition-penalty", 1.2]
+        done = generate([*model, *drawn, "--json"], env=fake)
+        if "are not numbers" not in done.stderr:
+            self.assertEqual((done.returncode, len(done.stdout.splitlines())), (0, len(PROMPTS)), done.stderr)
+        text = self.folder / "text"
+        text.write_text("x" * 40)
+        done = generate([*model, "--perplexity", text], tp=2, env=fake)
+        if "is no number" not in done.stderr:
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_perplexity_that_is_no_number_is_an_error(self):
+        folder, model = self.make("llama1")
+        model.lm_head.weight.data.fill_(float("nan"))
+        model.save_pretrained(folder)
+        text = self.folder / "text"
+        text.write_text("some text")
+        for flags in ([], ["--json"]):
+            done = generate(["--model", folder, "--perplexity", text, *flags])
+            self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+            self.assertIn("is no number, as its mean loss is nan", done.stderr)
+
+    def test_what_nobody_can_read_is_an_error(self):
+        folder, _ = self.make("llama1")
+        command = [programs.BIN / "llama_generate", "--model", folder, "--prompt", "a"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("standard output can't be written", done.stderr)
+
+    def test_refuses_in_one_line(self):
+        folder, _ = self.make("llama1")
+        empty = self.folder / "empty.txt"
+        empty.write_text("\n")
+        one = self.folder / "one"
+        one.write_text("a")
+        long = "x" * (architectures.POSITIONS + 1)
+        cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model is made for 32 positions"),
+                 (["--prompt", "a", "--max-tokens", 999999999999], 1,
+                  "--max-tokens 999999999999 is more than the 32 positions"),
+                 (["--prompt", "a", "--max-tokens", 2**63 - 1], 1, "is more than the 32 positions"),
+                 (["--prompts", empty], 1, "empty.txt holds no prompt"),
+                 (["--prompts", self.folder / "none"], 1, "none"),
+                 (["--prompt", "a", "--stop", ""], 1, "--stop is empty"),
+                 (["--perplexity", one], 1, "but this one has 1; give a longer one"),
+                 (["--perplexity", one, "--seq", 33], 1, "--seq 33 is more than the 32 positions"),
+                 (["--prompt", "a"], 3, "num_attention_heads 8 can't be split over --tp 3")]
+        for flags, tp, message in cases:
+            with self.subTest(message):
+                done = generate(["--model", folder, *flags], tp, timeout=60)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(message, done.stderr)
+                self.assertEqual(done.stdout, "")
+        done = programs.run([programs.BIN / "llama_generate", "--model", folder, "--prompt", "a", "--tp", 2])
+        self.assertIn("--tp 2 is 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

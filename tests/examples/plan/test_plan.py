@@ -1,0 +1,188 @@
+"""llama_plan's calls, bytes and peak are those of real runs."""
+import json
+import os
+import pathlib
+import resource
+import unittest
+
+import programs
+
+ALL = bool(os.environ.get("TESSERA_ALL_PLANS"))
+STEP = ["--batch", 24, "--seq", 16]
+# Fewer key-value heads than ranks.
+FEW_HEADS = programs.ODD | {"num_key_value_heads": 2}
+WINDOW = programs.SMALL | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 700,
+                           "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": 10}
+QWEN3 = programs.SMALL | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 331,
+                          "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 22, "tie_word_embeddings": True}
+QWEN2 = programs.SMALL | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 509,
+                          "hidden_size": 72, "intermediate_size": 190, "num_hidden_layers": 5, "num_key_value_heads": 1}
+BIASES = programs.SMALL | {"vocab_size": 777, "num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
+# The model, the mesh (dp, tp, replicas) or (dp, tp, replicas, cp), and flags.
+RUNS = [
+    (programs.ODD, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
+    (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload"]),
+    (FEW_HEADS, (1, 4, 1), ["--no-loss-parallel", "--param-dtype", "bf16"]),
+    (programs.ODD, (1, 2, 1, 2), []),
+]
+MORE = [(programs.ODD, *run) for run in [
+    ((4, 1, 1), []),
+    ((3, 1, 1), ["--param-dtype", "bf16", "--reduce-dtype", "bf16"]),
+    ((1, 2, 2), ["--no-sp"]),
+    ((2, 2, 1), []),
+    ((2, 2, 1), ["--ac", "full"]),
+    ((2, 2, 1), ["--reshard-last"]),
+    ((2, 2, 1), ["--ac", "selective", "--accumulate", 3]),
+    ((2, 2, 1), ["--dropout", 0.1]),
+    ((2, 2, 1), ["--optimizer", "sgd", "--z-loss", 0.1, "--label-smoothing", 0.1]),
+    ((2, 2, 1), ["--param-dtype", "bf16", "--ac", "full", "--zero", 2]),
+    ((2, 2, 1), ["--no-sp-regather"]),
+    ((2, 2, 1), ["--loss-chunks", 3]),
+    ((2, 2, 1), ["--document-mask", "--eos-token", 1008]),
+    ((2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1]),
+    ((2, 2, 1), ["--freeze", "model.layers.0.**"]),
+    ((2, 1, 1), ["--ema", 0.9]),
+    ((1, 1, 2, 2), ["--ac", "selective", "--accumulate", 2]),
+    ((2, 1, 1, 2), ["--param-dtype", "bf16", "--document-mask", "--eos-token", 1008]),
+]] + [
+    (programs.TIED, (2, 2, 1), ["--ac", "selective"]),
+    (FEW_HEADS, (1, 2, 1, 2), ["--no-loss-parallel", "--ac", "selective", "--ema", 0.9]),
+    (WINDOW, (2, 1, 1, 2), ["--document-mask", "--eos-token", 699]),
+    (WINDOW, (1, 4, 1), ["--no-sp", "--param-dtype", "bf16"]),
+    (QWEN3, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
+    (QWEN2, (1, 1, 1, 4), ["--ac", "full"]),
+    (QWEN2, (2, 2, 1), ["--optimizer", "muon", "--param-dtype", "fp16", "--offload"]),
+    (BIASES, (2, 2, 1), ["--offload", "--accumulate", 3]),
+]
+
+
+class Plan(programs.InFolder):
+    def plan(self, config, arguments, dp=1, tp=1, replicas=1, cp=1, **kwargs):
+        path = programs.write_config(self.folder, config) if isinstance(config, dict) else config
+        file = self.folder / "plan.json"
+        programs.succeed([programs.BIN / "llama_plan", "--config", path, "--dp", dp, "--tp", tp,
+                          "--cp", cp, "--dp-replicate", replicas, "--json", file, *arguments],
+                         **kwargs)
+        return json.loads(file.read_text())
+
+    def train(self, config, arguments, dp, tp, replicas, cp=1):
+        """The metrics of a real second step."""
+        path = programs.write_config(self.folder, config)
+        metrics = self.folder / "m.jsonl"
+        programs.train(["--config", path, "--tokens", self.tokens, "--steps", 2, "--metrics", metrics,
+                        *arguments], dp, tp, replicas, cp,
+                       env=dict(os.environ, TESSERA_COUNT_MEMORY="1", OMP_NUM_THREADS="1"))
+        return programs.read_metrics(metrics)[-1]
+
+    def test_a_plan_is_what_a_run_does(self):
+        for config, mesh, flags in RUNS + (MORE if ALL else []):
+            with self.subTest(config=config, mesh=mesh, flags=flags):
+                real = self.train(config, STEP + flags, *mesh)
+                planned = self.plan(config, STEP + flags, *mesh)["kinds"][0]
+                self.assertEqual(planned["comm"], real["comm"])
+                self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
+
+    def test_ranks_of_uneven_shards_are_of_several_kinds(self):
+        kinds = self.plan(programs.ODD, STEP, dp=2, tp=2)["kinds"]
+        self.assertEqual(sum(kind["ranks"] for kind in kinds), 4)
+        self.assertGreater(len({kind["optimizer_bytes"] for kind in kinds}), 1)
+
+    def test_ranks_of_a_split_sequence_compute_as_much(self):
+        kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
+        # A causal kernel computes the first chunk, and others with a mask.
+        self.assertEqual([kind["ranks"] for kind in kinds], [1, 3])
+        self.assertEqual(len({kind["flops"] for kind in kinds}), 1)
+        # Masks are no parameters.
+        self.assertEqual(kinds[0]["parameters_bytes"], kinds[1]["parameters_bytes"])
+
+    def test_thousands_of_ranks_are_planned_on_one_machine(self):
+        config = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"
+        plan = self.plan(config, ["--batch", 2048, "--seq", 4096, "--gpu", "h100"], dp=2048, tp=8)
+        self.assertEqual(plan["ranks"], 16384)
+        self.assertEqual(plan["kinds"][0]["comm"]["dp"]["all_gather"]["calls"],
+                         plan["kinds"][-1]["comm"]["dp"]["all_gather"]["calls"])
+        self.assertGreater(plan["step_time_s"], 0)
+        self.assertLess(plan["mfu"], 100)
+
+    def test_405b_takes_seconds_and_little_memory(self):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        plan = self.plan(programs.ROOT / "examples/llama/configs/llama3.1-405b.json",
+                         ["--batch", 512, "--seq", 8192, "--ac", "full", "--gpu", "h200"], dp=64, tp=8)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertEqual(plan["ranks"], 512)
+        self.assertLess(after.ru_utime - before.ru_utime, 10)
+        self.assertLess(after.ru_maxrss << 10, 2e9)
+
+    def test_what_does_not_fit_comes_with_what_to_try(self):
+        config = programs.ROOT / "examples/llama/configs/llama3.2-3b.json"
+        plan = self.plan(config, ["--batch", 8, "--seq", 8192, "--gpu", "a100"])
+        self.assertFalse(plan["fits"])
+        self.assertIn("--ac selective", " ".join(plan["advice"]))
+
+    def test_a_file_says_what_a_machine_is(self):
+        file = pathlib.Path(self.folder, "machine.toml")
+        file.write_text('like = "h200"\nname = "half"\nmemory_bytes = 70e9\n')
+        plan = self.plan(programs.SMALL, [*STEP, "--gpu", file])
+        self.assertEqual((plan["gpu"], plan["device"]), ("half", "cuda"))
+
+    def machine(self, **numbers):
+        """A file of a machine that takes no time but for what `numbers` say."""
+        fast = dict(memory_bytes=1e15, flops_half=1e30, flops_fp32=1e30, memory_bandwidth=1e30, link_bandwidth=1e30,
+                    network_bandwidth=1e30, product_share=1, attention_share=1, memory_share=1, network_share=1,
+                    operator_latency_s=0, link_latency_s=0, network_latency_s=0, reserved_bytes=0) | numbers
+        file = pathlib.Path(self.folder, "machine.toml")
+        file.write_text('name = "m"\n' + "".join(f"{key} = {value:.6e}\n" if isinstance(value, float) else
+                                                 f"{key} = {value}\n" for key, value in fast.items()))
+        return file
+
+    def test_products_take_their_flops(self):
+        tokens = 24 * 16
+        layer = 4 * 64 * 64 + 3 * 64 * 176
+        # Forward, and twice that in backward; attention over half of the scores, in backward 2.5 times.
+        products = 6 * tokens * (2 * layer + 256 * 64)
+        attention = 2 * 3.5 * (2 * 24 * 16 * 16 * 64)
+        machine = self.machine(flops_half=1e9, product_share=0.5, attention_share=0.125)
+        plan = self.plan(programs.SMALL, [*STEP, "--gpu", machine])
+        self.assertAlmostEqual(plan["flops"], products + attention, delta=1e-6 * products)
+        seconds = products / 0.5e9 + attention / 0.125e9
+        self.assertAlmostEqual(plan["step_time_s"], seconds, delta=1e-6 * seconds)
+
+    def test_collectives_take_their_bytes(self):
+        """Of a ring, whatever hides them. What the hosts agree on, a few bytes, is no traffic of the metrics."""
+        plan = self.plan(programs.SMALL, [*STEP, "--gpu", self.machine(link_bandwidth=1e9, network_share=0.5)],
+                         dp=2, tp=4)
+        for group, ranks in (("dp", 2), ("tp", 4)):
+            seconds = 0
+            for kind, sent in plan["comm"][group].items():
+                share = {"all_gather": ranks - 1, "all_reduce": 2 * (ranks - 1) / ranks,
+                         "reduce_scatter": (ranks - 1) / ranks}[kind]
+                seconds += share * sent["bytes"] / 0.5e9
+            self.assertAlmostEqual(plan["communication_s"][group], seconds, delta=0.01 * seconds)
+            self.assertLessEqual(plan["exposed_s"][group], plan["communication_s"][group])
+        # Nothing else takes time.
+        self.assertAlmostEqual(plan["step_time_s"], sum(plan["exposed_s"].values()), delta=1e-9)
+
+    def test_bad_machines_are_one_line(self):
+        file = pathlib.Path(self.folder, "machine.toml")
+        path = programs.write_config(self.folder, programs.SMALL)
+        for text, message in [('like = "h200"\nmemory_byte = 1', 'did you mean memory_bytes?'),
+                              ('name = "x"', '"memory_bytes" is missing'),
+                              ('like = "h200"\nranks_per_node = 0', '"ranks_per_node" must be at least 1'),
+                              ('like = "h200"\nflops_half = "many"', '"flops_half" must be a number, not negative'),
+                              ('like = "h200"\nflops_half = nan', '"flops_half" must be a number, not negative'),
+                              ('like = "h200"\nname = 5', '"name" must be a string'),
+                              ('like = ', "machine.toml: "),
+                              ('like = "h201"', 'like = "h201" is not known')]:
+            file.write_text(text)
+            done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", file])
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(message, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+        done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", "h201"])
+        self.assertIn("--gpu h201 is not known", done.stderr)
+        done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", self.folder / "no.toml"])
+        self.assertRegex(done.stderr, r"^llama_plan: can't read --gpu .*no\.toml: .*\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,183 @@
+"""llama_plan --search: what it finds is what plans of the layouts say; and the page of --html."""
+import html.parser
+import json
+import unittest
+
+import programs
+
+# More layers than are planned to estimate them.
+DEEP = programs.SMALL | {"num_hidden_layers": 9}
+RUN = ["--batch", 16, "--seq", 64, "--param-dtype", "fp32"]
+MACHINE = '''like = "h100"
+name = "small"
+memory_bytes = {}
+reserved_bytes = 0
+flops_fp32 = 1e10
+memory_bandwidth = 1e9
+link_bandwidth = 2e8
+operator_latency_s = 0
+ranks_per_node = 4
+'''
+
+
+class Page(html.parser.HTMLParser):
+    """The text of a page, how often it has each tag, and what it would load."""
+    def __init__(self, file):
+        super().__init__()
+        self.text, self.tags, self.loads = "", {}, []
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.loads += [value for key, value in attributes if key in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+class PlanSearch(programs.InFolder):
+    def command(self, config, arguments, memory=1e12):
+        file = self.folder / "machine.toml"
+        file.write_text(MACHINE.format(memory))
+        return [programs.BIN / "llama_plan", "--config", programs.write_config(self.folder, config), "--gpu", file,
+                *arguments]
+
+    def plan(self, config, arguments, memory=1e12):
+        file = self.folder / "plan.json"
+        done = programs.succeed(self.command(config, [*arguments, "--json", file], memory))
+        return json.loads(file.read_text()), done.stdout
+
+    def search(self, gpus, *arguments, memory=1e12, config=DEEP):
+        plan, text = self.plan(config, [*RUN, "--search", "--gpus", gpus, *arguments], memory)
+        return plan["search"], plan, text
+
+    @staticmethod
+    def flags(layout):
+        return [part for key in ("dp", "tp", "ac", "zero") for part in ("--" + key, layout[key])]
+
+    def test_estimates_are_what_plans_say(self):
+        found, _, _ = self.search(8)
+        self.assertEqual({(each["dp"], each["tp"]) for each in found["layouts"]}, {(8, 1), (4, 2), (2, 4)})
+        self.assertEqual(len(found["layouts"]), 18)
+        # One of each kind of activations, and of ZeRO.
+        for layout in [each for each in found["layouts"] if each["tp"] == 2][:3] + found["layouts"][-2:]:
+            with self.subTest(layout):
+                plan, _ = self.plan(DEEP, RUN + self.flags(layout))
+                plan = plan["kinds"][0]
+                self.assertLess(abs(layout["peak_bytes"] / plan["peak_bytes"] - 1), 1e-3)
+                self.assertLess(abs(layout["step_time_s"] / plan["step_time_s"] - 1), 0.01)
+
+    def test_the_frontier_is_what_no_other_beats(self):
+        layouts = self.search(8)[0]["layouts"]
+        self.assertEqual([each["step_time_s"] for each in layouts],
+                         sorted(each["step_time_s"] for each in layouts))
+        for each in layouts:
+            beaten = any(other["step_time_s"] <= each["step_time_s"] and other["peak_bytes"] <= each["peak_bytes"]
+                         for other in layouts if other is not each)
+            self.assertEqual(each["frontier"], not beaten)
+
+    def test_what_is_too_large_is_marked_and_what_is_larger_is_not_planned(self):
+        peaks = sorted(each["peak_bytes"] for each in self.search(8)[0]["layouts"])
+        limit = peaks[4]
+        found, plan, text = self.search(8, memory=limit)
+        for each in found["layouts"]:
+            self.assertEqual(each["fits"], each["peak_bytes"] <= limit)
+        self.assertEqual(sum(each["fits"] for each in found["layouts"]), sum(peak <= limit for peak in peaks))
+        self.assertGreater(found["skipped"], 0)
+        self.assertEqual(len(found["layouts"]) + found["skipped"], 18)
+        self.assertTrue(plan["fits"])  # the fastest, in full
+        self.assertIn("It fits", text)
+
+    def test_where_none_fits_it_says_by_how_much_and_what_to_try(self):
+        found, plan, text = self.search(8, memory=1e5)
+        self.assertFalse(any(each["fits"] or each["frontier"] for each in found["layouts"]))
+        self.assertIn("no layout fits", text)
+        self.assertIn("It does not fit", text)
+        self.assertIn("--dp or --tp", " ".join(plan["advice"]))
+
+    def test_micro_batches_are_as_many_as_it_takes(self):
+        run = ["--dp", 2, "--ac", "full", "--zero", 3]  # 8 sequences a rank
+        whole, half, parts = (self.plan(DEEP, [*RUN, *run, "--accumulate", count])[0]["kinds"][0] for count in (1, 2, 4))
+        limit = (half["peak_bytes"] + parts["peak_bytes"]) / 2
+        found, plan, text = self.search(2, *run, memory=limit)
+        self.assertEqual([(each["accumulate"], each["fits"]) for each in found["layouts"]],
+                         [(4, True), (2, False), (1, False)])
+        self.assertEqual(plan["kinds"][0]["peak_bytes"], parts["peak_bytes"])
+        self.assertRegex(text, r"ac +zero +acc\. +peak")
+        self.assertIn("--ac full --zero 3 --accumulate 4, in full", text)
+        found, _, text = self.search(2, *run, "--accumulate", 1, memory=limit)
+        self.assertEqual([each["accumulate"] for each in found["layouts"]], [1])
+        self.assertNotIn("acc.", text)
+
+    def test_flags_that_are_given_stay(self):
+        layouts = self.search(8, "--tp", 2, "--ac", "full")[0]["layouts"]
+        self.assertEqual([(each["dp"], each["tp"], each["ac"]) for each in layouts], [(4, 2, "full")] * 2)
+
+    def test_sequences_are_split_where_nothing_fits_otherwise(self):
+        run = ["--batch", 2, "--seq", 64, "--ac", "full", "--zero", 3]  # 2 sequences for 8 ranks
+        found, plan, text = self.search(8, *run, "--tp", 1)
+        self.assertEqual({(each["dp"], each["cp"]) for each in found["layouts"]}, {(2, 4), (1, 8)})
+        self.assertEqual([(each["dp"], each["cp"]) for each in found["refused"]], [(8, 1), (4, 2)])
+        best = found["layouts"][0]
+        self.assertEqual((plan["mesh"]["dp"], plan["mesh"]["cp"]), (best["dp"], best["cp"]))
+        self.assertRegex(text, r"dp +tp +cp +ac")
+        self.assertIn("left out: dp 4, tp 1, cp 2: --batch 2", text)
+        planned = self.plan(DEEP, [*RUN, *run, "--dp", best["dp"], "--cp", best["cp"]])[0]["kinds"][0]
+        self.assertLess(abs(best["peak_bytes"] / planned["peak_bytes"] - 1), 1e-3)
+        self.assertLess(abs(best["step_time_s"] / planned["step_time_s"] - 1), 0.01)
+        whole, _, text = self.search(8)  # all fits without
+        self.assertEqual({each["cp"] for each in whole["layouts"]}, {1})
+        self.assertNotIn(" cp ", text.splitlines()[1])
+
+    def test_long_sequences_are_split(self):
+        run = ["--batch", 8, "--seq", 16384, "--ac", "full", "--zero", 3, "--tp", 2]
+        found, _, _ = self.search(8, *run)
+        self.assertEqual({each["cp"] for each in found["layouts"]}, {1, 2, 4})
+        found, _, _ = self.search(8, *run, "--cp", 2)
+        self.assertEqual({each["cp"] for each in found["layouts"]}, {2})
+
+    def test_layouts_that_sizes_forbid_are_named(self):
+        found, _, text = self.search(32)  # 16 rows
+        self.assertEqual([(each["dp"], each["tp"]) for each in found["refused"]], [(32, 1)])
+        self.assertIn("--batch 16 is not a multiple of 32", text)
+
+    def test_thousands_of_ranks(self):
+        config = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"
+        done = programs.succeed([programs.BIN / "llama_plan", "--config", config, "--gpu", "h100", "--search", "--gpus",
+                                 4096, "--batch", 8192, "--seq", 4096, "--ac", "full"])
+        self.assertRegex(done.stdout, r"4096 ranks, batch 8192, sequences of 4096: 8 of 8 layouts fit")
+
+    def test_bad_flags_are_one_line(self):
+        for arguments, message in [(["--search"], "pass --gpus N"), (["--gpus", 8], "given without --search"),
+                                   (["--search", "--gpus", 8, "--tp", 3], "can't be laid out"),
+                                   (["--search", "--gpus", 0], "--gpus"),
+                                   (["--html", self.folder / "no" / "p.html"], "p.html"),
+                                   (["--html", "p", "--json", "./p"], "--json and --html are both p; give each a place"),
+                                   (["--json", self.folder / "config.json"], "--config and --json are both ")]:
+            done = programs.run(self.command(DEEP, [*RUN, *arguments]))
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(message, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+        done = programs.run([programs.BIN / "llama_plan", "--config", self.config, "--search", "--gpus", 8])
+        self.assertIn("--search needs a machine", done.stderr)
+
+    def test_a_page_has_all_in_it(self):
+        file = self.folder / "plan.html"
+        _, plan, _ = self.search(8, "--html", file, memory=2e6)
+        page = Page(file)
+        self.assertEqual(page.loads, [])
+        self.assertEqual(page.tags["svg"], len(plan["kinds"]) + 3)
+        self.assertIn(f"in {plan['peak_moment']}", page.text)
+        for heading in ("Layouts", "Memory over the step", "Communication", "Time line", "Configuration"):
+            self.assertIn(heading, page.text)
+        for name in ("dp", "tp", "all_gather", "reduce_scatter", "waiting", "gradients on the way"):
+            self.assertIn(name, page.text)
+
+    def test_a_page_without_a_machine_has_no_time(self):
+        file = self.folder / "plan.html"
+        programs.succeed([programs.BIN / "llama_plan", "--config", self.config, "--dp", 2, "--html", file])
+        self.assertNotIn("Time line", Page(file).text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,181 @@
+"""Bad input ends every rank with one clear line, and leaves nothing half-written."""
+import json
+import os
+import socket
+import time
+import unittest
+
+import programs
+
+
+class BadInput(programs.InFolder):
+    def refuse(self, arguments, *parts, dp=1, tp=1, nproc=None):
+        """Runs, and expects an exit code != 0 and one line that holds every part."""
+        before = set(self.folder.rglob("*"))
+        command = [programs.BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
+        nproc = nproc or dp * tp
+        start = time.monotonic()
+        done = programs.run(programs.on_ranks(nproc, command), timeout=60)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        lines = [line for line in done.stderr.splitlines() if all(p in line for p in parts)]
+        self.assertTrue(lines, f"no line with {parts} in:\n{done.stderr}")
+        # The line, once unless a rank is late, and the launcher's report: no stack traces around it.
+        self.assertLessEqual(len(done.stderr.splitlines()), 3 + nproc, done.stderr)
+        self.assertEqual(set(self.folder.rglob("*")), before)
+        self.assertLess(time.monotonic() - start, 30)
+
+    def data(self, **changes):
+        flags = {"config": self.config, "tokens": self.tokens, "seq": 32, "batch": 4, "steps": 2}
+        flags |= changes
+        return [part for name, value in flags.items() if value is not None
+                for part in (f"--{name.replace('_', '-')}", value)]
+
+    def config_with(self, **changes):
+        path = self.folder / "changed.json"
+        path.write_text(json.dumps(programs.SMALL | changes))
+        return path
+
+    def test_mesh_that_is_not_the_world(self):
+        self.refuse(self.data(), "--dp 2", "--tp 2", "4 ranks", dp=2, tp=2, nproc=3)
+
+    def test_heads_that_tp_does_not_divide(self):
+        config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
+        self.refuse(self.data(config=config), "num_attention_heads 6", "--tp 4", tp=4)
+
+    def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
+        config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
+        # A rank whose rank 0 never comes.
+        alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+        for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be shared out to --tp 3"),
+                               (["--dp", 3, "--batch", 3, "--lora-rank", 2, "--lora-targets", "model.norm"],
+                                "'model.norm' matches no nn::Linear")):
+            with self.subTest(message):
+                done = programs.run([programs.BIN / "llama_train", *self.data(config=config), *flags],
+                                    env=os.environ | alone, timeout=60)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_truncated_safetensors(self):
+        model = programs.make_model(self.folder, programs.SMALL)
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        self.refuse(self.data(config=None, model=model), "model.safetensors", dp=2)
+
+    def test_shard_with_a_bad_magic(self):
+        bad = programs.write_tokens(self.folder / "bad.bin", range(200), magic=7)
+        self.refuse(self.data(tokens=bad), "bad.bin", "magic", dp=2)
+
+    def test_shard_with_too_few_tokens(self):
+        few = programs.write_tokens(self.folder / "few.bin", range(50))
+        self.refuse(self.data(tokens=few), "50 tokens", "the batch of 4", dp=2)
+
+    def test_truncated_shard(self):
+        short = programs.write_tokens(self.folder / "short.bin", range(200), count=100000)
+        self.refuse(self.data(tokens=short), "short.bin", "100000")
+
+    def test_token_beyond_the_vocabulary(self):
+        high = programs.write_tokens(self.folder / "high.bin", [5] * 300 + [300] + [5] * 700)
+        self.refuse(self.data(tokens=high), "token 300 at position 300", "256", dp=2)
+
+    def test_unknown_flag_names_the_nearest(self):
+        self.refuse([*self.data(), "--stpes", "3"], "--stpes", "--steps")
+
+    def test_unknown_name_in_the_config_file(self):
+        file = self.folder / "run.toml"
+        file.write_text("stepz = 3\n")
+        self.refuse([*self.data(), "--config-file", file], "stepz", "--steps")
+
+    def test_missing_files(self):
+        self.refuse(self.data(config=self.folder / "none.json"), "none.json", dp=2)
+        self.refuse(self.data(tokens=self.folder / "none.bin"), "none.bin", dp=2)
+        self.refuse(self.data(config=None, model=self.folder / "nowhere"), "nowhere", dp=2)
+
+    def test_batch_that_dp_does_not_divide(self):
+        self.refuse(self.data(batch=5), "--batch 5", "--dp 2", dp=2)
+
+    def test_batch_that_micro_batches_do_not_divide(self):
+        self.refuse([*self.data(batch=4), "--accumulate", 4], "--batch 4", "--dp 2 x --accumulate 4",
+                    dp=2)
+
+    def test_replicas_that_do_not_fit(self):
+        self.refuse([*self.data(batch=12), "--dp-replicate", 3], "--dp 2 x --dp-replicate 3",
+                    "6 ranks, but 4", "--nproc 6", dp=2, nproc=4)
+
+    def test_degrees_of_zero(self):
+        for flag in ("--dp", "--tp", "--dp-replicate", "--accumulate", "--batch"):
+            with self.subTest(flag):
+                self.refuse([*self.data(), flag, "0"], flag, "0")
+
+    def test_values_that_a_flag_does_not_have(self):
+        for flag, value in [("--zero", "1"), ("--param-dtype", "fp8"), ("--reduce-dtype", "int8"),
+                            ("--ac", "sometimes"), ("--accumulate", "half")]:
+            with self.subTest(flag):
+                self.refuse([*self.data(), flag, value], flag, value)
+
+    def test_features_that_are_not_implemented(self):
+        for change, part in [({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
+                             ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq"),
+                             ({"use_sliding_window": True}, "use_sliding_window"),
+                             ({"hidden_act": "gelu"}, "hidden_act"),
+                             ({"model_type": "mistral"}, "architectures"),
+                             ({"model_type": "gemma"}, "model_type")]:
+            with self.subTest(change):
+                self.refuse(self.data(config=self.config_with(**change)), part, "changed.json")
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            done = programs.run([programs.BIN / "tessera-run", "--nproc", 2, "--nnodes", 2,
+                                 "--node-rank", 0, "--rdzv", f"127.0.0.1:{port}", "--",
+                                 programs.BIN / "llama_train", *self.data(), "--dp", 4], timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(str(port), done.stderr)
+
+    def test_failure_on_one_rank_only_ends_all(self):
+        flags = " ".join(str(part) for part in self.data(tokens=None))
+        script = (f'[ "$RANK" = 1 ] && tokens={self.folder}/none.bin || tokens={self.tokens}; '
+                  f"exec {programs.BIN}/llama_train --dp 2 {flags} --tokens $tokens")
+        done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn("[rank 1] llama_train:", done.stderr)
+        self.assertIn("none.bin", done.stderr)
+
+    def test_jsonl_that_is_not_there(self):
+        for name, reason in (("a" * 300, "(File name too long)"), (self.folder / "none*", "'; name files that exist")):
+            self.refuse(self.data(tokens=None, jsonl=name), f"--jsonl: no file matches '{name}'", reason)
+
+    def test_sequences_beyond_the_positions(self):
+        for length in (10**12, 2**63 - 1):
+            self.refuse(self.data(seq=length), f"--seq {length} is more than", "256 positions")
+
+    def test_data_that_differ_between_ranks(self):
+        others = self.folder / "others" / self.tokens.name
+        others.parent.mkdir()
+        programs.write_tokens(others, [1] * (self.tokens.stat().st_size // 2))
+        flags = " ".join(str(part) for part in self.data(tokens=None))
+        script = (f'[ "$RANK" = 1 ] && tokens={others} || tokens={self.tokens}; '
+                  f"exec {programs.BIN}/llama_train $DEGREE 2 {flags} --tokens $tokens")
+        for degree in ("--dp", "--tp"):
+            with self.subTest(degree):
+                done = programs.run(programs.on_ranks(2, ["env", f"DEGREE={degree}", "sh", "-c", script]), timeout=60)
+                self.assertNotEqual(done.returncode, 0, done.stdout)
+                self.assertIn("the data of rank 1 are not those of rank 0: ", done.stderr)
+                self.assertIn(f'"{self.tokens.name}" has ', done.stderr)
+
+    def test_held_out_texts_that_differ_between_ranks(self):
+        texts = [self.folder / f"{rank}/text" for rank in (0, 1)]
+        for text, words in zip(texts, ("one ", "two ")):
+            text.parent.mkdir()
+            text.write_text(words * 300)
+        flags = " ".join(str(part) for part in self.data())
+        script = f"exec {programs.BIN}/llama_train --dp 2 {flags} --eval-text {self.folder}/$RANK/text"
+        done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        self.assertIn('the data of rank 1 are not those of rank 0: of the held-out data, "text" has other contents', done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

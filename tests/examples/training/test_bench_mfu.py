@@ -1,0 +1,62 @@
+"""bench_mfu: its figures follow from one another, and its count of FLOPs from the model's sizes."""
+import json
+import unittest
+
+import programs
+
+SEQ, BATCH, PEAK = 32, 4, 1e11
+
+
+class BenchMfu(programs.InFolder):
+    def bench(self, *flags):
+        return programs.run([programs.BIN / "bench_mfu", "--config", self.config, "--seq", SEQ,
+                             "--steps", 3, "--warmup", 1, "--out", self.folder / "out", *flags])
+
+    def runs(self):
+        return json.loads((self.folder / "out/results.json").read_text())["runs"]
+
+    def test_three_conventions(self):
+        done = self.bench("--ac", "none,full", "--batch", BATCH, "--peak-flops", PEAK)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        none, full = self.runs()
+        c = programs.SMALL
+        layers, hidden, inner = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"]
+        block = 4 * hidden ** 2 + 3 * hidden * inner  # head size x heads is the hidden size
+        matrices = layers * block + hidden * c["vocab_size"]
+        norms = (2 * layers + 1) * hidden
+        attention = layers * hidden * SEQ
+        # FLOPs a token. Flash attention's backward makes the scores again: five products, not four.
+        titan = 6 * (matrices + norms) + 12 * attention
+        hardware = 6 * matrices + 7 * attention
+        again = 2 * layers * (block - hidden * inner) + 2 * attention  # without the last product
+        for run, flops in ((none, hardware), (full, hardware + again)):
+            per_token = run["step_time_s"] * PEAK / (BATCH * SEQ) / 100
+            self.assertAlmostEqual(run["mfu"] * per_token / titan, 1, delta=0.01)
+            self.assertAlmostEqual(run["hfu"] * per_token / flops, 1, delta=0.01)
+            self.assertAlmostEqual(run["mfu_causal"] / run["mfu"],
+                                   (titan - 6 * attention) / titan, delta=0.01)
+            self.assertAlmostEqual(run["peak_flops"] / PEAK, 1, delta=0.01)
+            self.assertGreater(run["reserved_bytes"], run["active_bytes"])
+        self.assertLess(full["active_bytes"], none["active_bytes"])
+        self.assertIn("HFU", done.stdout)
+        self.assertIn("</html>", (self.folder / "out/results.html").read_text())
+
+    def test_a_run_that_fails_does_not_end_the_others(self):
+        done = self.bench("--mesh", "1x1,1x3", "--ac", "none,full", "--peak-flops", "measure",
+                          "--flags=--param-dtype bf16")
+        self.assertEqual(done.returncode, 1)
+        good, other, bad, _ = self.runs()
+        self.assertAlmostEqual(other["peak_flops"] / good["peak_flops"], 1, delta=1e-6)
+        self.assertGreater(good["mfu"], 0)
+        self.assertIsNone(good["error"])
+        self.assertIsNone(bad["mfu"])
+        self.assertIn("--tp 3", bad["error"])
+        self.assertIn("--tp 3", done.stdout)
+
+    def test_bad_flags_are_one_line(self):
+        self.assertIn("--mesh 2: is no mesh".replace(":", ""), self.bench("--mesh", "2").stderr)
+        self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

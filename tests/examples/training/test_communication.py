@@ -1,0 +1,101 @@
+"""What a step sends, by llama_train's own metrics, against the formulas of ZeRO-2, ZeRO-3 and HSDP."""
+import unittest
+
+import programs
+
+FP32 = 4
+
+
+def pieces(size, parts):
+    """The largest piece of `size` rows over `parts` ranks, which the others are padded to."""
+    return -(-size // parts)
+
+
+def unit_shapes(config, tp):
+    """Shapes of rank 0's tensor-parallel parameters: a block's; the embedding's, final norm's and head's."""
+    c, heads = config, config["num_attention_heads"]
+    head = c.get("head_dim", c["hidden_size"] // heads)
+    hidden, inner = c["hidden_size"], pieces(c["intermediate_size"], tp)
+    q, kv = heads * head // tp, c["num_key_value_heads"] * head // tp
+    block = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (inner, hidden), (inner, hidden),
+             (hidden, inner), (hidden,), (hidden,)]
+    vocabulary = pieces(c["vocab_size"], tp)
+    return block, [(vocabulary, hidden), (vocabulary, hidden), (hidden,)]
+
+
+def shard(shapes, dp):
+    """Elements of a rank's shard of a unit."""
+    return sum(pieces(rows, dp) * (rest[0] if rest else 1) for rows, *rest in shapes)
+
+
+class Communication(programs.InFolder):
+    def step_traffic(self, config, dp, tp, replicas=1, flags=()):
+        path = programs.write_config(self.folder, config)
+        metrics = self.folder / "m.jsonl"
+        programs.train(["--config", path, "--tokens", self.tokens, "--steps", 2, "--batch", 24,
+                        "--seq", 16, "--metrics", metrics, *flags], dp, tp, replicas)
+        first, second = programs.read_metrics(metrics)
+        self.assertEqual(first["comm"], second["comm"])
+        return second["comm"]
+
+    def check(self, config, dp, tp, replicas=1, zero=3, accumulate=1, ac="none", more=()):
+        flags = ["--zero", zero, "--accumulate", accumulate, "--ac", ac, *more]
+        comm = self.step_traffic(config, dp, tp, replicas, flags)
+        layers = config["num_hidden_layers"]
+        block, root = (shard(shapes, dp) for shapes in unit_shapes(config, tp))
+        # Blocks that are gathered twice: all but the last.
+        twice = layers - 1 if zero == 3 else 0
+        # ZeRO-2 gathers and reduces once a step, ZeRO-3 once a micro-batch.
+        rounds = accumulate if zero == 3 else 1
+        # The blocks, the embedding, and the final norm with the head.
+        calls, elements = layers + 2, layers * block + root
+        if dp > 1:
+            self.assertEqual(comm["dp"]["all_gather"],
+                             {"calls": rounds * (calls + twice),
+                              "bytes": rounds * FP32 * (elements + twice * block)})
+            self.assertEqual(comm["dp"]["reduce_scatter"],
+                             {"calls": rounds * calls, "bytes": rounds * FP32 * dp * elements})
+        if replicas > 1:
+            self.assertEqual(comm["dp_replicate"], {"all_reduce": {
+                "calls": rounds * calls, "bytes": rounds * FP32 * elements}})
+        if tp > 1:
+            self.check_tensor_parallel(comm["tp"], layers, accumulate, ac == "full",
+                                       "--no-sp-regather" in more)
+
+    def check_tensor_parallel(self, comm, layers, accumulate, recomputed, keeps):
+        # Each half of a block gathers and scatters once forward and once backward; so do the
+        # embedding and the head between them. The halves' inputs and the head's are gathered again
+        # in backward, unless they are kept, or computed again: a block stops before its last
+        # reduce-scatter then.
+        gathers, scatters, others = (6, 5, 2) if recomputed else (4, 4, 2) if keeps else (6, 4, 3)
+        self.assertEqual(comm["all_gather"]["calls"], accumulate * (gathers * layers + others))
+        self.assertEqual(comm["reduce_scatter"]["calls"], accumulate * (scatters * layers + 2))
+
+    def test_zero_3(self):
+        self.check(programs.SMALL, 4, 1)
+        self.check(programs.ODD, 2, 2)
+
+    def test_zero_2(self):
+        self.check(programs.ODD, 4, 1, zero=2)
+        self.check(programs.SMALL, 2, 2, zero=2)
+
+    def test_kept_inputs_are_not_gathered_again(self):
+        self.check(programs.SMALL, 1, 2, more=["--no-sp-regather"])
+
+    def test_replicas_of_shards(self):
+        self.check(programs.ODD, 2, 1, replicas=2)
+        self.check(programs.SMALL, 1, 1, replicas=4, zero=2)
+        self.check(programs.SMALL, 2, 2, replicas=2, zero=2)
+
+    def test_recomputed_blocks_are_not_gathered_again(self):
+        self.check(programs.SMALL, 2, 2, ac="full")
+        self.check(programs.SMALL, 2, 1, ac="selective", zero=2)
+
+    def test_micro_batches(self):
+        self.check(programs.SMALL, 4, 1, accumulate=3)
+        self.check(programs.SMALL, 2, 2, zero=2, accumulate=3)
+        self.check(programs.SMALL, 2, 1, replicas=2, accumulate=2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,75 @@
+"""Held-out loss while training goes on: --eval-every, --eval-text, --eval-tokens."""
+import re
+import unittest
+
+import programs
+import training_runs
+
+STEPS = 5
+
+
+class Evaluation(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.held_out = programs.write_tokens(self.folder / "held_out.bin", programs.text_tokens(700, 250))
+
+    def run_with(self, name, flags, dp=1, tp=1, steps=STEPS):
+        """(metrics, exported weights, held-out loss that is printed at the end)"""
+        run = self.folder / name
+        done = programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", steps, "--batch", 4,
+                               "--seq", 16, "--dropout", 0.1, "--metrics", run / "m.jsonl", "--save-hf",
+                               run / "model", *flags], dp, tp)
+        printed = re.search(r"held-out loss: .*?([0-9.]+) a token", done.stdout)
+        weights = (run / "model/model.safetensors").read_bytes()
+        return run / "m.jsonl", weights, printed and float(printed[1])
+
+    def evaluations(self, metrics):
+        return {r["step"]: r["eval_loss"] for r in programs.read_metrics(metrics) if "eval_loss" in r}
+
+    def test_training_is_bit_equal_with_and_without(self):
+        for flags in (["--zero", 2, "--accumulate", 2, "--ema", 0.5], ["--ac", "full"]):
+            with self.subTest(flags):
+                held_out = ["--eval-tokens", self.held_out, *flags]
+                want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
+                got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
+                self.assertEqual(training_runs.figures(got), training_runs.figures(want))
+                traffic = [[r["comm"] for r in programs.read_metrics(m)] for m in (got, want)]
+                self.assertEqual(*traffic)
+                self.assertEqual(same_weights, weights)
+                self.assertEqual(same_loss, loss)
+                self.assertEqual(self.evaluations(want), {})
+                evaluated = self.evaluations(got)
+                self.assertEqual(list(evaluated), [2, 4, STEPS])
+                self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
+
+    def test_a_step_has_the_loss_that_a_run_of_as_many_steps_ends_with(self):
+        flags = ["--eval-tokens", self.held_out, "--ema", 0.5]
+        metrics = self.run_with("all", [*flags, "--eval-every", 1], dp=2)[0]
+        evaluated = self.evaluations(metrics)
+        self.assertEqual(list(evaluated), list(range(1, STEPS + 1)))
+        for steps in (1, 3):
+            with self.subTest(steps):
+                loss = self.run_with(f"{steps}", flags, dp=2, steps=steps)[2]
+                self.assertAlmostEqual(evaluated[steps], loss, delta=1e-4)
+
+    def test_bytes_of_a_text_are_tokens(self):
+        text = self.folder / "held_out.txt"
+        text.write_bytes(b"a text that is held out, " * 40)
+        shard = programs.write_tokens(self.folder / "text.bin", text.read_bytes())
+        losses = [self.run_with("run", [flag, file], steps=1)[2]
+                  for flag, file in (("--eval-text", text), ("--eval-tokens", shard))]
+        self.assertEqual(*losses)
+
+    def test_needs_held_out_data_of_one_kind(self):
+        base = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens]
+        for flags, message in (
+                (["--eval-every", 2], "--eval-every is given without held-out data; pass --eval-text or --eval-tokens"),
+                (["--eval-text", self.tokens, "--eval-tokens", self.tokens],
+                 "--eval-text and --eval-tokens are both given; pass one of them")):
+            with self.subTest(flags):
+                done = programs.run([*base, *flags])
+                self.assertEqual((done.returncode, done.stderr), (1, f"llama_train: {message}\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,61 @@
+"""fp16 with dynamic loss scaling: the numbers are fp32's, and a step that overflows is left out."""
+import unittest
+
+import programs
+
+INITIAL_SCALE = 65536.0
+
+
+class HalfPrecision(programs.InFolder):
+    def rows(self, flags, dp=1, tp=1, replicas=1):
+        metrics = self.folder / "m.jsonl"
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--metrics", metrics,
+                        *flags], dp, tp, replicas)
+        return programs.read_metrics(metrics)
+
+    def test_losses_and_norms_are_those_of_fp32(self):
+        flags = ["--steps", 4, "--batch", 4, "--seq", 32, "--param-dtype"]
+        want = self.rows([*flags, "fp32"])
+        self.assertNotIn("loss_scale", want[0])
+        for mesh, more in (((1, 1), []), ((2, 2), []), ((2, 2), ["--loss-chunks", 4])):
+            for ours, theirs in zip(self.rows([*flags, "fp16", *more], *mesh), want):
+                self.assertEqual((ours["loss_scale"], ours["skipped"]), (INITIAL_SCALE, False))
+                self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
+                self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
+
+    def test_goes_with_every_other_kind_of_training(self):
+        flags = ["--steps", 2, "--batch", 8, "--seq", 32]
+        want = self.rows(flags)
+        extra = ["--param-dtype", "fp16", "--zero", 2, "--accumulate", 2, "--offload", "--ac", "full"]
+        for ours, theirs in zip(self.rows([*flags, *extra], 1, 2, 2), want):
+            self.assertLess(abs(ours["loss"] / theirs["loss"] - 1), 1e-3)
+            self.assertLess(abs(ours["grad_norm"] / theirs["grad_norm"] - 1), 1e-2)
+
+    # A token a rank: its gradient is not divided by a number of tokens, and the first scales are
+    # too large for it.
+    OVERFLOWING = ["--seq", 1, "--batch", 2, "--param-dtype", "fp16"]
+
+    def test_the_scale_falls_until_steps_count(self):
+        for mesh in ((2, 1), (1, 2, 2)):
+            with self.subTest(mesh):
+                rows = self.rows([*self.OVERFLOWING, "--steps", 6], *mesh)
+                self.assertTrue(rows[0]["skipped"])
+                self.assertFalse(rows[-1]["skipped"])
+                scale = INITIAL_SCALE
+                for row in rows:
+                    self.assertEqual(row["loss_scale"], scale)
+                    self.assertEqual(row["grad_norm"] is None, row["skipped"])
+                    scale *= 0.5 if row["skipped"] else 1
+
+    def test_a_step_left_out_changes_no_weight(self):
+        files = []
+        for steps in (0, 1):
+            out = self.folder / f"after-{steps}"
+            programs.train(["--config", self.config, "--tokens", self.tokens, "--save-hf", out,
+                            *self.OVERFLOWING, "--steps", steps], 2)
+            files.append((out / "model.safetensors").read_bytes())
+        self.assertEqual(*files)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,273 @@
+// ncclComm*: communicators are made, split, ended.
+#include <nccl.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "nccl/launch.h"
+#include "record/record.h"
+#include "record/settings.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr std::chrono::seconds kPatience{30};
+
+/// The fault that is asked for.
+void hang_on_demand() {
+  static std::atomic<std::int64_t> begun = 0;
+  const std::int64_t number = ++begun;
+  while (settings().faults.init == number) {
+    std::this_thread::sleep_for(kPatience);
+  }
+}
+
+/// Likewise.
+void be_late_on_demand() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::this_thread::sleep_for(std::chrono::seconds(settings().faults.late.value_or(0)));
+  });
+}
+
+/// Likewise. The other ranks do not wait for that.
+void end_slowly_on_demand() {
+  static std::atomic<std::int64_t> ended = 0;
+  if (settings().faults.slow_end == ++ended) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
+                  const char* made_by) {
+  *out = nullptr;
+  hang_on_demand();
+  std::shared_ptr<Mailbox> mailbox = Mailbox::open(id, rank, ranks, kPatience);
+  if (mailbox == nullptr) {
+    count_violation("communicator " + id + ": not all of its " + std::to_string(ranks) +
+                    " ranks came within 30 s");
+    return ncclSystemError;
+  }
+  *out = remember(std::make_shared<Communicator>(id, rank, ranks, std::move(mailbox), made_by));
+  return ncclSuccess;
+}
+
+/// Every rank's `own`, by rank. Empty if a rank does not come.
+template <class T>
+std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
+  std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
+  const Operation operation{.collective = Collective::kAllGather,
+                            .send = &own,
+                            .receive = all.data(),
+                            .count = sizeof(T),
+                            .type = ncclInt8,
+                            .op = ncclSum,
+                            .root = 0,
+                            .communicator = communicator,
+                            .stream = nullptr};
+  return run_on_host(operation) ? all : std::vector<T>{};
+}
+
+/// All ranks of one host must end a communicator: NCCL may wait for them.
+void meet_at_end(const CommunicatorPtr& communicator) {
+  if (gather(communicator, std::int8_t{0}).empty()) {
+    count_violation("communicator " + communicator->id() +
+                    ": not all of its ranks ended it within 10 s");
+  }
+}
+
+struct Wish {
+  int color;
+  int key;
+  int rank;
+};
+
+/// The parent's ranks that share the color, by key and then by rank.
+std::vector<Wish> members(std::vector<Wish> wishes, int color) {
+  std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
+  std::stable_sort(wishes.begin(), wishes.end(),
+                   [](const Wish& a, const Wish& b) { return a.key < b.key; });
+  return wishes;
+}
+
+}  // namespace
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  be_late_on_demand();  // a program asks for the version first
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  count_call("ncclGetUniqueId");
+  std::random_device random;
+  std::ostringstream text;
+  text << std::hex << random() << random();
+  std::memset(id->internal, 0, sizeof(id->internal));
+  text.str().copy(id->internal, sizeof(id->internal) - 1);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+  count_call("ncclCommInitRank");
+  return make(out, id.internal, rank, ranks, "init");
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t*) {
+  return ncclCommInitRank(out, ranks, id, rank);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int ranks, int rank, int, ncclUniqueId* ids,
+                                      ncclConfig_t*) {
+  return ncclCommInitRank(out, ranks, ids[0], rank);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+  count_call("ncclCommSplit");
+  *out = nullptr;
+  const CommunicatorPtr parent = find(handle);
+  if (parent == nullptr) {
+    return ncclInvalidArgument;
+  }
+  const std::string id = parent->child_id("split");
+  const std::vector<Wish> wishes = gather(parent, Wish{color, key, parent->rank()});
+  if (wishes.empty()) {
+    return ncclRemoteError;
+  }
+  if (color == NCCL_SPLIT_NOCOLOR) {
+    return ncclSuccess;
+  }
+  const std::vector<Wish> ranks = members(wishes, color);
+  const auto self = std::find_if(ranks.begin(), ranks.end(),
+                                 [&](const Wish& wish) { return wish.rank == parent->rank(); });
+  return make(out, id + "-" + std::to_string(color), static_cast<int>(self - ranks.begin()),
+              static_cast<int>(ranks.size()), "split");
+}
+
+// The excluded ranks do not call: they may be dead.
+ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out,
+                            ncclConfig_t*, int flags) {
+  count_call("ncclCommShrink");
+  *out = nullptr;
+  const CommunicatorPtr parent = find(handle);
+  if (parent == nullptr) {
+    return ncclInvalidArgument;
+  }
+  if (flags == NCCL_SHRINK_ABORT) {
+    parent->abort();
+  }
+  const auto before = static_cast<int>(
+      std::count_if(excluded, excluded + count, [&](int rank) { return rank < parent->rank(); }));
+  return make(out, parent->child_id("shrink"), parent->rank() - before, parent->ranks() - count,
+              "shrink");
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t handle) {
+  count_call("ncclCommFinalize");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  meet_at_end(communicator);
+  communicator->note_finalized();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+  count_call("ncclCommDestroy");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  if (!communicator->finalized()) {
+    meet_at_end(communicator);
+  }
+  end_slowly_on_demand();
+  communicator->note_end("destroy");
+  forget(handle);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t handle) {
+  count_call("ncclCommAbort");
+  const CommunicatorPtr communicator = find(handle);
+  if (communicator == nullptr) {
+    return ncclInvalidArgument;
+  }
+  communicator->abort();
+  communicator->note_end("abort");
+  forget(handle);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* error) {
+  const CommunicatorPtr communicator = find(handle);
+  *error = communicator == nullptr ? ncclInvalidArgument : communicator->error();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t handle, int* count) {
+  const CommunicatorPtr communicator = find(handle);
+  *count = communicator == nullptr ? 0 : communicator->ranks();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
+  const CommunicatorPtr communicator = find(handle);
+  *rank = communicator == nullptr ? 0 : communicator->rank();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+ncclResult_t ncclCommCuDevice(ncclComm_t handle, int* device) {
+  const CommunicatorPtr communicator = find(handle);
+  *device = communicator == nullptr ? 0 : communicator->device();
+  return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
+}
+
+// Registered buffers are used as any others.
+ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
+  count_call("ncclCommRegister");
+  *handle = buffer;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(ncclComm_t, void*) {
+  count_call("ncclCommDeregister");
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t error) {
+  switch (error) {
+    case ncclSuccess:
+      return "no error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    default:
+      return "unhandled error of the fake NCCL";
+  }
+}
+
+const char* ncclGetLastError(ncclComm_t) {
+  return "an error of the fake NCCL";
+}
+
+}  // extern "C"

@@ -1,0 +1,90 @@
+// What the process has asked of the fake: the material of its report.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "record/call_stack.h"
+
+namespace fake_cuda {
+
+/// Memory of one kind: on devices, or pinned on the host.
+struct MemoryUse {
+  std::int64_t active = 0;
+  std::int64_t peak = 0;
+  std::int64_t allocations = 0;
+  std::int64_t frees = 0;
+
+  void add(std::int64_t bytes);
+  void remove(std::int64_t bytes);
+};
+
+struct StreamUse {
+  int device = 0;
+  int priority = 0;
+  std::int64_t launches = 0;
+  std::int64_t copies = 0;
+  std::int64_t collectives = 0;
+  std::int64_t waits = 0;
+};
+
+struct CommunicatorUse {
+  std::string id;  ///< the same on its ranks
+  int ranks = 0;
+  int rank = 0;
+  std::string made_by;  ///< init, split or shrink
+  bool finalized = false;
+  std::string ended_by;     ///< destroy or abort; empty while it lives
+  std::int64_t ended = -1;  ///< its place among the ends of this process's communicators
+};
+
+/// Collectives that have all but their size in common.
+struct CollectiveKey {
+  std::string communicator;
+  std::string name;
+  std::string type;
+  std::int64_t stream = 0;
+  int priority = 0;
+
+  auto operator<=>(const CollectiveKey&) const = default;
+};
+
+struct CollectiveUse {
+  std::int64_t calls = 0;
+  std::int64_t bytes = 0;  ///< of this rank's input
+};
+
+/// Of the process. `mutex` guards every member.
+struct Record {
+  std::mutex mutex;
+  std::map<std::string, std::int64_t> calls;
+  std::map<const char*, std::int64_t> launches;  ///< by the kernel's mangled name, one address each
+  std::map<std::string, std::int64_t> gemms;
+  std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
+  std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
+  MemoryUse device_memory;
+  MemoryUse pinned_memory;
+  std::map<std::int64_t, StreamUse> streams;
+  std::vector<CommunicatorUse> communicators;
+  std::map<CollectiveKey, CollectiveUse> collectives;
+  std::int64_t groups = 0;
+};
+
+/// Never destroyed: other libraries call in until the very end of the process.
+Record& record();
+
+void count_call(const char* name);
+
+/// The calling thread waits for a device here.
+void count_host_sync(const char* call);
+
+/// Something that no correct program does, or that the fake does not offer.
+void count_violation(const std::string& what);
+
+/// Writes TESSERA_FAKE_CUDA_REPORT.RANK.txt and .json, if the process has used the fake.
+void write_reports();
+
+}  // namespace fake_cuda

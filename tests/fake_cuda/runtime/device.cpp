@@ -1,0 +1,208 @@
+#include "runtime/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "record/record.h"
+#include "record/settings.h"
+#include "runtime/capture.h"
+#include "runtime/stream.h"
+
+namespace fake_cuda {
+namespace {
+
+thread_local int device_of_thread = 0;
+
+cudaDeviceProp h200() {
+  cudaDeviceProp h200{};
+  constexpr std::string_view kName = "NVIDIA H200";
+  std::copy(kName.begin(), kName.end(), h200.name);
+  h200.major = 9;
+  h200.minor = 0;
+  h200.multiProcessorCount = 132;
+  h200.totalGlobalMem = static_cast<std::size_t>(settings().memory);
+  h200.sharedMemPerBlock = 48 << 10;
+  h200.sharedMemPerBlockOptin = 227 << 10;
+  h200.sharedMemPerMultiprocessor = 228 << 10;
+  h200.regsPerBlock = 64 << 10;
+  h200.regsPerMultiprocessor = 64 << 10;
+  h200.warpSize = 32;
+  h200.maxThreadsPerBlock = 1024;
+  h200.maxThreadsPerMultiProcessor = 2048;
+  h200.maxBlocksPerMultiProcessor = 32;
+  h200.maxThreadsDim[0] = h200.maxThreadsDim[1] = 1024;
+  h200.maxThreadsDim[2] = 64;
+  h200.maxGridSize[0] = 2147483647;
+  h200.maxGridSize[1] = h200.maxGridSize[2] = 65535;
+  h200.l2CacheSize = 60 << 20;
+  h200.memPitch = 2147483647;
+  h200.textureAlignment = 512;
+  h200.unifiedAddressing = 1;
+  return h200;
+}
+
+int attribute(cudaDeviceAttr name) {
+  const cudaDeviceProp properties = h200();
+  switch (name) {
+    case cudaDevAttrComputeCapabilityMajor:
+      return properties.major;
+    case cudaDevAttrComputeCapabilityMinor:
+      return properties.minor;
+    case cudaDevAttrMultiProcessorCount:
+      return properties.multiProcessorCount;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      return static_cast<int>(properties.sharedMemPerBlock);
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      return static_cast<int>(properties.sharedMemPerBlockOptin);
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      return static_cast<int>(properties.sharedMemPerMultiprocessor);
+    case cudaDevAttrMaxThreadsPerBlock:
+      return properties.maxThreadsPerBlock;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      return properties.maxThreadsPerMultiProcessor;
+    case cudaDevAttrMaxRegistersPerBlock:
+      return properties.regsPerBlock;
+    case cudaDevAttrMaxGridDimX:
+      return properties.maxGridSize[0];
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ:
+      return properties.maxGridSize[1];
+    case cudaDevAttrWarpSize:
+      return properties.warpSize;
+    case cudaDevAttrL2CacheSize:
+      return properties.l2CacheSize;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+// cuDNN has a CUDA runtime inside, which would look for a real device.
+[[gnu::constructor]] void switch_cudnn_attention_off() {
+  setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1", /*overwrite=*/1);
+}
+
+int current_device() {
+  return device_of_thread;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = settings().devices;
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = device_of_thread;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= settings().devices) {
+    return cudaErrorInvalidDevice;
+  }
+  count_call("cudaSetDevice");
+  device_of_thread = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = h200();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
+  *value = attribute(name);
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  std::snprintf(text, static_cast<std::size_t>(size), "0000:%02x:00.0", device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  if (forbidden_by_capture("cudaDeviceSynchronize")) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  count_call("cudaDeviceSynchronize");
+  count_host_sync("cudaDeviceSynchronize");
+  wait_for_all_streams();
+  return cudaSuccess;
+}
+
+// The fake returns errors from the calls themselves; none is left behind.
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+cudaError_t cudaPeekAtLastError() {
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorNotReady:
+      return "device not ready";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorNotSupported:
+      return "operation not supported by the fake CUDA";
+    default:
+      return "error of the fake CUDA";
+  }
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  return cudaGetErrorString(error);
+}
+
+// Nothing of the driver's newer interface is offered.
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = nullptr;
+  if (result != nullptr) {
+    *result = cudaDriverEntryPointSymbolNotFound;
+  }
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,213 @@
+#include "runtime/memory.h"
+
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "record/record.h"
+#include "record/settings.h"
+#include "runtime/capture.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
+
+namespace fake_cuda {
+namespace {
+
+struct Block {
+  std::size_t bytes;
+  MemoryKind kind;
+  int device;
+  bool mapped;  ///< by the fake, not registered
+};
+
+struct Blocks {
+  std::mutex mutex;
+  std::map<std::uintptr_t, Block> by_address;
+  std::map<int, std::int64_t> used;  ///< bytes by device
+  std::int64_t mallocs = 0;
+};
+
+Blocks& blocks() {
+  static auto* const once = new Blocks;
+  return *once;
+}
+
+std::optional<Block> find(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const std::lock_guard lock(blocks().mutex);
+  auto after = blocks().by_address.upper_bound(address);
+  if (after == blocks().by_address.begin()) {
+    return std::nullopt;
+  }
+  --after;
+  return address < after->first + after->second.bytes ? std::optional(after->second) : std::nullopt;
+}
+
+MemoryUse& use_of(MemoryKind kind) {
+  return kind == MemoryKind::kDevice ? record().device_memory : record().pinned_memory;
+}
+
+void insert(void* pointer, const Block& block) {
+  {
+    const std::lock_guard lock(blocks().mutex);
+    blocks().by_address[reinterpret_cast<std::uintptr_t>(pointer)] = block;
+    if (block.kind == MemoryKind::kDevice) {
+      blocks().used[block.device] += static_cast<std::int64_t>(block.bytes);
+    }
+  }
+  const std::lock_guard lock(record().mutex);
+  use_of(block.kind).add(static_cast<std::int64_t>(block.bytes));
+}
+
+std::optional<Block> remove(void* pointer) {
+  std::optional<Block> block;
+  {
+    const std::lock_guard lock(blocks().mutex);
+    const auto found = blocks().by_address.find(reinterpret_cast<std::uintptr_t>(pointer));
+    if (found == blocks().by_address.end()) {
+      return std::nullopt;
+    }
+    block = found->second;
+    blocks().by_address.erase(found);
+    if (block->kind == MemoryKind::kDevice) {
+      blocks().used[block->device] -= static_cast<std::int64_t>(block->bytes);
+    }
+  }
+  const std::lock_guard lock(record().mutex);
+  use_of(block->kind).remove(static_cast<std::int64_t>(block->bytes));
+  return block;
+}
+
+/// Zeros, and pages only where something is written.
+void* map(std::size_t bytes) {
+  void* const pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pointer == MAP_FAILED ? nullptr : pointer;
+}
+
+bool fits(std::size_t bytes) {
+  const std::lock_guard lock(blocks().mutex);
+  const std::int64_t number = ++blocks().mallocs;
+  const auto size = static_cast<std::int64_t>(bytes);
+  const Faults& faults = settings().faults;
+  const bool failing = faults.malloc && number >= *faults.malloc;
+  return !failing && size <= faults.malloc_above.value_or(settings().memory) &&
+         blocks().used[current_device()] + size <= settings().memory;
+}
+
+cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
+  *pointer = bytes == 0 ? nullptr : map(bytes);
+  if (*pointer != nullptr) {
+    insert(*pointer, {bytes, kind, current_device(), /*mapped=*/true});
+  }
+  return bytes == 0 || *pointer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+/// A device ends all its work before it frees memory.
+cudaError_t release(void* pointer) {
+  if (pointer == nullptr) {
+    return cudaSuccess;
+  }
+  wait_for_all_streams();
+  const std::optional<Block> block = remove(pointer);
+  if (!block) {
+    count_violation("memory is freed that was not allocated");
+    return cudaErrorInvalidValue;
+  }
+  if (block->mapped) {
+    munmap(pointer, block->bytes);
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+MemoryKind kind_of(const void* address) {
+  const std::optional<Block> block = find(address);
+  return block ? block->kind : MemoryKind::kPageable;
+}
+
+int device_of(const void* address) {
+  const std::optional<Block> block = find(address);
+  return block ? block->device : 0;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
+  if (forbidden_by_capture("cudaMalloc")) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  count_call("cudaMalloc");
+  return fits(bytes) ? allocate(pointer, bytes, MemoryKind::kDevice) : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void* pointer) {
+  if (forbidden_by_capture("cudaFree")) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  count_call("cudaFree");
+  return release(pointer);
+}
+
+cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
+  if (forbidden_by_capture("cudaHostAlloc")) {
+    return cudaErrorStreamCaptureUnsupported;
+  }
+  count_call("cudaHostAlloc");
+  return allocate(pointer, bytes, MemoryKind::kPinned);
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  count_call("cudaFreeHost");
+  return release(pointer);
+}
+
+cudaError_t cudaHostRegister(void* pointer, std::size_t bytes, unsigned) {
+  count_call("cudaHostRegister");
+  insert(pointer, {bytes, MemoryKind::kPinned, current_device(), /*mapped=*/false});
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* pointer) {
+  count_call("cudaHostUnregister");
+  return remove(pointer) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+}
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  count_call("cudaMemGetInfo");
+  const std::lock_guard lock(blocks().mutex);
+  *total = static_cast<std::size_t>(settings().memory);
+  *free = *total - static_cast<std::size_t>(blocks().used[current_device()]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  *attributes = {};
+  auto* const address = const_cast<void*>(pointer);
+  switch (kind_of(pointer)) {
+    case MemoryKind::kPageable:
+      attributes->type = cudaMemoryTypeUnregistered;
+      break;
+    case MemoryKind::kPinned:
+      attributes->type = cudaMemoryTypeHost;
+      attributes->hostPointer = attributes->devicePointer = address;
+      break;
+    case MemoryKind::kDevice:
+      attributes->type = cudaMemoryTypeDevice;
+      attributes->device = device_of(pointer);
+      attributes->devicePointer = address;
+      break;
+  }
+  return cudaSuccess;
+}
+
+}  // extern "C"

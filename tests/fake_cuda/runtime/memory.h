@@ -1,0 +1,16 @@
+// Which memory belongs to devices, and which of the host's is pinned.
+#pragma once
+
+#include <cstddef>
+
+namespace fake_cuda {
+
+enum class MemoryKind { kPageable, kPinned, kDevice };
+
+/// Of what holds `address`.
+MemoryKind kind_of(const void* address);
+
+/// The device of device memory.
+int device_of(const void* address);
+
+}  // namespace fake_cuda

@@ -1,0 +1,336 @@
+// Ranks that run different units where the communicator lets them: Gloo's, which, as NCCL's, moves
+// whatever has the same size.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "fsdp/training/training.h"
+#include "fsdp/unit/unit.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using testing::ErrorsOfRanks;
+using ::testing::HasSubstr;
+using testing::RanksOptions;
+
+class Disagreement : public ::testing::Test {
+ protected:
+  const testing::SharedMemory without_shared_memory_{false};
+};
+
+/// Two units of one size. A call computes both and returns what it was asked for, or computes only
+/// that.
+class Pair : public nn::Module<Pair> {
+ public:
+  explicit Pair(const DeviceMesh& mesh, const Options& options = {}) {
+    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
+    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
+    testing::fill(*this);
+    fully_shard(*a, mesh, options);
+    fully_shard(*b, mesh, options);
+    fully_shard(*this, mesh, options.reshard_after_forward ? Options{} : options);
+  }
+  at::Tensor forward(const at::Tensor& x, bool take_a, bool run_both) {
+    const at::Tensor from_a = run_both || take_a ? (*a)(x) : at::Tensor();
+    const at::Tensor from_b = run_both || !take_a ? (*b)(x) : at::Tensor();
+    if (keep_inner) {
+      inner = take_a ? from_a : from_b;
+    }
+    return (take_a ? from_a : from_b).mul(1);
+  }
+
+  std::shared_ptr<nn::Linear> a, b;
+  bool keep_inner = false;
+  at::Tensor inner;  ///< the result of the unit that was taken
+};
+
+at::Tensor input() {
+  return testing::uniform_values({4, 3}, 9);
+}
+
+at::Tensor run_one(Pair& model, bool take_a) {
+  return model(input(), take_a, false);
+}
+at::Tensor run_both(Pair& model, bool take_a) {
+  return model(input(), take_a, true);
+}
+
+const auto kNamed = AllOf(HasSubstr("unit 'a'"), HasSubstr("unit 'b'"), HasSubstr("may_be_unused"));
+
+/// What may stand in the way of a gather.
+enum class Gather { kPlain, kOwn, kEncoded };
+
+class DisagreeingGathers : public Disagreement, public ::testing::WithParamInterface<Gather> {
+ protected:
+  static Options options() {
+    Options options;
+    if (GetParam() == Gather::kEncoded) {
+      options.all_gather_extension = [](const std::string&, const at::Tensor&) {
+        return std::optional(AllGatherExtension{
+            [](const at::Tensor& shard) { return EncodedShard{.tensors = {shard}}; },
+            [](const std::vector<at::Tensor>& tensors, const std::any&) { return tensors[0]; }});
+      };
+    }
+    return options;
+  }
+  static void set_own(Pair& model) {
+    if (GetParam() == Gather::kOwn) {
+      set_custom_all_gather(model, [](auto& group, const auto& output, const auto& input) {
+        return group.all_gather(output, input);
+      });
+    }
+  }
+};
+
+TEST_P(DisagreeingGathers, HandOutNoResult) {
+  for (const bool with_gradients : {false, true}) {
+    const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      Pair model(rank.mesh({3}, {"dp"}), options());
+      set_own(model);
+      const c10::AutoGradMode grad(with_gradients);
+      run_one(model, rank.rank() == 1);
+    });
+    EXPECT_THAT(errors, Each(kNamed));
+  }
+}
+
+// Frozen: nothing is reduced.
+TEST_P(DisagreeingGathers, OfBackwardAreNamed) {
+  const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Options zero3 = options();
+    zero3.reshard_after_forward = true;
+    Pair model(rank.mesh({3}, {"dp"}), zero3);
+    set_own(model);
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->get().set_requires_grad(false);
+    }
+    const at::Tensor x = input().requires_grad_();
+    model(x, rank.rank() == 1, true).sum().backward();
+  });
+  EXPECT_THAT(errors, Each(kNamed));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, DisagreeingGathers,
+                         ::testing::Values(Gather::kPlain, Gather::kOwn, Gather::kEncoded));
+
+TEST_F(Disagreement, OfNeighboursIsNamed) {
+  const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+    Pair model(rank.mesh({4}, {"dp"}),
+               {.reshard_after_forward = true, .post_forward_mesh_size = 2});
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->get().set_requires_grad(false);
+    }
+    const at::Tensor x = input().requires_grad_();
+    // Neighbours gather nothing but this; the other pair is told.
+    model(x, rank.rank() != 1, true).sum().backward();
+  });
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("'dp/2' (ranks 0, 1)"), kNamed));
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("'dp/2' (ranks 0, 1)"), kNamed));
+  EXPECT_THAT(errors[2], AllOf(HasSubstr("'dp' (ranks 0, 1, 2, 3)"), kNamed));
+  EXPECT_THAT(errors[3], AllOf(HasSubstr("'dp' (ranks 0, 1, 2, 3)"), kNamed));
+}
+
+/// Ranks that go on after an error compute what one rank does.
+TEST_F(Disagreement, LeavesNothingWrongBehind) {
+  const auto alone = [](bool gradient) {
+    nn::Linear a(3, 3);
+    testing::fill(a);
+    const at::Tensor out = a(input());
+    out.sum().backward();
+    return gradient ? a.weight->grad() : out.detach();
+  };
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool reshard : {false, true}) {
+      Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
+      run_one(model, true).sum().backward();
+      EXPECT_ERROR(run_one(model, rank.rank() == 0), "calls since the last agreement differ",
+                   "for unit 'a'", "for unit 'b'");
+      EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());  // of the step before
+      set_reshard_after_backward(model, false);
+      EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(),
+                   "calls since the last agreement differ", "for unit 'a'", "for unit 'b'");
+      for (const auto& [name, slot] : model.named_slots()) {
+        EXPECT_FALSE(slot->persistent().grad().defined()) << name;
+        EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
+      }
+      const at::Tensor out = run_one(model, true);
+      EXPECT_TRUE(out.allclose(alone(false)));
+      out.sum().backward();
+      EXPECT_TRUE(full_tensor(model.a->slot("weight")->persistent().grad()).allclose(alone(true)));
+    }
+  });
+}
+
+TEST_F(Disagreement, ForgetsWhatMicroBatchesHaveKept) {
+  RunRanks(2, [](Rank& rank) {
+    Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = true});
+    set_requires_gradient_sync(model, false);
+    run_both(model, true).sum().backward();
+    EXPECT_ERROR(run_both(model, rank.rank() == 0).sum().backward(),
+                 "calls since the last agreement differ", "for unit 'a'",
+                 "for unit 'b'");  // gathers differ
+    set_requires_gradient_sync(model, true);
+    run_one(model, false).sum().backward();
+    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+    EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
+  });
+}
+
+/// Only ranks 0 and 1, one replica, differ; what they reduce goes to all.
+TEST_F(Disagreement, OfOneReplicaIsToldToTheOthers) {
+  for (const bool reshard : {false, true}) {
+    const std::vector<std::string> errors = ErrorsOfRanks(4, [&](Rank& rank) {
+      Pair model(rank.mesh({2, 2}, {"replicate", "shard"}), {.reshard_after_forward = reshard});
+      run_both(model, rank.rank() != 1).sum().backward();
+    });
+    EXPECT_THAT(errors, Each(kNamed));
+    EXPECT_THAT(errors[2], HasSubstr("on rank 0;"));
+  }
+}
+
+/// Backward from there begins below the root: what is reduced last is the unit that was taken.
+at::Tensor run_below_root(Pair& model, bool take_a) {
+  model.keep_inner = true;
+  run_both(model, take_a);
+  model.keep_inner = false;
+  return std::exchange(model.inner, {});
+}
+
+TEST_F(Disagreement, OfReplicasInTheLastReductionIsNamed) {
+  const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+    Pair model(rank.mesh({2, 2}, {"replicate", "shard"}), {.reshard_after_forward = false});
+    run_below_root(model, rank.rank() < 2).sum().backward();
+  });
+  EXPECT_THAT(errors, Each(kNamed));
+}
+
+TEST_F(Disagreement, ForgetsReductionsUnderWay) {
+  RunRanks(2, [](Rank& rank) {
+    Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = false});
+    set_is_last_backward(model, false);
+    EXPECT_ERROR(run_below_root(model, rank.rank() == 0).sum().backward(),
+                 "calls since the last agreement differ", "for unit 'a'", "for unit 'b'");
+    set_is_last_backward(model, true);
+    run_one(model, false).sum().backward();
+    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+    EXPECT_TRUE(full_tensor(model.b->slot("weight")->persistent().grad())
+                    .allclose(input().sum(0).expand({3, 3})));
+  });
+}
+
+// Nothing crosses replicas in forward: one may evaluate more than the other.
+TEST_F(Disagreement, IsNoneWhereReplicasEvaluateByThemselves) {
+  RunRanks(4, [](Rank& rank) {
+    Pair model(rank.mesh({2, 2}, {"replicate", "shard"}));
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (int i = 0; i < 1 + rank.rank() / 2; ++i) {
+        run_one(model, rank.rank() < 2);
+      }
+    }
+    run_both(model, true).sum().backward();
+  });
+}
+
+TEST_F(Disagreement, OfReplicatedUnitsIsNamed) {
+  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
+    struct Replicated : nn::Module<Replicated> {
+      Replicated() {
+        a = register_module("a", std::make_shared<nn::Linear>(3, 3));
+        b = register_module("b", std::make_shared<nn::Linear>(3, 3));
+      }
+      at::Tensor forward(const at::Tensor& x, bool take_a) { return (take_a ? *a : *b)(x); }
+      std::shared_ptr<nn::Linear> a, b;
+    } model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    replicate(*model.a, mesh);
+    replicate(*model.b, mesh);
+    replicate(model, mesh);
+    model(input(), rank.rank() == 0).sum().backward();
+  });
+  EXPECT_THAT(errors, Each(kNamed));
+}
+
+/// As on a GPU, a gather that not all ranks make keeps nobody from going on.
+comm::WorkPtr gather_alone(comm::Communicator& group, const at::Tensor& output,
+                           const at::Tensor& input) {
+  output.copy_(input.expand_as(output));
+  return group.all_gather(output.view({-1}).narrow(0, 0, 0), input.narrow(0, 0, 0));
+}
+
+TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheEndOfForward) {
+  // Ending within the deadline of the fixture shows that nobody waits for the time-out.
+  const RanksOptions options{.world = {.timeout = std::chrono::minutes(10)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      4,
+      [](Rank& rank) {
+        Pair model(rank.mesh({4}, {"dp"}));
+        set_custom_all_gather(model, gather_alone);
+        model(input(), true, rank.rank() != 2);
+      },
+      options);
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
+                HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing on rank 2;"));
+  }
+  EXPECT_THAT(errors[2],
+              HasSubstr("nothing on this rank, all_gather for unit 'b' on ranks 0, 1, 3;"));
+}
+
+TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheTimeOutWhereGathersWait) {
+  const RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      3,
+      [](Rank& rank) {
+        Pair model(rank.mesh({3}, {"dp"}));
+        model(input(), true, rank.rank() != 2);
+      },
+      options);
+  EXPECT_THAT(errors[0], HasSubstr("all_gather for unit 'b'"));
+  EXPECT_THAT(errors[1], HasSubstr("all_gather for unit 'b'"));
+  EXPECT_THAT(errors[2], HasSubstr("agreement on the calls in group 'dp'"));
+  EXPECT_THAT(errors[2], HasSubstr("after all_gather for unit 'a'"));
+}
+
+// It has not agreed on what it called until then.
+TEST_F(Disagreement, OfARankThatGoesOnAfterAnErrorOfItsOwnIsNamed) {
+  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
+    Pair model(rank.mesh({2}, {"dp"}));
+    set_custom_all_gather(model, gather_alone);
+    if (rank.rank() == 0) {
+      model.b->add_forward_pre_hook([](auto&, nn::TensorList) { fail("the hook failed"); });
+      EXPECT_ERROR(run_both(model, true), "the hook failed");
+    }
+    run_one(model, true);
+  });
+  EXPECT_THAT(errors[0], HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing"));
+  EXPECT_THAT(errors[1], HasSubstr("call 2 is nothing on this rank"));
+}
+
+TEST_F(Disagreement, CostsNoBytes) {
+  RunRanks(2, [](Rank& rank) {
+    Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = true});
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    run_both(model, true).sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic.size(), 2U);
+    // 2 rows of 3 and their bias; 'a' is gathered again in backward.
+    EXPECT_EQ(testing::traffic_of(traffic, "dp", "all_gather").bytes, 3 * 4 * (2 * 3 + 2));
+    EXPECT_EQ(testing::traffic_of(traffic, "dp", "reduce_scatter").bytes, 2 * 4 * (2 * 3 + 2));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,208 @@
+// What is left behind by collectives that failed, that differ between ranks, or whose unit is gone.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "fsdp/streams/recording_streams.h"
+#include "fsdp/training/training.h"
+#include "fsdp/unit/unit.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/collectives.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::ErrorsOfRanks;
+
+/// Two units of one size that all ranks run.
+class Twins : public nn::Module<Twins> {
+ public:
+  Twins() {
+    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
+    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
+  }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
+
+  std::shared_ptr<nn::Linear> a, b;
+};
+
+class DifferentReductions : public ::testing::TestWithParam<bool> {};
+
+std::vector<std::string> errors_of_twins(const std::vector<std::int64_t>& sizes,
+                                         const std::vector<std::string>& names) {
+  return ErrorsOfRanks(4, [&](Rank& rank) {
+    Twins model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh(sizes, names);
+    const Options zero2{.reshard_after_forward = false};
+    fully_shard(*model.a, mesh, zero2);
+    fully_shard(*model.b, mesh, zero2);
+    fully_shard(model, mesh, zero2);
+    const auto [a, b] = model(testing::uniform_values({4, 3}, 9));
+    (rank.rank() < 2 ? a : b).sum().backward();
+  });
+}
+
+TEST_P(DifferentReductions, AreNamedByEveryRank) {
+  const testing::SharedMemory shared_memory(GetParam());
+  const std::vector<std::string> errors = errors_of_twins({4}, {"dp"});
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
+    EXPECT_CONTAINS(errors[rank], rank < 2 ? "unit 'a'" : "unit 'b'");
+  }
+}
+
+// Without shared memory Gloo, which compares nothing itself.
+INSTANTIATE_TEST_SUITE_P(SharedMemoryOrNot, DifferentReductions, ::testing::Bool());
+
+TEST(DifferentReductions, OfReplicasAreNamedToo) {
+  const testing::SharedMemory without_shared_memory(false);
+  const std::vector<std::string> errors = errors_of_twins({2, 2}, {"replicate", "shard"});
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "all_reduce for unit 'a'", "all_reduce for unit 'b'");
+  }
+}
+
+TEST(DifferentReductions, AreToldApartAtNoPriceInValues) {
+  const testing::SharedMemory without_shared_memory(false);
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(4, [&](Rank& rank) {
+    for (const bool replicated : {false, true}) {
+      SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
+      testing::fill(model);
+      shard(model, replicated ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"}));
+      local_loss(model, rank).backward();
+      expect_gradients(model, expected);
+    }
+  });
+}
+
+TEST(FailedGather, IsNotTakenForValues) {
+  RunRanks(2, [](Rank& rank) {
+    for (const bool at_wait : {false, true}) {
+      struct Failing final : comm::Work {
+        void wait() override { fail("the gather was lost"); }
+      };
+      nn::Linear linear(3, 4, {.bias = false});
+      testing::fill(linear);
+      const at::Tensor expected = linear.weight->detach().clone();
+      fully_shard(linear, rank.mesh({2}, {"dp"}));
+      set_custom_all_gather(linear, [&](auto&, auto&, auto&) -> comm::WorkPtr {
+        if (!at_wait) {
+          fail("the gather was lost");
+        }
+        return std::make_shared<Failing>();
+      });
+      EXPECT_ERROR(unshard(linear), "the gather was lost");
+      EXPECT_ERROR(unshard(linear), "the gather was lost");
+      EXPECT_FALSE(linear.attached<Unit>()->unsharded());
+      set_custom_all_gather(
+          linear, [](comm::Communicator& group, const at::Tensor& output, const at::Tensor& input) {
+            return group.all_gather(output, input);
+          });
+      unshard(linear);
+      EXPECT_TRUE(linear.weight->equal(expected));
+    }
+  });
+}
+
+std::unique_ptr<SmallModel> stage(Rank& rank) {
+  auto model = std::make_unique<SmallModel>(testing::kDim, testing::kHidden, testing::kClasses);
+  testing::fill(*model);
+  shard(*model, rank.mesh({rank.size()}, {"dp"}));
+  return model;
+}
+
+TEST(SharedContext, SurvivesARootThatGoesWithReductionsUnderWay) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(2, [&](Rank& rank) {
+    auto first = stage(rank), second = stage(rank);
+    share_context({first.get(), second.get()});
+    set_is_last_backward(*first, false);
+    local_loss(*first, rank).backward();
+    first.reset();
+    local_loss(*second, rank).backward();
+    expect_gradients(*second, expected);
+  });
+}
+
+TEST(SharedContext, KeepsOthersReductionsWhenABackwardFailed) {
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(2, [&](Rank& rank) {
+    auto first = stage(rank), second = stage(rank);
+    share_context({first.get(), second.get()});
+    const at::Tensor loss = local_loss(*second, rank);
+    set_is_last_backward(*first, false);
+    local_loss(*first, rank).backward();  // the root's reduction is under way
+    const at::Tensor y = testing::batch(testing::kDim, 0).requires_grad_();
+    const at::Tensor out = (*second)(y);
+    out.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the hook failed"); });
+    EXPECT_THROWN(std::runtime_error, out.sum().backward(), "the hook failed");
+    set_is_last_backward(*first, true);
+    local_loss(*second, rank).backward();
+    expect_gradients(*first, expected);
+    expect_gradients(*second, expected);
+  });
+}
+
+/// Runs one of two modules that are one unit.
+class Partial : public nn::Module<Partial> {
+ public:
+  Partial() {
+    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
+    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*a)(x); }
+  std::shared_ptr<nn::Linear> a, b;
+};
+
+class CountingWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("did not run") != std::string::npos) {
+      ++count;
+    }
+  }
+  int count = 0;
+};
+
+TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
+  RunRanks(2, [](Rank& rank) {
+    Partial model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard({model.a.get(), model.b.get()}, mesh);
+    fully_shard(model, mesh);
+    CountingWarnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor loss = model(testing::uniform_values({4, 3}, 9)).sum();
+      EXPECT_FALSE(model.a->attached<Unit>()->unsharded());
+      loss.backward();
+      EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+    }
+    EXPECT_EQ(warnings.count, 1);
+  });
+}
+
+TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
+  RunRanks(2, [](Rank& rank) {
+    Partial model;
+    nn::Linear outside(3, 3);
+    testing::fill(model);
+    testing::fill(outside);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard({&outside, model.a.get()}, mesh);
+    fully_shard(model, mesh);
+    model(testing::uniform_values({4, 3}, 9)).sum().backward();
+    EXPECT_EQ(model.a->attached<Unit>()->label(), "unit 'a'");
+    EXPECT_TRUE(model.a->slot("weight")->persistent().grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,143 @@
+// Models that are converted, or given other tensors, after they were sharded.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/training/training.h"
+#include "tessera/fsdp/parameter_copy.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+std::vector<at::Tensor> gradients_in_double(std::int64_t rows) {
+  SmallModel alone(7, 10, 3);
+  testing::fill(alone);
+  alone.to(at::kDouble);
+  testing::loss_of(alone, testing::batch(7, 0).to(at::kDouble), 0, rows).backward();
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : alone.named_slots()) {
+    gradients.push_back(slot->get().grad());
+  }
+  return gradients;
+}
+
+void expect_gradients_in_double(SmallModel& model, const Rank& rank,
+                                const std::vector<at::Tensor>& expected) {
+  const std::int64_t rows = testing::kRows / rank.size();
+  testing::loss_of(model, testing::batch(7, 0).to(at::kDouble), rank.rank() * rows, rows)
+      .backward();
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const at::Tensor gradient = full_tensor(slot->persistent().grad());
+    EXPECT_EQ(gradient.scalar_type(), at::kDouble) << name;
+    EXPECT_TRUE(gradient.allclose(expected[i++], 1e-10, 1e-12)) << name;
+  }
+}
+
+class Conversion : public ::testing::TestWithParam<int> {};
+
+TEST_P(Conversion, BeforeTheFirstForwardIsOfComputationToo) {
+  const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
+  RunRanks(GetParam(), [&](Rank& rank) {
+    SmallModel model(7, 10, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({rank.size()}, {"dp"}));
+    model.to(at::kDouble);
+    expect_gradients_in_double(model, rank, expected);
+  });
+}
+
+TEST_P(Conversion, BetweenStepsIsOfTheNext) {
+  const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
+  RunRanks(GetParam(), [&](Rank& rank) {
+    SmallModel model(7, 10, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({rank.size()}, {"dp"}));
+    testing::local_loss(model, rank).backward();
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->persistent().mutable_grad().reset();
+    }
+    model.to(at::kDouble);
+    expect_gradients_in_double(model, rank, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Conversion, ::testing::Values(1, 3));
+
+TEST(Conversion, OfSomeParametersOfAUnitIsRefusedByName) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 4);
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
+    EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
+  });
+}
+
+TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(3, 5);
+    testing::fill(linear);
+    const at::Tensor before = linear.weight->detach().to(at::kDouble);
+    fully_shard(linear, rank.mesh({2}, {"dp"}));
+    unshard(linear);
+    EXPECT_ERROR(linear.to(at::kDouble), "'weight'");
+    reshard(linear);
+    linear.to(at::kDouble);
+    unshard(linear);
+    EXPECT_TRUE(linear.weight->detach().equal(before));
+  });
+}
+
+// As a load that assigns does.
+TEST(Assignment, OfAShardIsOfTheNextForward) {
+  RunRanks(3, [](Rank& rank) {
+    nn::Linear linear(3, 7, {.bias = false});
+    testing::fill(linear);
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    fully_shard(linear, mesh);
+    const at::Tensor x = at::ones({1, 3});
+    linear(x).sum().backward();
+    const at::Tensor other = testing::uniform_values({7, 3}, 9);
+    linear.slot("weight")->set(
+        distribute_tensor(other, mesh, {Shard{0}}).tensor().detach().requires_grad_());
+    const at::Tensor out = linear(x);
+    EXPECT_TRUE(out.allclose(x.matmul(other.t())));
+    out.sum().backward();
+    EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent()).equal(other));
+    EXPECT_TRUE(full_tensor(linear.slot("weight")->persistent().grad()).equal(at::ones({7, 3})));
+  });
+}
+
+TEST(Assignment, OfATensorThatLiesOtherwiseIsRefused) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(4, 6, {.bias = false});
+    testing::fill(linear);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(linear, mesh);
+    linear.slot("weight")->set(distribute_tensor(at::ones({6, 4}), mesh, {Shard{1}}).tensor());
+    EXPECT_ERROR(linear(at::ones({1, 4})), "'weight' was replaced");
+  });
+}
+
+// What checkpoints and copies take, whatever forward has left whole.
+TEST(GatheredUnits, PersistAsShards) {
+  RunRanks(3, [](Rank& rank) {
+    SmallModel model(4, 7, 2);
+    testing::fill(model);
+    shard(model, rank.mesh({3}, {"dp"}));
+    const auto before = clone_parameters(model);
+    const at::Tensor loss = testing::local_loss(model, rank);  // the root is whole until backward
+    EXPECT_TRUE(model.head->slot("weight")->gathered());
+    const auto during = clone_parameters(model);
+    ASSERT_EQ(before.size(), during.size());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_EQ(before[i].first, during[i].first);
+      EXPECT_TRUE(local_tensor(during[i].second).equal(local_tensor(before[i].second)));
+    }
+    loss.backward();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,99 @@
+// HSDP: one mesh dimension that replicates, one that shards.
+#include <gtest/gtest.h>
+
+#include "fsdp/training/training.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/fully_shard.h"
+
+namespace tessera::fsdp {
+namespace {
+
+class Hybrid : public ::testing::TestWithParam<std::pair<std::int64_t, std::int64_t>> {};
+
+TEST_P(Hybrid, AveragesOverReplicasToo) {
+  const auto [replicas, shards] = GetParam();
+  const std::vector<at::Tensor> expected = gradients_alone();
+  RunRanks(static_cast<int>(replicas * shards), [&, r = replicas, s = shards](Rank& rank) {
+    ShardedModel model(rank.mesh({r, s}, {"replicate", "shard"}));
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    local_loss(model, rank).backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic_of(traffic, "replicate", "all_reduce").calls, r > 1 ? 4 : 0);
+    EXPECT_EQ(traffic_of(traffic, "shard", "reduce_scatter").calls, s > 1 ? 4 : 0);
+    expect_gradients(model, expected);
+    const Placements lie = DistributedTensor(model.head->slot("weight")->persistent()).placements();
+    EXPECT_EQ(lie, (Placements{Replicate{}, Shard{0}}));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
+                         ::testing::Values(std::pair{2, 2}, std::pair{3, 1}, std::pair{1, 3},
+                                           std::pair{2, 3}));
+
+/// Two layers of which a micro-batch uses one.
+class Either : public nn::Module<Either> {
+ public:
+  Either() {
+    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
+    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
+
+  std::shared_ptr<nn::Linear> a, b;
+};
+
+// PyTorch adds the flat sum of one set of parameters to that of another.
+TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
+  const at::Tensor x = testing::uniform_values({8, 3}, 3);
+  Either alone;
+  testing::fill(alone);
+  alone(x, true).sum().add(alone(x, false).square().sum()).div(4).backward();
+  RunRanks(4, [&](Rank& rank) {
+    Either model;
+    testing::fill(model);
+    fully_shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
+    const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    set_requires_all_reduce(model, false);
+    model(rows, true).sum().backward();
+    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+    set_requires_all_reduce(model, true);
+    model(rows, false).square().sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic_of(traffic, "replicate", "all_reduce").calls, 1);
+    EXPECT_EQ(traffic_of(traffic, "shard", "reduce_scatter").calls, 2);
+    expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+TEST(Replicas, AddUpSeveralMicroBatchesBeforeOneAllReduce) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  RunRanks(4, [&](Rank& rank) {
+    ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
+    set_requires_all_reduce(model, false);
+    local_loss(model, rank, 0).backward();
+    local_loss(model, rank, 1).backward();
+    set_requires_all_reduce(model, true);
+    local_loss(model, rank, 2).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+TEST(Replicas, KeepWhatWaitsWhenAParameterIsFrozenInBetween) {
+  RunRanks(4, [](Rank& rank) {
+    nn::Linear linear(3, 4, {.bias = false});
+    testing::fill(linear);
+    fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
+    const nn::SlotPtr slot = linear.slot("weight");
+    set_requires_all_reduce(linear, false);
+    const at::Tensor x = at::ones({1, 3}).requires_grad_();
+    linear(x).sum().backward();
+    slot->persistent().set_requires_grad(false);
+    set_requires_all_reduce(linear, true);
+    linear(x).sum().backward();
+    EXPECT_TRUE(full_tensor(slot->persistent().grad()).equal(at::ones({4, 3})));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,355 @@
+// What one step of training sends, exactly.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "fsdp/training/small_model.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::SmallModel;
+
+constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3, kDepth = 3;
+
+std::int64_t padded(std::int64_t rows, std::int64_t ranks) {
+  return (rows + ranks - 1) / ranks;
+}
+
+/// Elements of one rank's shard of a unit.
+std::int64_t block_shard(std::int64_t ranks) {
+  return padded(kHidden, ranks) * (kDim + 1) + padded(kDim, ranks) * (kHidden + 1);
+}
+std::int64_t head_shard(std::int64_t ranks) {
+  return padded(kClasses, ranks) * (kDim + 1);
+}
+
+/// `options(i)`: of block i.
+comm::TrafficTable traffic_of_step(Rank& rank, const std::function<Options(int)>& options,
+                                   const Options& root = {}) {
+  SmallModel model(kDim, kHidden, kClasses, kDepth);
+  testing::fill(model);
+  const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
+  for (int i = 0; i < kDepth; ++i) {
+    fully_shard(*model.blocks[static_cast<std::size_t>(i)], mesh, options(i));
+  }
+  fully_shard(model, mesh, root);
+  const comm::TrafficTable before = rank.world()->traffic().table();
+  testing::loss_of(model, testing::uniform_values({4, kDim}, 1), 0, 4).backward();
+  return rank.world()->traffic().since(before);
+}
+
+TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
+  RunRanks(4, [](Rank& rank) {
+    const auto traffic = traffic_of_step(rank, [](int) { return Options{}; });
+    EXPECT_EQ(traffic.size(), 2u);
+    const comm::Traffic gathers = traffic.at({"dp", "all_gather"});
+    EXPECT_EQ(gathers.calls, 2 * kDepth + 1);  // the root is not freed after forward
+    EXPECT_EQ(gathers.bytes, 4 * (2 * kDepth * block_shard(4) + head_shard(4)));
+    const comm::Traffic reductions = traffic.at({"dp", "reduce_scatter"});
+    EXPECT_EQ(reductions.calls, kDepth + 1);
+    EXPECT_EQ(reductions.bytes, 4 * 4 * (kDepth * block_shard(4) + head_shard(4)));
+  });
+}
+
+TEST(Traffic, IsOneGatherForABlockThatStaysGathered) {
+  RunRanks(3, [](Rank& rank) {
+    const auto traffic = traffic_of_step(
+        rank, [](int i) { return Options{.reshard_after_forward = i + 1 < kDepth}; });
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * kDepth);
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, kDepth + 1);
+  });
+}
+
+TEST(Traffic, IsOneGatherAUnitWithoutResharding) {
+  RunRanks(2, [](Rank& rank) {
+    const auto traffic =
+        traffic_of_step(rank, [](int) { return Options{.reshard_after_forward = false}; });
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, kDepth + 1);
+  });
+}
+
+TEST(Traffic, HalvesTheGathersInBfloat16) {
+  RunRanks(2, [](Rank& rank) {
+    const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+    const auto traffic = traffic_of_step(rank, [&](int) { return Options{.mp_policy = policy}; },
+                                         {.mp_policy = policy});
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).bytes,
+              2 * (2 * kDepth * block_shard(2) + head_shard(2)));
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes,
+              2 * 4 * (kDepth * block_shard(2) + head_shard(2)));
+  });
+}
+
+/// Bytes of gathered parameters of which `pieces` ranks keep one piece each. `shards`:
+/// elements of each parameter's shard on rank 0 of `ranks`. Each with its padding begins at a
+/// multiple of 64 bytes.
+std::int64_t kept(const std::vector<std::int64_t>& shards, std::int64_t ranks,
+                  std::int64_t pieces) {
+  const auto round_up = [](std::int64_t bytes, std::int64_t unit) {
+    return padded(bytes, unit) * unit;
+  };
+  std::int64_t bytes = 0;
+  for (const std::int64_t numel : shards) {
+    bytes += round_up(4 * ranks * numel, 64);
+  }
+  return round_up(bytes, 64 * pieces);
+}
+std::int64_t kept_block(std::int64_t ranks, std::int64_t pieces) {
+  return kept({padded(kHidden, ranks) * kDim, padded(kHidden, ranks), padded(kDim, ranks) * kHidden,
+               padded(kDim, ranks)},
+              ranks, pieces);
+}
+std::int64_t kept_head(std::int64_t ranks, std::int64_t pieces) {
+  return kept({padded(kClasses, ranks) * kDim, padded(kClasses, ranks)}, ranks, pieces);
+}
+
+TEST(Traffic, IsOneGatherOfAllRanksAndOneOfTheNeighboursAUnit) {
+  RunRanks(4, [](Rank& rank) {
+    const auto traffic =
+        traffic_of_step(rank, [](int) { return Options{.post_forward_mesh_size = 2}; });
+    EXPECT_EQ(traffic.size(), 3u);
+    const comm::Traffic forward = traffic.at({"dp", "all_gather"});
+    EXPECT_EQ(forward.calls, kDepth + 1);
+    EXPECT_EQ(forward.bytes, 4 * (kDepth * block_shard(4) + head_shard(4)));
+    const comm::Traffic backward = traffic.at({"dp/2", "all_gather"});
+    EXPECT_EQ(backward.calls, kDepth);
+    EXPECT_EQ(backward.bytes, kDepth * kept_block(4, 2) / 2);
+    const comm::Traffic reductions = traffic.at({"dp", "reduce_scatter"});
+    EXPECT_EQ(reductions.calls, kDepth + 1);
+    EXPECT_EQ(reductions.bytes, 4 * 4 * (kDepth * block_shard(4) + head_shard(4)));
+  });
+}
+
+class TrafficOverReplicas : public ::testing::TestWithParam<std::pair<int, int>> {};
+
+TEST_P(TrafficOverReplicas, IsOneGatherOfAllRanksAStepAndUnit) {
+  const std::int64_t shards = GetParam().second, ranks = GetParam().first * shards;
+  const std::int64_t all_units = kDepth * block_shard(ranks) + head_shard(ranks);
+  RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
+    SmallModel model(kDim, kHidden, kClasses, kDepth);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({ranks / shards, shards}, {"replicate", "shard"});
+    for (const auto& block : model.blocks) {
+      fully_shard(*block, mesh, {.shard_over_replicas = true});
+    }
+    fully_shard(model, mesh, {.shard_over_replicas = true});
+    comm::TrafficTable before = rank.world()->traffic().table();
+    const auto traffic_since = [&] {
+      const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+      before = rank.world()->traffic().table();
+      return traffic;
+    };
+    set_is_last_backward(model, false);
+    for (const bool first : {true, false, true}) {
+      const at::Tensor loss = testing::loss_of(model, testing::uniform_values({4, kDim}, 1), 0, 4);
+      const auto forward = traffic_since();
+      EXPECT_EQ(forward.size(), 1u);
+      if (first) {
+        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).calls, kDepth + 1);
+        EXPECT_EQ(forward.at({"replicate_shard", "all_gather"}).bytes, 4 * all_units);
+      } else {
+        EXPECT_EQ(forward.at({"shard", "all_gather"}).calls, kDepth + 1);
+        EXPECT_EQ(forward.at({"shard", "all_gather"}).bytes,
+                  (kDepth * kept_block(ranks, shards) + kept_head(ranks, shards)) / shards);
+      }
+      set_is_last_backward(model, !first);
+      loss.backward();
+      const auto backward = traffic_since();
+      EXPECT_EQ(backward.size(), 2u);
+      EXPECT_EQ(backward.at({"shard", "all_gather"}).calls, kDepth);
+      EXPECT_EQ(backward.at({"shard", "all_gather"}).bytes,
+                kDepth * kept_block(ranks, shards) / shards);
+      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).calls, kDepth + 1);
+      EXPECT_EQ(backward.at({"replicate_shard", "reduce_scatter"}).bytes, 4 * ranks * all_units);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, TrafficOverReplicas,
+                         ::testing::Values(std::pair{2, 2}, std::pair{2, 3}, std::pair{3, 2}));
+
+TEST(Traffic, OfAllRanksAsNeighboursIsThatOfNone) {
+  RunRanks(4, [](Rank& rank) {
+    const auto traffic =
+        traffic_of_step(rank, [](int) { return Options{.post_forward_mesh_size = 4}; });
+    EXPECT_EQ(traffic.size(), 2u);
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * kDepth + 1);
+  });
+}
+
+TEST(Traffic, OfARootWithoutParametersIsThatOfItsUnits) {
+  RunRanks(2, [](Rank& rank) {
+    const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
+    const auto first = linear(), second = linear(), third = linear();
+    nn::Sequential model(first, second, third);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    for (nn::ModuleBase* unit :
+         std::vector<nn::ModuleBase*>{first.get(), second.get(), third.get()}) {
+      fully_shard(*unit, mesh);
+    }
+    fully_shard(model, mesh);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    model(testing::uniform_values({4, 8}, 1)).sum().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 3 + 3);
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
+  });
+}
+
+TEST(Traffic, IsNoneOnOneRank) {
+  RunRanks(1, [](Rank& rank) {
+    EXPECT_TRUE(traffic_of_step(rank, [](int) { return Options{}; }).empty());
+  });
+}
+
+/// What a rank sends for each parameter in a step of `micro_batches`, in bytes, where every size
+/// divides and every collective is a ring.
+struct Formula {
+  const char* name;
+  int micro_batches;
+  Options options;
+  std::function<void(SmallModel&, bool last)> before;  ///< each micro-batch
+  double bytes;
+  bool replicas = false;    ///< two halves of two ranks instead of four ranks
+  bool replicated = false;  ///< by replicate()
+};
+
+void PrintTo(const Formula& formula, std::ostream* out) {
+  *out << formula.name;
+}
+
+void apply(SmallModel& model, const DeviceMesh& mesh, const Formula& formula) {
+  std::vector<nn::ModuleBase*> units(model.blocks.size());
+  std::ranges::transform(model.blocks, units.begin(),
+                         [](const auto& block) { return block.get(); });
+  units.push_back(&model);
+  for (nn::ModuleBase* unit : units) {
+    formula.replicated ? replicate(*unit, mesh, formula.options)
+                       : fully_shard(*unit, mesh, formula.options);
+  }
+}
+
+/// By rings of these sizes.
+double bytes_sent(const comm::TrafficTable& traffic) {
+  const std::map<std::string, double> sizes{
+      {"dp", 4}, {"dp/2", 2}, {"replicate", 2}, {"shard", 2}, {"replicate_shard", 4}};
+  double sent = 0;
+  for (const auto& [key, entry] : traffic) {
+    const auto& [group, collective] = key;
+    const double ranks = sizes.at(group), bytes = static_cast<double>(entry.bytes);
+    if (collective == "all_gather") {
+      sent += bytes * (ranks - 1);
+    }
+    if (collective == "reduce_scatter") {
+      sent += bytes * (ranks - 1) / ranks;
+    }
+    if (collective == "all_reduce") {
+      sent += bytes * 2 * (ranks - 1) / ranks;
+    }
+  }
+  return sent;
+}
+
+class TrafficFormula : public ::testing::TestWithParam<Formula> {};
+
+TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
+  const Formula& formula = GetParam();
+  RunRanks(4, [&](Rank& rank) {
+    SmallModel model(32, 64, 32, kDepth);
+    testing::fill(model);
+    std::int64_t numel = 0;
+    for (const auto& [name, slot] : model.named_slots()) {
+      numel += slot->get().numel();
+    }
+    apply(model,
+          formula.replicas ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"}),
+          formula);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    for (int i = 0; i < formula.micro_batches; ++i) {
+      if (formula.before) {
+        formula.before(model, i + 1 == formula.micro_batches);
+      }
+      testing::loss_of(model, testing::uniform_values({4, 32}, i), 0, 4).backward();
+    }
+    const double sent = bytes_sent(rank.world()->traffic().since(before));
+    EXPECT_DOUBLE_EQ(sent / static_cast<double>(numel), formula.bytes);
+  });
+}
+
+// Gathers and reductions over all four ranks send 3/4 of their size, over two 1/2. FSDP2's
+// formulas.
+constexpr double kOf4 = 3.0 / 4, kOf2 = 1.0 / 2, kGather = 4, kReduction = 4;
+const Options kZero3{.reshard_after_forward = true}, kZero2{.reshard_after_forward = false};
+const MixedPrecisionPolicy kBf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+
+void sync_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+}
+void keep_until_last(SmallModel& model, bool last) {
+  set_requires_gradient_sync(model, last);
+  set_reshard_after_backward(model, last);
+}
+void set_last(SmallModel& model, bool last) {
+  set_is_last_backward(model, last);
+}
+void all_reduce_last(SmallModel& model, bool last) {
+  set_requires_all_reduce(model, last);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, TrafficFormula,
+    ::testing::Values(Formula{"Zero3", 2, kZero3, {}, 2 * (2 * kGather + kReduction) * kOf4},
+                      Formula{"Zero2", 2, kZero2, {}, 2 * (kGather + kReduction) * kOf4},
+                      Formula{"Zero3Bf16",
+                              1,
+                              {.mp_policy = kBf16, .reshard_after_forward = true},
+                              {},
+                              (2 * kGather / 2 + kReduction) * kOf4},
+                      Formula{"Zero3SyncLast", 3, kZero3, sync_last,
+                              (6 * kGather + kReduction) * kOf4},
+                      Formula{"Zero1", 3, kZero2, keep_until_last, (kGather + kReduction) * kOf4},
+                      Formula{"Hpz",
+                              2,
+                              {.reshard_after_forward = true, .post_forward_mesh_size = 2},
+                              {},
+                              2 * ((kGather + kReduction) * kOf4 + kGather * kOf2)},
+                      Formula{"Hsdp",
+                              1,
+                              kZero3,
+                              {},
+                              (2 * kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
+                              true},
+                      Formula{"HsdpZero2",
+                              1,
+                              kZero2,
+                              {},
+                              (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
+                              true},
+                      Formula{"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
+                              3 * (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2, true},
+                      Formula{"HsdpOverReplicas",
+                              3,
+                              {.reshard_after_forward = true, .shard_over_replicas = true},
+                              set_last,
+                              (kGather + 3 * kReduction) * kOf4 + 5 * kGather* kOf2,
+                              true},
+                      Formula{"HsdpOverReplicasZero2SyncLast",
+                              3,
+                              {.reshard_after_forward = false, .shard_over_replicas = true},
+                              sync_last,
+                              (kGather + kReduction) * kOf4 + 2 * kGather* kOf2,
+                              true},
+                      Formula{"Replicate", 2, {}, {}, 2 * 2 * kReduction* kOf4, false, true}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,280 @@
+#pragma once
+
+// A model that draws random numbers wherever a test wants it to, and its training on a mesh and on
+// one rank.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/dropout.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/full_tensor.h"
+#include "testing/ranks.h"
+
+namespace tessera::fsdp::drawing {
+
+inline constexpr std::int64_t kSequence = 3, kDim = 8, kInner = 16, kVocabulary = 11;
+inline constexpr std::int64_t kHeadDim = 2;  // 4 heads
+
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
+
+inline at::Tensor keep(const at::Tensor& x) {
+  return x;
+}
+
+/// What a model draws, and where.
+struct Draws {
+  Draw residual = keep;      ///< (tokens, dim)
+  Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
+  Draw scores = keep;        ///< (batch, heads, sequence, sequence): some of the heads
+  double attention = 0;      ///< libtorch's attention, with dropout of this probability
+  bool modules = false;      ///< nn::Dropout of all three
+  bool skips_empty = false;  ///< none of them on a rank without rows
+  int quiet_forwards = 0;    ///< the first ones, which draw nothing
+};
+
+class DrawingBlock : public nn::Module<DrawingBlock> {
+ public:
+  explicit DrawingBlock(Draws d) : draws(std::move(d)) {
+    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
+      return register_module(
+          name, std::make_shared<nn::Linear>(in, out, nn::LinearOptions{.bias = false}));
+    };
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(kDim));
+    q = linear("q", kDim, kDim);
+    k = linear("k", kDim, kDim);
+    v = linear("v", kDim, kDim);
+    o = linear("o", kDim, kDim);
+    up = linear("up", kDim, kInner);
+    down = linear("down", kInner, kDim);
+    const auto dropout = [&](const char* name) {
+      return register_module(name, std::make_shared<nn::Dropout>(0.4));
+    };
+    drop_residual = dropout("drop_residual");
+    drop_features = dropout("drop_features");
+    drop_scores = dropout("drop_scores");
+  }
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t batch) {
+    skips_ = (draws.skips_empty && batch == 0) || forwards_ < draws.quiet_forwards;
+    ++forwards_;
+    const at::Tensor h = x + residual(attend((*norm)(x), batch));
+    return h + residual((*down)(features(at::silu((*up)(h)))));
+  }
+
+  Draws draws;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<nn::Linear> q, k, v, o, up, down;
+  std::shared_ptr<nn::Dropout> drop_residual, drop_features, drop_scores;
+
+ private:
+  at::Tensor residual(const at::Tensor& x) {
+    return skips_ ? x : draws.modules ? (*drop_residual)(x) : draws.residual(x);
+  }
+  at::Tensor features(const at::Tensor& x) {
+    return skips_ ? x : draws.modules ? (*drop_features)(x) : draws.features(x);
+  }
+  at::Tensor dropped_scores(const at::Tensor& x) {
+    return skips_ ? x : draws.modules ? (*drop_scores)(x) : draws.scores(x);
+  }
+  at::Tensor attend(const at::Tensor& x, std::int64_t batch) {
+    const auto heads = [&](const at::Tensor& t) {
+      return t.view({batch, kSequence, t.size(1) / kHeadDim, kHeadDim}).transpose(1, 2);
+    };
+    const at::Tensor query = heads((*q)(x)), key = heads((*k)(x)), value = heads((*v)(x));
+    at::Tensor out;
+    if (draws.attention > 0) {
+      out = at::scaled_dot_product_attention(query, key, value, {}, draws.attention, true);
+    } else {
+      const at::Tensor scores = query.matmul(key.transpose(2, 3)).div(2).softmax(-1);
+      out = dropped_scores(scores).matmul(value);
+    }
+    const at::Tensor folded = out.transpose(1, 2);
+    return (*o)(folded.reshape({batch * kSequence, folded.size(2) * kHeadDim}));
+  }
+
+  bool skips_ = false;
+  int forwards_ = 0;
+};
+
+/// Token ids (batch, sequence) -> (tokens, vocabulary).
+class DrawingModel : public nn::Module<DrawingModel> {
+ public:
+  explicit DrawingModel(const Draws& draws) {
+    embed = register_module("embed", std::make_shared<nn::Embedding>(kVocabulary, kDim));
+    for (int i = 0; i < 2; ++i) {
+      blocks.push_back(
+          register_module("block" + std::to_string(i), std::make_shared<DrawingBlock>(draws)));
+    }
+    head = register_module("head", std::make_shared<nn::Linear>(kDim, kVocabulary));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = (*embed)(tokens.flatten());
+    for (const auto& block : blocks) {
+      x = (*block)(x, tokens.size(0));
+    }
+    return (*head)(x);
+  }
+
+  std::shared_ptr<nn::Embedding> embed;
+  std::vector<std::shared_ptr<DrawingBlock>> blocks;
+  std::shared_ptr<nn::Linear> head;
+};
+
+/// Heads and features are local tensors; between the halves of a block tokens are replicated or
+/// sharded.
+inline tensor_parallel::ParallelizePlan plan_of(const Placement& between, bool local) {
+  using namespace tensor_parallel;
+  const auto norm =
+      is_replicate(between) ? replicate_parallel() : sequence_parallel({.sequence_dim = 0});
+  const auto in = colwise_parallel({.input_layouts = between});
+  const auto out = rowwise_parallel({.output_layouts = between, .use_local_output = local});
+  return {{"embed", rowwise_parallel({.input_layouts = Replicate{},
+                                      .output_layouts = between,
+                                      .use_local_output = local})},
+          {"block*.norm", norm},
+          {"block*.q", in},
+          {"block*.k", in},
+          {"block*.v", in},
+          {"block*.o", out},
+          {"block*.up", in},
+          {"block*.down", out},
+          {"head", colwise_parallel({.input_layouts = between, .output_layouts = Replicate{}})}};
+}
+
+struct RandomCase {
+  const char* name;
+  Draws draws;
+};
+inline std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
+  return out << c.name;
+}
+
+/// How a model lies on its ranks.
+struct RandomMesh {
+  const char* name;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::string> names;
+  Placement between = Replicate{};
+  bool local = false;  ///< whether the halves of a block hand out local tensors
+};
+
+inline at::Tensor token_ids(std::int64_t rows, int step) {
+  return at::arange(rows * kSequence, at::kLong)
+      .mul(7)
+      .add(step)
+      .remainder(kVocabulary)
+      .view({rows, kSequence});
+}
+
+struct Result {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;
+};
+
+enum class Checkpointing { kNone, kBlocks };
+
+/// Of each forward, on all ranks together.
+using Rows = std::vector<std::int64_t>;
+
+/// The loss and gradients of as many forwards as there are `rows`.
+inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const Rows& rows,
+                    Checkpointing checkpointing = Checkpointing::kNone) {
+  manual_seed(21);
+  const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
+  DrawingModel model(draws);
+  if (mesh.ndim() > 1 || how.names[0] == "tp") {
+    tensor_parallel::parallelize_module(model, mesh["tp"], plan_of(how.between, how.local));
+  }
+  if (checkpointing == Checkpointing::kBlocks) {
+    nn::apply_activation_checkpointing(model, {.select = nn::of_class<DrawingBlock>()});
+  }
+  const bool shards = how.names[0] != "tp";
+  if (shards) {
+    for (const auto& block : model.blocks) {
+      fully_shard(*block, mesh["dp"]);
+    }
+    fully_shard(model, mesh["dp"]);
+  }
+  nn::init_weights(model, 5);
+  const std::int64_t ranks = shards ? mesh.size("dp") : 1;
+  const std::int64_t own = shards ? mesh.local_rank("dp") : 0;
+  Result result;
+  for (std::size_t step = 0; step < rows.size(); ++step) {
+    // Uneven where the ranks don't divide the rows.
+    const at::Tensor tokens = token_ids(rows[step], static_cast<int>(step))
+                                  .tensor_split(ranks, 0)[static_cast<std::size_t>(own)];
+    const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);
+    const at::Tensor loss = model(tokens).square().sum().mul(scale);
+    loss.backward();
+    at::Tensor sum = loss.detach().clone();
+    if (ranks > 1) {
+      mesh.group("dp").all_reduce(sum, ReduceOp::kSum)->wait();
+    }
+    result.loss += sum.item<double>() / static_cast<double>(ranks);
+  }
+  for (const auto& [name, slot] : model.named_slots()) {
+    result.gradients.push_back(testing::full_tensor(slot->persistent().grad()).clone());
+  }
+  return result;
+}
+
+inline Result train_alone(const Draws& draws, const Rows& rows) {
+  Result result;
+  RunRanks(1, [&](Rank& rank) { result = train(rank, {"one", {1}, {"dp"}}, draws, rows); });
+  return result;
+}
+
+inline void expect_same(const Result& found, const Result& expected) {
+  EXPECT_NEAR(found.loss, expected.loss, 1e-5 * std::abs(expected.loss));
+  ASSERT_EQ(found.gradients.size(), expected.gradients.size());
+  for (std::size_t i = 0; i < found.gradients.size(); ++i) {
+    EXPECT_TRUE(found.gradients[i].allclose(expected.gradients[i], 1e-3, 1e-4))
+        << "parameter " << i;
+  }
+}
+
+inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows,
+                            Checkpointing checkpointing = Checkpointing::kNone) {
+  const Result expected = train_alone(draws, rows);
+  // The numbers matter.
+  EXPECT_GT(std::abs(train_alone({}, rows).loss / expected.loss - 1), 1e-4);
+  RunRanks(testing::ranks_of(how.sizes), [&](Rank& rank) {
+    expect_same(train(rank, how, draws, rows, checkpointing), expected);
+  });
+}
+
+inline at::Tensor dropped(const at::Tensor& x) {
+  return at::dropout(x, 0.4, true);
+}
+
+inline const Draws& everywhere() {
+  static const Draws draws{.residual = dropped, .features = dropped, .scores = dropped};
+  return draws;
+}
+inline const Draws kModules{.modules = true};
+inline const Draws kAttention{.attention = 0.4};
+
+/// One key for all, so that only its place tells one mask from another.
+inline const Draws& with_one_key() {
+  static const Draw draw = [](const at::Tensor& x) { return nn::dropout(x, 0.4, {1, 2}); };
+  static const Draws draws{.residual = draw, .features = draw, .scores = draw};
+  return draws;
+}
+
+}  // namespace tessera::fsdp::drawing

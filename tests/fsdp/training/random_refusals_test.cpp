@@ -1,0 +1,182 @@
+// Random operators of which nobody could say what one rank would draw are refused, on all ranks, by
+// name and with what to do.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+constexpr std::int64_t kSide = 8;
+
+using Draw = std::function<at::Tensor(const at::Tensor&)>;
+
+class OneDraw : public nn::Module<OneDraw> {
+ public:
+  explicit OneDraw(Draw d) : draw(std::move(d)) {
+    linear = register_module("linear", std::make_shared<nn::Linear>(kSide, kSide));
+  }
+  at::Tensor forward(const at::Tensor& x) { return draw((*linear)(x)); }
+  Draw draw;
+  std::shared_ptr<nn::Linear> linear;
+};
+
+std::vector<std::string> errors_of(const Draw& draw, const at::Tensor& x) {
+  return testing::ErrorsOfRanks(2, [&](Rank& rank) {
+    OneDraw model(draw);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    nn::init_weights(model, 5);
+    model(x);
+  });
+}
+
+TEST(RandomRefusals, WhereTheBatchIsNotFirst) {
+  const at::Tensor x = at::ones({4, kSide});
+  for (const auto& error : errors_of(
+           [](const at::Tensor& y) {
+             return at::dropout(y.unsqueeze(0).expand({3, 4, kSide}), 0.4, true);
+           },
+           x)) {
+    EXPECT_CONTAINS(error, "aten::bernoulli_.float draws for [3, 4, 8]", "2 data-parallel ranks",
+                    "this one has 4 rows", "is not a multiple of that", "put the batch first");
+  }
+  for (const auto& error : errors_of(
+           [](const at::Tensor& y) {
+             return at::dropout(y.unsqueeze(0).expand({8, 4, kSide}), 0.4, true);
+           },
+           x)) {
+    EXPECT_CONTAINS(error, "draws for [8, 4, 8]", "its second dimension may be the batch");
+  }
+}
+
+TEST(RandomRefusals, WhereRowsMayBeAnything) {
+  const at::Tensor x = at::ones({2, kSide});
+  for (const auto& error :
+       errors_of([](const at::Tensor& y) { return y + at::rand({4, 1}).sum(); }, x)) {
+    EXPECT_CONTAINS(error, "aten::uniform_ draws for [4, 1]",
+                    "its first dimension may be that or another", "BatchPart(0, 1)");
+  }
+}
+
+// On the rank with one row, {1, 1} may be one number for its row or one for all. The other ranks
+// refuse what is the one or the other there, and none waits for another.
+TEST(RandomRefusals, OfSizesAloneAreOnAllRanksIfOneHasASingleRow) {
+  for (const bool of_rows : {false, true}) {
+    const auto errors = testing::ErrorsOfRanks(3, [&](Rank& rank) {
+      OneDraw model(
+          [&](const at::Tensor& y) { return y * at::rand({of_rows ? y.size(0) : 1, 1}); });
+      fully_shard(model, rank.mesh({3}, {"dp"}));
+      nn::init_weights(model, 5);
+      model(at::ones({1 + rank.rank(), kSide}));
+    });
+    for (const std::string& error : errors) {
+      EXPECT_CONTAINS(error, "aten::uniform_ draws for [", "a rank has just one",
+                      "BatchPart(0, 1)");
+    }
+  }
+}
+
+TEST(RandomRefusals, AreNoneInAScopeThatSaysWhatRowsAre) {
+  std::vector<at::Tensor> found(2);
+  RunRanks(2, [&](Rank& rank) {
+    manual_seed(4);
+    at::Tensor drawn;
+    OneDraw model([&](const at::Tensor& y) {
+      const BatchPart whole(0, 1);
+      drawn = at::rand({4, 1});
+      return y;
+    });
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    nn::init_weights(model, 5);
+    model(at::ones({2, kSide}));
+    found[static_cast<std::size_t>(rank.rank())] = drawn;
+  });
+  EXPECT_TRUE(at::equal(found[0], found[1]));
+}
+
+TEST(RandomRefusals, OfNumbersDrawnInOrderNameTheOperator) {
+  const at::Tensor x = at::ones({2, kSide});
+  const std::vector<std::pair<const char*, Draw>> cases{
+      {"aten::poisson", [](const at::Tensor& y) { return at::poisson(y.detach().abs()); }},
+      {"aten::multinomial",
+       [](const at::Tensor& y) { return at::multinomial(y.detach().softmax(-1), 2, true); }},
+      {"aten::normal.Tensor_float",
+       [](const at::Tensor& y) { return at::normal(y.detach(), 1.0); }},
+      {"aten::randperm.generator_out",
+       [](const at::Tensor& y) { return y.index_select(0, at::randperm(y.size(0))); }},
+      {"aten::rrelu_with_noise", [](const at::Tensor& y) { return at::rrelu(y, 0.1, 0.3, true); }}};
+  for (const auto& [name, draw] : cases) {
+    for (const auto& error : errors_of(draw, x)) {
+      EXPECT_CONTAINS(error, name, "draws its numbers one after another");
+    }
+  }
+}
+
+TEST(RandomRefusals, OfAGeneratorAreForParts) {
+  const auto errors = errors_of(
+      [](const at::Tensor& y) {
+        return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
+      },
+      at::ones({2, kSide}));
+  for (const auto& error : errors) {
+    EXPECT_CONTAINS(error, "aten::normal_ was given a generator", "manual_seed");
+  }
+}
+
+TEST(RandomRefusals, OfPartsWithoutAHistory) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    OneDraw model([](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); });
+    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
+                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    nn::init_weights(model, 5);
+    model(at::ones({2, kSide}));
+  });
+  for (const auto& error : errors) {
+    EXPECT_CONTAINS(error, "aten::uniform_ draws for a plain tensor [2, 4]",
+                    "may be a part of what one rank has", "use_local_output = false",
+                    "ReplicationScope");
+  }
+}
+
+// A part of what one rank has is all of it.
+TEST(RandomRefusals, AreNotOnAMeshOfOneRank) {
+  RunRanks(1, [](Rank& rank) {
+    OneDraw model([](const at::Tensor& y) { return at::dropout(y, 0.4, true); });
+    nn::init_weights(model, 5);
+    tensor_parallel::parallelize_module(model, rank.mesh({1}, {"tp"}),
+                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    const c10::NoGradGuard none;
+    EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
+  });
+}
+
+TEST(RandomRefusals, OfPartsBehindAnUnknownOperator) {
+  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
+    OneDraw model([](const at::Tensor& y) { return at::dropout(y.cumsum(1), 0.4, true); });
+    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
+                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    nn::init_weights(model, 5);
+    model(at::ones({2, kSide}));
+  });
+  for (const auto& error : errors) {
+    EXPECT_CONTAINS(error, "its place in that is not known (CumsumBackward0)");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

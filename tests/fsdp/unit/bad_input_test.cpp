@@ -1,0 +1,174 @@
+// What is wrong is said before anything is sent or changed.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <cmath>
+
+#include "fsdp/training/training.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/wrap_policy.h"
+#include "tessera/nn/hooked.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// The message of the Error that `act` throws on each of two ranks, which have sent nothing by
+/// then.
+std::string error_of(const std::function<void(Rank&, SmallModel&)>& act) {
+  std::string message;
+  RunRanks(2, [&](Rank& rank) {
+    SmallModel model(4, 6, 2, 2);
+    testing::fill(model);
+    try {
+      act(rank, model);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      if (rank.rank() == 0) {
+        message = error.what();
+      }
+    }
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+    for (const auto& [name, slot] : model.blocks[0]->named_slots()) {
+      EXPECT_FALSE(tessera::is_distributed(slot->get())) << name;
+    }
+  });
+  return message;
+}
+
+TEST(BadInput, NoMesh) {
+  const std::string error =
+      error_of([](Rank&, SmallModel& model) { fully_shard(model, DeviceMesh()); });
+  EXPECT_CONTAINS(error, "undefined");
+}
+
+TEST(BadInput, MeshOfNoRanks) {
+  const std::string error =
+      error_of([](Rank& rank, SmallModel& model) { fully_shard(model, rank.mesh({0}, {"dp"})); });
+  EXPECT_CONTAINS(error, "0");
+}
+
+TEST(BadInput, UnknownMeshDimension) {
+  const std::string error = error_of(
+      [](Rank& rank, SmallModel& model) { fully_shard(model, rank.mesh({2}, {"dp"})["pd"]); });
+  EXPECT_CONTAINS(error, "pd", "dp");
+}
+
+TEST(BadInput, UnnamedDimensionsThatCannotBeToldApart) {
+  const std::string error =
+      error_of([](Rank& rank, SmallModel& model) { fully_shard(model, rank.mesh({1, 2}, {})); });
+  EXPECT_CONTAINS(error, "name");
+}
+
+TEST(BadInput, NeighboursThatDoNotDivide) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    fully_shard(*model.blocks[0], rank.mesh({2}, {"dp"}), {.post_forward_mesh_size = 3});
+  });
+  EXPECT_CONTAINS(error, "post_forward_mesh_size = 3");
+}
+
+TEST(BadInput, PlanOfAnotherModel) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    WrapPlan plan = plan_units(model, wrap_named("block*"));
+    plan.front().fqn = "block7";
+    apply_plan(model, rank.mesh({2}, {"dp"}), plan);
+  });
+  EXPECT_CONTAINS(error, "block7");
+}
+
+TEST(BadInput, PrefetchOfAModuleThatIsNoUnit) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    fully_shard(*model.head, rank.mesh({2}, {"dp"}));
+    set_forward_prefetch(*model.head, {model.blocks[0].get()});
+  });
+  EXPECT_CONTAINS(error, "not a unit");
+}
+
+TEST(BadInput, PrefetchOfNoModule) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    fully_shard(*model.head, rank.mesh({2}, {"dp"}));
+    set_backward_prefetch(*model.head, {nullptr});
+  });
+  EXPECT_CONTAINS(error, "set_backward_prefetch was given a null module");
+}
+
+TEST(BadInput, HookOnAModuleWithoutUnits) {
+  const std::string error = error_of(
+      [](Rank&, SmallModel& model) { set_all_reduce_hook(*model.head, [](const at::Tensor&) {}); });
+  EXPECT_CONTAINS(error, "set_all_reduce_hook");
+}
+
+TEST(BadInput, ComputationInIntegers) {
+  for (const MixedPrecisionPolicy& policy :
+       {MixedPrecisionPolicy{.param_dtype = at::kInt}, {.reduce_dtype = at::kInt}}) {
+    const std::string error = error_of([&](Rank& rank, SmallModel& model) {
+      fully_shard(model, rank.mesh({2}, {"dp"}), {.mp_policy = policy});
+    });
+    EXPECT_CONTAINS(error, "mp_policy names Int");
+  }
+}
+
+TEST(BadInput, EmptyPolicy) {
+  const std::string error = error_of([](Rank&, SmallModel& model) { plan_units(model, Policy()); });
+  EXPECT_CONTAINS(error, "empty policy");
+}
+
+TEST(BadInput, DivideFactor) {
+  for (const double factor : {0.0, -2.0, HUGE_VAL, std::nan("")}) {
+    const std::string error = error_of([&](Rank& rank, SmallModel& model) {
+      fully_shard(*model.head, rank.mesh({2}, {"dp"}));
+      set_gradient_divide_factor(model, factor);
+    });
+    EXPECT_CONTAINS(error, "not positive and finite");
+  }
+}
+
+TEST(BadInput, AUnitBelowAnother) {
+  const std::string error = error_of([](Rank& rank, SmallModel& model) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.blocks[1], mesh);
+    fully_shard(*model.blocks[1]->up, mesh);
+  });
+  EXPECT_CONTAINS(error, "'weight' is split over", "lower modules first");
+}
+
+/// Keeps what is said of batch norm.
+class WarningsOfBatchNorm final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("BatchNorm") != std::string::npos) {
+      heard.push_back(warning.msg());
+    }
+  }
+  std::vector<std::string> heard;
+};
+
+TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
+  class Normed : public nn::Module<Normed> {
+   public:
+    Normed() {
+      norm = register_module("norm", std::make_shared<nn::Hooked<torch::nn::BatchNorm1d>>(4));
+    }
+    std::shared_ptr<nn::Hooked<torch::nn::BatchNorm1d>> norm;
+  };
+  for (const int ranks : {1, 2}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      WarningsOfBatchNorm warnings;
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      const DeviceMesh mesh = rank.mesh({ranks}, {"dp"});
+      Normed model, copied;
+      fully_shard(model, mesh);
+      replicate(copied, mesh);
+      ASSERT_EQ(warnings.heard.size(), ranks == 1 ? 0 : 2);
+      if (ranks > 1) {
+        EXPECT_CONTAINS(warnings.heard[1], "'norm', a ", "from this rank's part of the batch",
+                        "LayerNorm");
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

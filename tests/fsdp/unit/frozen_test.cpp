@@ -1,0 +1,104 @@
+// Parameters that are frozen and thawed.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include "fsdp/training/training.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/freeze.h"
+#include "tessera/optim/adamw.h"
+
+namespace tessera::fsdp {
+namespace {
+
+void freeze(SmallModel& model, bool frozen) {
+  for (const auto& block : model.blocks) {
+    block->up->slot("weight")->persistent().set_requires_grad(!frozen);
+  }
+}
+
+TEST(Frozen, MayChangeBetweenSteps) {
+  const std::vector<at::Tensor> expected = testing::gradients_alone();
+  RunRanks(2, [&](Rank& rank) {
+    for (const bool reshard : {true, false}) {
+      testing::ShardedModel model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
+      for (const bool frozen : {true, false, true, false}) {
+        freeze(model, frozen);
+        const comm::TrafficTable before = rank.world()->traffic().table();
+        local_loss(model, rank).backward();
+        const auto reduced =
+            testing::traffic_of(rank.world()->traffic().since(before), "dp", "reduce_scatter");
+        EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
+        const std::int64_t block = (frozen ? 0 : 10 * 7) + 10 + 8 * 10 + 8, head = 4 * 7 + 4;
+        EXPECT_EQ(reduced.bytes, 4 * (3 * block + head));
+        if (!frozen) {
+          testing::expect_gradients(model, expected);
+        }
+        for (const auto& [name, slot] : model.named_slots()) {
+          slot->persistent().mutable_grad().reset();
+        }
+      }
+    }
+  });
+}
+
+TEST(Frozen, ABeginningIsNotGatheredInBackward) {
+  RunRanks(2, [](Rank& rank) {
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}), {});
+    nn::freeze(model, {"block[01].**"});
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    local_loss(model, rank).backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    const auto blocks = static_cast<std::int64_t>(model.blocks.size());
+    // Forward: each block and the root; backward: the blocks behind the frozen ones.
+    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, blocks + 1 + blocks - 2);
+    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, blocks - 2 + 1);
+    // Two means and a counter of each parameter that is trained.
+    optim::AdamW optimizer(model, {});
+    EXPECT_EQ(optim::named_state(optimizer, model).size(),
+              3u * (4 * static_cast<std::size_t>(blocks - 2) + 2));
+  });
+}
+
+/// Frozen as a whole; called once with an input that needs a gradient and once with one that does
+/// not.
+class Twice : public nn::Module<Twice> {
+ public:
+  Twice() {
+    trained = register_module("trained", std::make_shared<nn::Linear>(kDim, kDim));
+    frozen = register_module("frozen", std::make_shared<nn::Linear>(kDim, kDim));
+    for (const char* name : {"weight", "bias"}) {
+      frozen->slot(name)->get().set_requires_grad(false);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*frozen)((*trained)(x)) - (*frozen)(x); }
+
+  std::shared_ptr<nn::Linear> trained, frozen;
+};
+
+TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {
+  const at::Tensor x = testing::batch(kDim, 0);
+  Twice alone;
+  testing::fill(alone);
+  alone(x).square().mean().backward();
+  RunRanks(2, [&](Rank& rank) {
+    Twice model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.trained, mesh);
+    fully_shard(*model.frozen, mesh);
+    fully_shard(model, mesh);
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    model(x.narrow(0, rank.rank() * 6, 6)).square().mean().backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(testing::traffic_of(traffic, "dp", "reduce_scatter").calls, 1);
+    EXPECT_FALSE(model.frozen->slot("weight")->persistent().grad().defined());
+    for (const char* name : {"weight", "bias"}) {
+      EXPECT_TRUE(full_tensor(model.trained->slot(name)->persistent().grad())
+                      .allclose(alone.trained->slot(name)->get().grad(), 1e-4, 1e-6));
+      EXPECT_TRUE(tessera::is_distributed(model.frozen->slot(name)->get()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,101 @@
+// An error of libtorch's, as out of memory, is told with the unit in which it was thrown.
+#include <ATen/ops/ones.h>
+#include <ATen/ops/relu.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "testing/errors.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// Throws where it is told to.
+class Faulty : public nn::Module<Faulty> {
+ public:
+  Faulty() { linear = register_module("linear", std::make_shared<nn::Linear>(3, 3)); }
+  at::Tensor forward(const at::Tensor& x) {
+    TORCH_CHECK(!in_forward, "no memory");
+    const at::Tensor y = (*linear)(x);
+    y.register_hook([this](const at::Tensor&) { TORCH_CHECK(!in_backward, "no memory"); });
+    return at::relu(y);
+  }
+
+  std::shared_ptr<nn::Linear> linear;
+  bool in_forward = false;
+  bool in_backward = false;
+};
+
+/// Three units one after another, in a root.
+class Three : public nn::Module<Three> {
+ public:
+  explicit Three(const DeviceMesh& mesh) {
+    for (const char* name : {"a", "b", "c"}) {
+      units.push_back(register_module(name, std::make_shared<Faulty>()));
+      testing::fill(*units.back());
+      fully_shard(*units.back(), mesh);
+    }
+    fully_shard(*this, mesh);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& unit : units) {
+      x = (*unit)(x);
+    }
+    return x;
+  }
+  void step() { (*this)(at::ones({2, 3})).sum().backward(); }
+
+  std::vector<std::shared_ptr<Faulty>> units;
+};
+
+TEST(UnderWay, NamesTheUnitWhoseForwardFailed) {
+  RunRanks(1, [](Rank& rank) {
+    Three model(rank.mesh({1}, {"dp"}));
+    EXPECT_EQ(under_way(model), "");
+    model.units[1]->in_forward = true;
+    EXPECT_THROWN(c10::Error, model.step(), "no memory");
+    EXPECT_EQ(under_way(model), "the forward of unit 'b'");
+    model.units[1]->in_forward = false;
+    model.step();
+    EXPECT_EQ(under_way(model), "");
+  });
+}
+
+TEST(UnderWay, NamesTheUnitWhoseBackwardFailed) {
+  RunRanks(1, [](Rank& rank) {
+    Three model(rank.mesh({1}, {"dp"}));
+    model.units[1]->in_backward = true;
+    EXPECT_THROWN(c10::Error, model.step(), "no memory");
+    EXPECT_EQ(under_way(model), "the backward of unit 'b'");
+  });
+}
+
+TEST(UnderWay, NamesNoUnitBetweenForwardAndBackward) {
+  RunRanks(1, [](Rank& rank) {
+    Three model(rank.mesh({1}, {"dp"}));
+    const at::Tensor y = model(at::ones({2, 3}));
+    EXPECT_EQ(under_way(model), "");
+  });
+}
+
+TEST(UnitErrors, OfAGatherAndAReductionNameTheUnit) {
+  RunRanks(2, [](Rank& rank) {
+    Three model(rank.mesh({2}, {"dp"}));
+    const auto fails = [](auto&&...) -> comm::WorkPtr { TORCH_CHECK(false, "no memory"); };
+    set_custom_reduce_scatter(*model.units[1], fails);
+    EXPECT_THROWN(c10::Error, model.step(), "no memory (reduction of unit 'b')");
+    set_custom_all_gather(*model.units[2], fails);
+    EXPECT_THROWN(c10::Error, model.step(), "no memory (all-gather of unit 'c')");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,298 @@
+// Parameters and units that not all ranks use.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "fsdp/training/training.h"
+#include "tessera/core/error.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/optim/adamw.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::ErrorsOfRanks;
+using testing::RanksOptions;
+
+/// Two layers of which a call uses one.
+class Branches : public nn::Module<Branches> {
+ public:
+  explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
+    left = register_module("left", std::make_shared<nn::Linear>(in, out));
+    right = register_module("right", std::make_shared<nn::Linear>(in, out));
+  }
+  at::Tensor forward(const at::Tensor& x, bool go_left) { return (go_left ? *left : *right)(x); }
+
+  std::shared_ptr<nn::Linear> left, right;
+};
+
+TEST(Unused, CountsAParameterThatARankDidNotUseAsZero) {
+  RunRanks(2, [](Rank& rank) {
+    Branches model;
+    Branches alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    const at::Tensor x = testing::uniform_values({4, 3}, 9);
+    // Squares, so that the gradients of the two differ.
+    model(x, rank.rank() == 0).square().sum().backward();
+    alone(x, true).square().sum().backward();
+    alone(x, false).square().sum().backward();
+    EXPECT_FALSE(alone.left->weight->grad().allclose(alone.right->weight->grad()));
+    EXPECT_TRUE(full_tensor(model.left->slot("weight")->persistent().grad())
+                    .allclose(alone.left->weight->grad().div(2)));
+    EXPECT_TRUE(full_tensor(model.right->slot("weight")->persistent().grad())
+                    .allclose(alone.right->weight->grad().div(2)));
+  });
+}
+
+/// A unit that a call may leave out.
+class Optional : public nn::Module<Optional> {
+ public:
+  Optional() {
+    base = register_module("base", std::make_shared<nn::Linear>(3, 3));
+    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*base)(x);
+    return use_extra ? (*extra)(y) : y;
+  }
+
+  std::shared_ptr<nn::Linear> base, extra;
+};
+
+TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
+  const at::Tensor x = testing::uniform_values({4, 3}, 9);
+  RunRanks(2, [&](Rank& rank) {
+    Optional model;
+    Optional alone;
+    testing::fill(model);
+    testing::fill(alone);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.base, mesh);
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    for (int step = 0; step < 2; ++step) {
+      model(x, rank.rank() == step).sum().backward();
+      alone(x, true).sum().add(alone(x, false).sum()).div(2).backward();
+    }
+    testing::expect_gradients(model, testing::gradients_of(alone));
+    for (const auto& [name, slot] : model.named_slots()) {
+      EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
+    }
+  });
+}
+
+/// first, extra or not, last.
+class Detour : public nn::Module<Detour> {
+ public:
+  Detour() {
+    first = register_module("first", std::make_shared<nn::Linear>(3, 3));
+    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
+    last = register_module("last", std::make_shared<nn::Linear>(3, 2));
+  }
+  at::Tensor forward(const at::Tensor& x, bool use_extra) {
+    const at::Tensor y = (*first)(x);
+    return (*last)(use_extra ? (*extra)(y) : y);
+  }
+
+  std::shared_ptr<nn::Linear> first, extra, last;
+};
+
+// Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
+TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
+  const at::Tensor x = testing::uniform_values({4, 3}, 9);
+  Detour alone;
+  testing::fill(alone);
+  (alone(x, true).sum() + 2 * alone(x, false).sum()).div(3).backward();
+  RunRanks(3, [&](Rank& rank) {
+    Detour model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    fully_shard(*model.first, mesh);
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(*model.last, mesh);
+    fully_shard(model, mesh);
+    model(x, rank.rank() == 1).sum().backward();
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
+  RunRanks(2, [](Rank& rank) {
+    Optional model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.extra, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    const c10::AutoGradMode no_grad(false);
+    model(testing::uniform_values({4, 3}, 9), rank.rank() == 0);
+    EXPECT_TRUE(tessera::is_distributed(model.extra->weight));
+  });
+}
+
+// Not marked: the ranks' collectives differ, which must show at once and by name.
+std::vector<std::string> errors_of_unmarked() {
+  return ErrorsOfRanks(4, [](Rank& rank) {
+    Optional model;
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    fully_shard(*model.base, mesh);
+    fully_shard(*model.extra, mesh);
+    fully_shard(model, mesh);
+    model(testing::uniform_values({4, 3}, 9), rank.rank() != 2).sum().backward();
+  });
+}
+
+TEST(Unused, NamesAnUnmarkedUnitThatOneRankLeavesOut) {
+  // Backward of rank 2 begins with 'base', which is as large as the 'extra' that the others gather.
+  for (const std::string& error : errors_of_unmarked()) {
+    EXPECT_CONTAINS(error, "unit 'extra'");
+  }
+}
+
+TEST(Unused, TellsWhatToDoAboutAnUnmarkedUnit) {
+  const std::vector<std::string> errors = errors_of_unmarked();
+  EXPECT_TRUE(std::ranges::any_of(errors, [](const std::string& error) {
+    return bool(testing::Contains(error, {"may_be_unused", "rank 2 calls"}));
+  })) << errors[0];
+}
+
+TEST(Unused, EndsWithinTheTimeOutWhereARankCallsNothing) {
+  const RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
+  const std::vector<std::string> errors = ErrorsOfRanks(
+      2,
+      [](Rank& rank) {
+        Optional model;
+        testing::fill(model);
+        const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+        fully_shard(*model.extra, mesh);
+        fully_shard(model, mesh);
+        const c10::AutoGradMode no_grad(false);
+        model(testing::uniform_values({4, 3}, 9), rank.rank() == 0);
+      },
+      options);
+  EXPECT_CONTAINS(errors[0], "unit 'extra'");
+  EXPECT_EQ(errors[1], "");
+}
+
+// Rows that divide are reduced from where autograd put them, or from zeros.
+TEST(Unused, LosesNothingWhereRanksDisagreeOnGradients) {
+  const at::Tensor x = testing::uniform_values({4, 4}, 2);
+  RunRanks(2, [&](Rank& rank) {
+    Branches model(4, 4), alone(4, 4);
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    model(x, rank.rank() == 0).sum().backward();
+    alone(x, true).sum().backward();
+    for (const auto& layer : {model.left, model.right}) {
+      EXPECT_TRUE(full_tensor(layer->slot("weight")->persistent().grad())
+                      .allclose(alone.left->weight->grad().div(2)));
+    }
+  });
+}
+
+/// Which of the branches' weights have a gradient after the calls of `go_left`, one backward each.
+std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
+  Branches model;
+  testing::fill(model);
+  fully_shard(model, mesh);
+  for (std::size_t i = 0; i < go_left.size(); ++i) {
+    set_requires_gradient_sync(model, i + 1 == go_left.size());
+    model(testing::uniform_values({4, 3}, rank.rank()), go_left[i]).sum().backward();
+  }
+  std::string used;
+  if (model.left->slot("weight")->persistent().grad().defined()) {
+    used += "left ";
+  }
+  if (model.right->slot("weight")->persistent().grad().defined()) {
+    used += "right ";
+  }
+  return used;
+}
+
+TEST(Unused, LeavesAParameterThatNoRankUsedWithoutGradient) {
+  for (const bool shared_memory : {true, false}) {
+    const testing::SharedMemory setting(shared_memory);
+    RunRanks(4, [](Rank& rank) {
+      const bool first = rank.rank() == 0;
+      for (const DeviceMesh& mesh :
+           {rank.mesh({4}, {"dp"}), rank.mesh({2, 2}, {"replicas", "dp"})}) {
+        EXPECT_EQ(used_branches(rank, mesh, {true}), "left ");
+        EXPECT_EQ(used_branches(rank, mesh, {!first}), "left right ");
+        EXPECT_EQ(used_branches(rank, mesh, {false, false}), "right ");
+        EXPECT_EQ(used_branches(rank, mesh, {first, false}), "left right ");
+      }
+    });
+  }
+  RunRanks(1, [](Rank& rank) {
+    EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left ");
+  });
+}
+
+TEST(Unused, KeepsTheGradientOfAnEarlierBackward) {
+  RunRanks(2, [](Rank& rank) {
+    Branches model, alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    const at::Tensor x = testing::uniform_values({4, 3}, 9);
+    for (const bool left : {true, false}) {
+      model(x, left).sum().backward();
+      alone(x, left).sum().backward();
+    }
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+// Momentum and decay go on for a parameter with a gradient of zeros, and rest for one without.
+TEST(Unused, UpdatesNothingThatNoRankUsed) {
+  const auto train = [](Branches& model) {
+    optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
+    for (const bool left : {true, false, true}) {
+      optimizer.zero_grad();
+      model(testing::uniform_values({4, 3}, 9), left).pow(2).sum().backward();
+      optimizer.step();
+    }
+  };
+  RunRanks(3, [&](Rank& rank) {
+    Branches model, alone;
+    testing::fill(model);
+    testing::fill(alone);
+    fully_shard(model, rank.mesh({3}, {"dp"}));
+    train(model);
+    train(alone);
+    const auto expected = alone.named_slots();
+    const auto trained = model.named_slots();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(full_tensor(trained[i].second->persistent())
+                      .allclose(expected[i].second->get(), /*rtol=*/1e-5, /*atol=*/1e-6))
+          << expected[i].first;
+    }
+  });
+}
+
+/// In evaluation no unit is reduced: one that is as large as another could be taken for it.
+TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
+  const testing::SharedMemory without_shared_memory(false);
+  const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
+    Branches model(3, 3);
+    testing::fill(model);
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    fully_shard(*model.left, mesh);
+    fully_shard(*model.right, mesh);
+    fully_shard(model, mesh);
+    const c10::AutoGradMode no_grad(false);
+    model(testing::uniform_values({4, 3}, 9), rank.rank() != 1);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "unit 'left'", "unit 'right'");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

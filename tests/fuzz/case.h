@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fuzz/choices.h"
+#include "tessera/core/placement.h"
+
+namespace tessera::fuzz {
+
+enum class NormKind { kNone, kRms, kLayer, kLayerWithoutBias, kScale, kStockLayer };
+enum class LinearKind { kOwn, kStock };
+enum class DropoutKind { kNone, kModule, kFunction, kStock };
+enum class Activation {
+  kGelu,
+  kRelu,
+  kCentred,         ///< reads the whole feature dimension and has no parameter
+  kComposite,       ///< an own operator, CompositeImplicitAutograd
+  kKernelOfAten,    ///< an own operator, a CPU kernel that autograd looks through
+  kWithAutograd,    ///< an own operator with a kernel for autograd
+  kWithoutRule,     ///< the same without a sharding rule
+  kRandomMultiply,  ///< noise by at::rand_like
+};
+
+struct AttentionSpec {
+  std::int64_t key_value_heads = 0;
+  bool fused = false;  ///< one projection for queries, keys and values
+  bool bias = false;
+  bool causal = false;
+  bool by_hand = false;      ///< softmax of products instead of scaled_dot_product_attention
+  bool temperature = false;  ///< a scalar parameter of the module itself
+  bool adapter = false;      ///< low-rank, beside the projection of queries
+  NormKind query_key_norm = NormKind::kNone;
+  bool dropout = false;  ///< of attention's weights
+};
+
+enum class MlpKind { kPlain, kGated, kGatedFusedKernel, kFusedWeight };
+
+struct MlpSpec {
+  MlpKind kind = MlpKind::kPlain;
+  std::int64_t inner = 0;
+  bool bias = false;
+  LinearKind linear = LinearKind::kOwn;
+  Activation activation = Activation::kGelu;
+  NormKind middle_norm = NormKind::kNone;
+  DropoutKind dropout = DropoutKind::kNone;
+  bool adapter = false;          ///< beside the last projection
+  bool calls_forward = false;    ///< module->forward(x) in place of (*module)(x)
+  bool checkpoint_call = false;  ///< nn::checkpoint around the call, in the block's forward
+  bool skips_empty = false;      ///< left out where a rank has no tokens
+};
+
+enum class ResidualScale { kNone, kVector, kScalar, kStray };
+
+struct ModelSpec {
+  std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
+  bool folded =
+      false;  ///< activations are (tokens, features) in place of (batch, sequence, features)
+  bool position = false;  ///< a learned position embedding, a module with a parameter of its own
+  bool repeated = false;  ///< the first block runs twice
+  bool tied = false;
+  NormKind norm = NormKind::kNone;
+  NormKind final_norm = NormKind::kNone;
+  DropoutKind dropout = DropoutKind::kNone;
+  ResidualScale residual_scale = ResidualScale::kNone;
+  bool local_map_scale =
+      false;  ///< a scale after the final norm, by local_map where it is distributed
+  bool attention = true, mlp = true;
+  AttentionSpec attend{};
+  MlpSpec feed{};
+
+  std::int64_t dim() const { return heads * head_dim; }
+};
+
+enum class StyleKind { kColwise, kRowwise, kSequence, kReplicate, kPrepareInput, kPrepareOutput };
+
+struct StyleSpec {
+  StyleKind kind = StyleKind::kColwise;
+  Placement input = Replicate{};
+  Placement output = Replicate{};
+  bool local = true;
+  std::int64_t dim = 1;  ///< of kSequence
+};
+
+struct PlanEntry {
+  std::string pattern;
+  StyleSpec style;
+};
+
+struct MeshSpec {
+  std::int64_t replicas = 1, data = 1, tensor = 1;
+  bool tensor_first = false;
+
+  int ranks() const { return static_cast<int>(replicas * data * tensor); }
+};
+
+enum class DataParallel { kFullyShard, kReplicate, kNone };
+enum class Units { kRoot, kBlocks, kHalves, kPolicy };
+enum class ShardPlacement { kDefault, kLast, kReplicateVectors };
+enum class Reshard { kDefault, kAlways, kNever };
+enum class Accumulate { kReduceEach, kReduceLast, kOverlapped, kKeepUnsharded, kAllReduceLast };
+
+struct FsdpSpec {
+  DataParallel kind = DataParallel::kFullyShard;
+  Units units = Units::kRoot;
+  Reshard reshard = Reshard::kDefault;
+  ShardPlacement placement = ShardPlacement::kDefault;
+  std::int64_t post_forward = 1;
+  bool over_replicas = false, offload = false, may_be_unused = false,
+       before_tensor_parallel = false;
+  bool prefetch = false;
+};
+
+enum class Frozen { kNone, kEmbedding, kNorms, kAllButAdapters, kFirstBlock, kBiases };
+enum class Checkpointing { kNone, kBlocks, kSelective, kHalves };
+enum class Init { kBeforeWrapping, kMeta, kMetaUnfilled, kMetaWithoutStorage, kOtherSeeds };
+enum class OptimizerKind { kSgd, kAdamW, kStockSgd, kStockAdamW };
+enum class Loss { kSquares, kCrossEntropy, kLossParallel };
+
+struct TrainSpec {
+  std::int64_t batch = 0, sequence = 0, micro_batches = 1;
+  Init init = Init::kBeforeWrapping;
+  Frozen frozen = Frozen::kNone;
+  Checkpointing checkpointing = Checkpointing::kNone;
+  OptimizerKind optimizer = OptimizerKind::kSgd;
+  Accumulate accumulate = Accumulate::kReduceEach;
+  Loss loss = Loss::kSquares;
+  bool clip = false;
+  bool evaluate = false;  ///< a forward in evaluation mode between the steps
+};
+
+/// Faults that the tests of the search put into a case. They are never drawn.
+enum class Planted { kNone, kWrongGradient, kLateError, kCrash, kHang };
+
+/// All that a case is: what is computed, and how it is distributed. One rank reads the first and
+/// the last part alone.
+struct Case {
+  std::uint64_t seed = 0;
+  ModelSpec model;
+  MeshSpec mesh;
+  std::vector<PlanEntry> plan;
+  FsdpSpec fsdp;
+  TrainSpec train;
+  Planted planted = Planted::kNone;
+};
+
+/// Draws a case. The same choices give the same case on every machine.
+Case draw_case(std::uint64_t seed, Choices& choices);
+
+/// A plan that is right for the model in most cases, with the mistakes that people make in others:
+/// entries that are forgotten, of another style, or of other options.
+std::vector<PlanEntry> draw_plan(const ModelSpec& model, const TrainSpec& train, Choices& choices);
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::fuzz {
+
+/// The decisions that make a case, each drawn by its name: it depends on the seed and the name, not
+/// on the decisions before it. So a case can be made again with some of its decisions set to the
+/// simplest option while the others stay, which is how a faulty case is shrunk.
+class Choices {
+ public:
+  /// The label of a decision by its name; "" is the simplest option. With the name kOthers all
+  /// decisions that are not named are the simplest.
+  using Labels = std::map<std::string, std::string>;
+  static constexpr const char* kOthers = "*";
+  /// An option of a decision, drawn in proportion to its weight.
+  struct Option {
+    std::string label;
+    int weight = 1;
+  };
+
+  /// Options that are not drawn, by their decision.
+  using Off = std::multimap<std::string, std::string>;
+
+  explicit Choices(std::uint64_t seed, Labels fixed = {}, const Off* off = nullptr);
+
+  /// The index of the option drawn. The first option must be the simplest. Throws Error if the name
+  /// is fixed to a label that is none of the options'.
+  std::size_t pick(const std::string& name, const std::vector<Option>& options);
+  /// The same as an enumeration whose values are numbered as the options are.
+  template <class E>
+  E pick_as(const std::string& name, const std::vector<Option>& options) {
+    return static_cast<E>(pick(name, options));
+  }
+  /// One of `values`, of which the first is the simplest.
+  std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
+  bool chance(const std::string& name, int percent);
+
+  /// What was drawn and is not the simplest option. With the others at their simplest it is the
+  /// whole description of the case.
+  const Labels& made() const { return made_; }
+
+ private:
+  /// Whether the option may not be drawn.
+  bool is_off(const std::string& name, const std::string& label) const;
+
+  std::uint64_t seed_;
+  Labels fixed_;
+  const Off* off_;
+  Labels made_;
+};
+
+/// "name=label, name=label".
+std::string to_string(const Choices::Labels& labels);
+
+}  // namespace tessera::fuzz

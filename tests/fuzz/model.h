@@ -1,0 +1,90 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fuzz/case.h"
+#include "fuzz/layers.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fuzz {
+
+/// (batch, sequence) of this rank's tokens, which a module can't always read off its input.
+struct TokenSizes {
+  std::int64_t batch = 0, sequence = 0;
+};
+
+class Attention : public nn::Module<Attention> {
+ public:
+  explicit Attention(const ModelSpec& spec);
+  at::Tensor forward(const at::Tensor& x, const TokenSizes& sizes);
+
+ private:
+  std::vector<at::Tensor> project(const at::Tensor& x);
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
+
+  AttentionSpec spec_;
+  std::int64_t heads_, head_dim_;
+  bool folded_;
+  Layer qkv_, q_, k_, v_, q_norm_, k_norm_, out_;
+  nn::Parameter temperature_;
+};
+
+class Mlp : public nn::Module<Mlp> {
+ public:
+  explicit Mlp(const ModelSpec& spec);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  at::Tensor inner(const at::Tensor& x);
+  at::Tensor activate(const at::Tensor& x);
+
+  MlpSpec spec_;
+  Layer up_, gate_, fused_, middle_norm_, dropout_, down_;
+};
+
+class Block : public nn::Module<Block> {
+ public:
+  explicit Block(const ModelSpec& spec);
+  at::Tensor forward(const at::Tensor& x, const TokenSizes& sizes);
+
+  /// Attention and MLP, as far as there are any.
+  std::vector<nn::ModuleBase*> halves() const;
+
+ private:
+  at::Tensor scaled(const at::Tensor& x) const;
+  at::Tensor feed(const at::Tensor& x);
+
+  MlpSpec spec_;
+  Layer norm1_, norm2_, dropout1_, dropout2_;
+  std::shared_ptr<Attention> attention_;
+  std::shared_ptr<Mlp> mlp_;
+  nn::Parameter scale_;
+  at::Tensor stray_;  ///< a parameter of libtorch's, beside the slots
+};
+
+/// A decoder as a user would write it: it has no communication in it and knows no mesh. Token ids
+/// (batch, sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded.
+class Net : public nn::Module<Net> {
+ public:
+  explicit Net(const ModelSpec& spec);
+  at::Tensor forward(const at::Tensor& tokens);
+  /// Fills every parameter below with values that differ everywhere.
+  void reset_parameters(const nn::InitContext& init) override;
+
+  const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
+
+ private:
+  ModelSpec spec_;
+  Layer embed_, position_, dropout_, norm_, scale_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<nn::Linear> head_;
+};
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,81 @@
+"""docs/architecture.md is true: its arrows are those of CMake, and sources include along them only."""
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("src", "mesh", "tensor_parallel", "fsdp")
+
+
+def cmake_arrows():
+    """The pairs (layer, layer that it uses) of all tessera_layer calls."""
+    arrows = set()
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("CMakeLists.txt"):
+            for name, words in re.findall(r"(?s)tessera_layer\((\w+)(.*?)\)", path.read_text()):
+                uses = re.search(r"\bUSES\s(.*?)(?=\b(?:SOURCES|ALONE|PRIVATE|NO_TORCH)\b|$)", words, re.S)
+                arrows |= {(name, used) for used in re.findall(r"tessera::(\w+)", uses.group(1) if uses else "")}
+    return arrows
+
+
+def drawn_arrows():
+    graph = (ROOT / "docs/architecture.md").read_text().split("```mermaid\n")[1].split("```")[0]
+    return set(re.findall(r"(\w+) --> (\w+)", graph))
+
+
+def below(layer, arrows):
+    """A layer and all that it uses, directly or not."""
+    reached, to_visit = set(), [layer]
+    while to_visit:
+        layer = to_visit.pop()
+        if layer not in reached:
+            reached.add(layer)
+            to_visit += [used for user, used in arrows if user == layer]
+    return reached
+
+
+class Architecture(unittest.TestCase):
+    def test_the_drawn_arrows_are_those_of_cmake(self):
+        self.assertEqual(drawn_arrows(), cmake_arrows())
+
+    def test_sources_include_the_layers_below_them_only(self):
+        arrows = drawn_arrows()
+        layers = {layer for arrow in arrows for layer in arrow}
+        for path in [*(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")),
+                     *(ROOT / "include/tessera").glob("*/**/*.h")]:
+            layer = next((part for part in path.relative_to(ROOT).parts if part in layers), None)
+            if layer is None or path.suffix not in (".cpp", ".h", ".inl", ".cu"):
+                continue
+            for used in re.findall(r'(?m)^#include "tessera/(\w+)/', path.read_text()):
+                with self.subTest(file=path.relative_to(ROOT).as_posix(), includes=used):
+                    self.assertIn(used, below(layer, arrows))
+
+    def test_functions_of_nn_say_what_they_do_along_dimensions(self):
+        """Without a KindOfFunction they would be taken for a program's."""
+        for path in (ROOT / "src/nn").rglob("*.cpp"):
+            source = path.read_text()
+            for name in re.findall(r": (?:public )?torch::autograd::Function<(\w+)>", source):
+                with self.subTest(file=path.relative_to(ROOT).as_posix(), function=name):
+                    self.assertIn(f"KindOfFunction<{name}>", source)
+
+    def test_every_room_is_in_the_table(self):
+        page = (ROOT / "docs/architecture.md").read_text()
+        table = page.split("\n## Rooms\n")[1].split("\n## ")[0]
+        sections = re.split(r"(?m)^\| \*\*`([\w/]+)`\*\*", table)
+        named = {f"{layer}/{room}" for layer, text in zip(sections[1::2], sections[2::2])
+                 for line in text.splitlines()[1:] for room in re.findall(r"`(\w+)/`", line.split("|")[1])}
+        rooms = {path.parent.relative_to(ROOT).as_posix()
+                 for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")}
+        layers = set(sections[1::2])
+        self.assertEqual(named | layers, rooms | layers)
+
+    def test_every_room_is_drawn(self):
+        drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",
+                                                          (ROOT / "docs/architecture.svg").read_text()))))
+        rooms = {part for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")
+                 for part in path.parent.relative_to(ROOT).parts} - {"src"}
+        self.assertEqual(rooms - drawn, set())
+
+
+if __name__ == "__main__":
+    unittest.main()

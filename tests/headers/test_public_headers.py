@@ -1,0 +1,40 @@
+"""What include/ shows to users."""
+import pathlib
+import re
+import unittest
+
+INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
+
+
+def includes(header):
+    """What a header includes of ours, as written."""
+    return set(re.findall(r'(?m)^#include "(tessera/[^"]+)"', (INCLUDE / header).read_text()))
+
+
+def public_headers():
+    """All headers but those in detail/, which users are not to include."""
+    names = {path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h")}
+    return {name for name in names if "/detail/" not in name}
+
+
+class PublicHeaders(unittest.TestCase):
+    def test_the_umbrella_includes_each_of_them_and_nothing_else(self):
+        self.assertEqual(includes("tessera/tessera.hpp"), public_headers())
+
+    def test_they_include_no_internal_header(self):
+        # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
+        # tensor parallelism knows both by; scopes that a backward takes along are CarriedScopes; links
+        # are refused in one way for all files.
+        found = {header: inner for header in public_headers()
+                 if (inner := {name for name in includes(header) if "/detail/" in name})}
+        self.assertEqual(found, {"tessera/checkpoint/safetensors.h": {"tessera/core/detail/input_file.h"},
+                                 "tessera/dtensor/operator_mode.h": {"tessera/comm/detail/carried_scope.h"},
+                                 "tessera/dtensor/strict_scope.h": {"tessera/comm/detail/carried_scope.h"},
+                                 "tessera/observe/module_watch.h": {"tessera/comm/detail/carried_scope.h"},
+                                 "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
+                                 "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h"},
+                                 "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h"}})
+
+
+if __name__ == "__main__":
+    unittest.main()

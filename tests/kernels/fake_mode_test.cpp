@@ -1,0 +1,51 @@
+#include "tessera/kernels/detail/fake_mode.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/kernels/detail/fused.h"
+
+namespace tessera::kernels {
+namespace {
+
+TEST(FakeMode, MakesResultsOfTheRightSizesAndTypesWithoutComputingThem) {
+  std::vector<std::string> names;
+  const FakeMode fake(c10::DeviceType::CPU,
+                      [&](const FakeCall& call) { names.push_back(call.name); });
+  const at::Tensor a = at::empty({3, 4}, at::kBFloat16);
+  const at::Tensor product = at::mm(a, at::empty({4, 5}, at::kBFloat16));
+  EXPECT_EQ(product.sizes(), (std::vector<std::int64_t>{3, 5}));
+  EXPECT_EQ(product.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(names, std::vector<std::string>{"aten::mm"});
+  EXPECT_EQ((product.t() + 1).sizes(), (std::vector<std::int64_t>{5, 3}));
+  EXPECT_EQ(rms_norm(product, {}, 1e-5).rstd.sizes(), (std::vector<std::int64_t>{3, 1}));
+}
+
+TEST(FakeMode, LeavesMemoryAsItWas) {
+  const at::Tensor values = at::ones({3});
+  {
+    const FakeMode fake;
+    values.fill_(7).mul_(2).copy_(at::full({3}, 5.0));
+  }
+  EXPECT_EQ(values.sum().item<float>(), 3);
+}
+
+TEST(FakeMode, ComputesWithIntegersAndAnswersOneForOtherNumbers) {
+  const FakeMode fake;
+  const at::Tensor indices = at::arange(5);
+  EXPECT_EQ(indices.sum().item<std::int64_t>(), 10);
+  EXPECT_TRUE(indices.lt(5).all().item<bool>());
+  EXPECT_EQ(at::empty({}).item<double>(), 1);
+  EXPECT_TRUE(in_fake_mode());
+}
+
+}  // namespace
+}  // namespace tessera::kernels

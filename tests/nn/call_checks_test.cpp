@@ -1,0 +1,201 @@
+// What the outermost call of a module refuses: parameters outside of slots, storage that nobody has
+// filled, hooks that were skipped.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/distribute_module.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera::nn {
+namespace {
+
+/// One parameter in a slot, one of libtorch's kind beside it.
+class HalfIn : public Module<HalfIn> {
+ public:
+  HalfIn() : stray(register_parameter("stray", at::ones({2}))) {
+    weight = register_slot("weight", at::ones({2}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x * *weight + stray; }
+
+  Parameter weight;
+  at::Tensor stray;
+};
+
+/// An optional parameter that is not there, as libtorch's own modules register a missing bias.
+class WithoutBias : public Module<WithoutBias> {
+ public:
+  WithoutBias() {
+    weight = register_slot("weight", at::ones({2}));
+    register_parameter("bias", {}, /*requires_grad=*/false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x * *weight; }
+  Parameter weight;
+};
+
+/// Holds a module of libtorch's, built wherever the scope says.
+class HoldsStock : public Module<HoldsStock> {
+ public:
+  HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return fc(x); }
+  torch::nn::Linear fc;
+};
+
+class WithBuffers : public Module<WithBuffers> {
+ public:
+  WithBuffers() { table = register_buffer_slot("table", {2}); }
+  at::Tensor forward(const at::Tensor& x) { return x + *table; }
+  Parameter table;
+};
+
+const at::Tensor& input() {
+  static const at::Tensor x = at::ones({3, 2});
+  return x;
+}
+
+TEST(CallChecks, RefuseAParameterBesideTheSlots) {
+  HalfIn module;
+  EXPECT_ERROR(module(input()), "parameter 'stray'", "no optimizer, no saving", "register_slot");
+  EXPECT_ERROR(init_weights(module, 0), "parameter 'stray'");
+  Sequential outer(std::make_shared<HalfIn>());
+  EXPECT_ERROR(outer(input()), "parameter '0.stray'");
+  EXPECT_ERROR(outer.named_slots(), "parameter '0.stray'");
+}
+
+TEST(CallChecks, RefuseAParameterBesideTheSlotsThatComesLate) {
+  Linear linear(2, 2);
+  init_weights(linear, 0);
+  linear(input());
+  linear.register_parameter("stray", at::ones({2}));
+  EXPECT_ERROR(linear(input()), "parameter 'stray'", "register_slot");
+}
+
+TEST(CallChecks, AllowAParameterThatIsUndefined) {
+  WithoutBias module;
+  EXPECT_TRUE(module(input()).equal(input()));
+}
+
+TEST(CallChecks, RefuseAStockModuleOutsideOfHooked) {
+  HoldsStock module;
+  EXPECT_ERROR(module(input()), "parameter 'fc.weight'", "nn::Hooked");
+  const MetaDevice meta;
+  HoldsStock on_meta;
+  EXPECT_ERROR(on_meta(input()), "parameter 'fc.weight'", "nn::Hooked");
+}
+
+TEST(CallChecks, RefuseStorageThatNobodyFilled) {
+  Sequential module(std::make_shared<Linear>(2, 2));
+  EXPECT_ERROR(module(input()), "forward of a tessera::nn::Sequential", "'0.weight', '0.bias'",
+               "nn::init_weights");
+  init_weights(module, 0);
+  EXPECT_NO_THROW(module(input()));
+}
+
+TEST(CallChecks, RefuseAMetaModelAndThenAnEmptyOne) {
+  const auto module = [] {
+    const MetaDevice meta;
+    return std::make_shared<Linear>(2, 2);
+  }();
+  EXPECT_ERROR((*module)(input()), "'weight', 'bias'", "on the meta device", "nn::to_empty");
+  to_empty(*module, at::kCPU);
+  EXPECT_ERROR((*module)(input()), "was never filled", "nn::init_weights");
+  init_weights(*module, 0);
+  EXPECT_NO_THROW((*module)(input()));
+}
+
+TEST(CallChecks, RefuseAHeldStockModuleOnMeta) {
+  const auto module = [] {
+    const MetaDevice meta;
+    return std::make_shared<Hooked<torch::nn::Linear>>(2, 2);
+  }();
+  EXPECT_ERROR((*module)(input()), "'weight', 'bias'", "nn::to_empty");
+  to_empty(*module, at::kCPU);
+  EXPECT_ERROR((*module)(input()), "was never filled");
+}
+
+TEST(CallChecks, NoticeWhatIsEmptiedAfterACall) {
+  Linear module(2, 2);
+  init_weights(module, 0);
+  module(input());
+  module.slot("bias")->set_initialized(false);
+  EXPECT_ERROR(module(input()), "'bias'");
+}
+
+TEST(CallChecks, TakeAnInPlaceOperatorForFilling) {
+  Linear module(2, 2);
+  module.weight->detach().zero_();
+  EXPECT_ERROR(module(input()), "never filled ('bias')");
+  module.bias->detach().fill_(1);
+  EXPECT_TRUE(module(input()).equal(at::ones({3, 2})));
+}
+
+TEST(CallChecks, TakeANewTensorInASlotForFilling) {
+  Linear module(2, 2, {.bias = false});
+  module.slot("weight")->set(at::eye(2).requires_grad_());
+  EXPECT_TRUE(module(input()).equal(input()));
+}
+
+TEST(CallChecks, KnowWhatWasFilledBeforeItWasDistributed) {
+  RunRanks(2, [](Rank& rank) {
+    Linear filled(4, 2, {.bias = false});
+    filled.weight->detach().zero_();
+    Linear empty(4, 2, {.bias = false});
+    for (Linear* module : {&filled, &empty}) {
+      distribute_parameter(*module->slot("weight"), rank.mesh({2}, {"tp"}), {Shard{1}});
+    }
+    EXPECT_TRUE(filled.slot("weight")->initialized());
+    EXPECT_FALSE(empty.slot("weight")->initialized());
+    local_tensor(empty.weight).zero_();
+    EXPECT_TRUE(empty.slot("weight")->initialized());
+  });
+}
+
+TEST(CallChecks, RefuseBuffersThatNobodyFilled) {
+  WithBuffers module;
+  EXPECT_ERROR(module(input()), "'table'");
+  module.table->zero_();
+  EXPECT_TRUE(module(input()).equal(input()));
+}
+
+TEST(CallChecks, RefuseMetaBuffersOfLibtorch) {
+  WithBuffers module;
+  module.table->zero_();
+  module.register_buffer("ids", at::empty({2}, at::device(at::kMeta)));
+  EXPECT_ERROR(module(input()), "buffer 'ids'", "on the meta device");
+}
+
+TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
+  Linear module(2, 2);
+  init_weights(module, 0);
+  EXPECT_NO_THROW(module.forward(input()));
+  int calls = 0;
+  module.add_forward_pre_hook([&](ModuleBase&, TensorList) { ++calls; });
+  EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
+  module(input());
+  EXPECT_EQ(calls, 1);
+  // Also after a call that failed.
+  EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
+  EXPECT_ERROR(module.forward(input()), "has hooks");
+}
+
+TEST(CallChecks, RefuseForwardOfAHeldModuleWithHooks) {
+  Hooked<torch::nn::Linear> module(2, 2);
+  EXPECT_NO_THROW(module.forward(input()));
+  module.add_forward_hook([](ModuleBase&, TensorList) {});
+  EXPECT_ERROR(module.forward(input()), "has hooks");
+  EXPECT_NO_THROW(module(input()));
+}
+
+}  // namespace
+}  // namespace tessera::nn

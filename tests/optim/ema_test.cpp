@@ -1,0 +1,69 @@
+#include "tessera/optim/ema.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "parameters.h"
+#include "tessera/optim/sgd.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera::optim {
+namespace {
+
+TEST(Ema, IsTheAverageOnUnevenShards) {
+  constexpr double kDecay = 0.8;
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    for (const std::vector<std::int64_t>& sizes : kSizes) {
+      const nn::SlotPtr slot = slot_of(normal_values(sizes, 1), mesh, {Shard{0}});
+      const nn::SlotPtr frozen = slot_of(normal_values(sizes, 2), mesh, {Shard{0}});
+      frozen->persistent().set_requires_grad(false);
+      Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, frozen}, SgdOptions{.lr = 0.5}),
+              kDecay);
+      at::Tensor expected = normal_values(sizes, 1);
+      for (int step = 0; step < 3; ++step) {
+        set_grad(slot, normal_values(sizes, 10 + static_cast<std::uint64_t>(step)));
+        ema.step();
+        ema.zero_grad();
+        expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
+      }
+      const at::Tensor last = full_tensor(slot->persistent()).clone();
+      // Only of what is trained, and in the parameter's layout.
+      const std::vector<StateTensor> state = ema.state();
+      ASSERT_EQ(state.size(), 1u);
+      EXPECT_EQ(state[0].name, "ema");
+      EXPECT_EQ(sharding_spec(state[0].tensor), sharding_spec(slot->persistent()));
+      EXPECT_TRUE(full_tensor(state[0].tensor).allclose(expected, 1e-5, 1e-6));
+      ema.swap();
+      EXPECT_TRUE(full_tensor(slot->persistent()).allclose(expected, 1e-5, 1e-6));
+      ema.swap();
+      EXPECT_TRUE(at::equal(full_tensor(slot->persistent()), last));
+    }
+  });
+}
+
+TEST(Ema, GoesOnWithAStateThatWasLoaded) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  {
+    const c10::NoGradGuard no_grad;
+    ema.state()[0].tensor.fill_(5);
+  }
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_TRUE(at::equal(ema.state()[0].tensor, at::full({3}, 2.5)));
+}
+
+TEST(Ema, RefusesDecaysAndTypesThatDoNotFit) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
+  const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});
+  EXPECT_ERROR(Ema(sgd, 1.0), "decay 1", "[0, 1)");
+  Ema ema(sgd, 0.5);
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+}
+
+}  // namespace
+}  // namespace tessera::optim

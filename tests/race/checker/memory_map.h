@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "race/checker/vector_clock.h"
+
+namespace tessera::race {
+
+/// Addresses [begin, end).
+struct Range {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+/// Something that a queue has done: "aten::mm in lane compute (unshard unit 'a')".
+struct Action {
+  Epoch epoch;
+  std::string place;
+};
+
+/// Which action has read and written which memory last. Each function returns what is wrong with an
+/// access, naming both places; empty: nothing. Memory that was allocated before is taken for
+/// written, by nobody.
+class MemoryMap {
+ public:
+  using Faults = std::vector<std::string>;
+
+  /// A new life of the memory, which belongs to the queue of `action`. It may be any that the queue
+  /// has freed: whoever used that must be done, as far as `clock` tells.
+  Faults allocate(Range range, const Action& action, const VectorClock& clock);
+  /// Memory whose beginning was not seen belongs to nobody.
+  void free(Range range);
+  Faults read(Range range, const Action& action, const VectorClock& clock);
+  Faults write(Range range, const Action& action, const VectorClock& clock);
+
+ private:
+  struct Piece {
+    std::uintptr_t end = 0;
+    bool written = true;
+    std::optional<Action> writer;
+    std::vector<Action> readers;  ///< since then, the last of each queue
+  };
+  /// Of a queue that allocated it, where.
+  struct Block {
+    std::uintptr_t end = 0;
+    std::size_t owner = 0;
+    std::string place;
+  };
+  /// Of memory that its owner has not allocated from since.
+  struct Use {
+    Action user;
+    std::string memory;
+  };
+  using Pieces = std::map<std::uintptr_t, Piece>;
+
+  void split(std::uintptr_t at);
+  /// The pieces that make up `range`, all of it.
+  std::vector<Pieces::iterator> pieces(Range range);
+  std::string memory_at(std::uintptr_t at) const;
+
+  Pieces pieces_;
+  std::map<std::uintptr_t, Block> blocks_;
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< by owner
+};
+
+}  // namespace tessera::race

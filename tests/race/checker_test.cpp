@@ -1,0 +1,148 @@
+// The checker finds what it is made to find. Each fault is seeded on one lane's memory.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "race/checked_rank.h"
+#include "testing/errors.h"
+
+namespace tessera::race {
+namespace {
+
+using comm::Lane;
+using comm::LaneScope;
+
+/// What is found in `work` on one rank.
+std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work) {
+  std::vector<std::string> faults;
+  RunRanks(1, [&](Rank& rank) {
+    CheckedRank checked(rank);
+    work(checked);
+    faults = checked.checker().faults();
+  });
+  return faults;
+}
+
+TEST(RaceChecker, KnowsTheOrderWithinALaneAndOfEvents) {
+  EXPECT_EQ(faults_of([](CheckedRank& rank) {
+              const at::Tensor a = at::ones({8});
+              a.mul_(2);
+              rank.streams().order(Lane::kCompute, Lane::kAllGather);
+              {
+                const LaneScope lane(rank.streams(), Lane::kAllGather);
+                a.add_(1);
+              }
+              rank.streams().order(Lane::kAllGather, Lane::kCompute);
+              a.sum();
+            }).size(),
+            0u);
+}
+
+TEST(RaceChecker, FindsAReadThatNothingOrdersBehindAWrite) {
+  const auto faults = faults_of([](CheckedRank& rank) {
+    const at::Tensor a = at::ones({8});
+    rank.streams().order(Lane::kCompute, Lane::kAllGather);
+    rank.streams().note("unshard unit 'a'");
+    a.mul_(2);
+    const LaneScope lane(rank.streams(), Lane::kAllGather);
+    a.sum();
+  });
+  ASSERT_FALSE(faults.empty());
+  EXPECT_CONTAINS(faults.front(), "aten::sum in lane all_gather", "reads what aten::mul_",
+                  "in lane compute (after 'unshard unit 'a'')", "no event orders them");
+}
+
+TEST(RaceChecker, FindsAWriteThatComesBeforeAReaderIsDone) {
+  const auto faults = faults_of([](CheckedRank& rank) {
+    const at::Tensor a = at::ones({8});
+    rank.streams().order(Lane::kCompute, Lane::kReduceScatter);
+    {
+      const LaneScope lane(rank.streams(), Lane::kReduceScatter);
+      a.neg();
+    }
+    a.zero_();
+  });
+  ASSERT_FALSE(faults.empty());
+  EXPECT_CONTAINS(faults.front(), "aten::zero_ in lane compute writes what aten::neg",
+                  "lane reduce_scatter");
+}
+
+TEST(RaceChecker, LooksAtTheElementsThatAreUsed) {
+  EXPECT_EQ(faults_of([](CheckedRank& rank) {
+              const at::Tensor a = at::ones({8});
+              rank.streams().order(Lane::kCompute, Lane::kAllGather);
+              a.narrow(0, 0, 4).mul_(2);
+              const LaneScope lane(rank.streams(), Lane::kAllGather);
+              a.narrow(0, 4, 4).mul_(2);
+            }).size(),
+            0u);
+}
+
+TEST(RaceChecker, FindsAReadOfWhatNobodyWroteAndFillsItWithNan) {
+  const auto faults = faults_of([](CheckedRank&) {
+    const at::Tensor a = at::empty({128});
+    EXPECT_TRUE(a.isnan().all().item<bool>());
+  });
+  ASSERT_FALSE(faults.empty());
+  EXPECT_CONTAINS(faults.front(), "nobody has written", "memory in lane compute");
+}
+
+TEST(RaceChecker, FindsFreedMemoryThatIsTakenBeforeItsUserIsDone) {
+  const auto use_elsewhere = [](CheckedRank& rank, bool waits) {
+    at::Tensor a = at::ones({8});
+    rank.streams().order(Lane::kCompute, Lane::kAllGather);
+    {
+      const LaneScope lane(rank.streams(), Lane::kAllGather);
+      a.sum();
+    }
+    if (waits) {
+      rank.streams().order(Lane::kAllGather, Lane::kCompute);
+    }
+    a.reset();
+    at::ones({8});
+  };
+  EXPECT_EQ(faults_of([&](CheckedRank& rank) { use_elsewhere(rank, true); }).size(), 0u);
+  const auto faults = faults_of([&](CheckedRank& rank) { use_elsewhere(rank, false); });
+  ASSERT_FALSE(faults.empty());
+  EXPECT_CONTAINS(faults.front(), "was freed, and is taken by memory in lane compute before",
+                  "aten::sum in lane all_gather");
+}
+
+TEST(RaceChecker, FindsACollectiveThatIsNotWaitedFor) {
+  std::vector<std::string> faults;
+  RunRanks(2, [&](Rank& rank) {
+    CheckedRank checked(rank);
+    const DeviceMesh mesh = checked.mesh({2}, {"dp"});
+    const at::Tensor a = at::ones({8});
+    const comm::PurposeScope purpose(mesh.group(), "unit 'a'");
+    const comm::WorkPtr work = mesh.group().all_reduce(a, ReduceOp::kSum);
+    a.sum();
+    work->wait();
+    a.sum();
+    if (rank.rank() == 0) {
+      faults = checked.checker().faults();
+    }
+  });
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_CONTAINS(faults.front(), "aten::sum in lane compute reads what",
+                  "all_reduce of unit 'a' over group 'dp' writes");
+}
+
+TEST(RaceChecker, LetsTheHostWait) {
+  EXPECT_EQ(faults_of([](CheckedRank& rank) {
+              const at::Tensor a = at::ones({8});
+              rank.streams().order(Lane::kCompute, Lane::kAllGather);
+              {
+                const LaneScope lane(rank.streams(), Lane::kAllGather);
+                a.mul_(2);
+              }
+              rank.streams().synchronize(rank.streams().record(Lane::kAllGather));
+              a.sum();
+            }).size(),
+            0u);
+}
+
+}  // namespace
+}  // namespace tessera::race

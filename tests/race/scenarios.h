@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "race/checked_rank.h"
+
+namespace tessera::race {
+
+/// A training that uses lanes in a way of its own.
+struct Scenario {
+  std::string name;
+  int ranks;
+  std::function<void(CheckedRank&)> train;
+};
+
+/// For messages of GoogleTest.
+inline void PrintTo(const Scenario& scenario, std::ostream* out) {
+  *out << scenario.name;
+}
+
+const std::vector<Scenario>& scenarios();
+
+/// What the checkers of all ranks have found.
+struct Findings {
+  std::vector<std::string> faults;
+  std::set<Site> sites;  ///< that were passed
+};
+
+/// `left_out`: see CheckedStreams.
+Findings check(const Scenario& scenario, const Site& left_out = {});
+
+}  // namespace tessera::race

@@ -1,0 +1,186 @@
+// Inputs that are gathered for column-wise products, and again in backward: what is kept, sent and
+// in which order, against inputs that are kept.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/linear.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
+#include "testing/memory/memory_scope.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+#include "testing/small_llama.h"
+#include "testing/values.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+ParallelizePlan plan_of_block(bool regather) {
+  ParallelizePlan plan;
+  for (const auto& [pattern, style] : testing::plan_of_small_llama(true, regather)) {
+    if (pattern.starts_with("block*.")) {
+      plan.emplace_back(pattern.substr(7), style);
+    }
+  }
+  return plan;
+}
+
+at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
+  return distribute_tensor(value, mesh, {Shard{0}}).tensor().detach().requires_grad_();
+}
+
+/// The input's gradient, then those of the parameters, as this rank has them.
+std::vector<at::Tensor> gradients_of_block(Rank& rank, bool regather,
+                                           const testing::SmallLlamaConfig& config,
+                                           std::int64_t tokens) {
+  const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
+  testing::LlamaBlock block(config);
+  testing::fill(block);
+  parallelize_module(block, mesh, plan_of_block(regather));
+  const at::Tensor x = split_leaf(testing::uniform_values({tokens, config.dim}, 0.2), mesh);
+  const StrictScope strict;
+  DistributedTensor(block(x)).to_local().square().sum().backward();
+  std::vector<at::Tensor> gradients{local_tensor(x.grad())};
+  for (const auto& [name, slot] : block.named_slots()) {
+    gradients.push_back(local_tensor(slot->get().grad()));
+  }
+  return gradients;
+}
+
+TEST(GatheredInput, GivesTheGradientsOfAKeptOne) {
+  for (const auto& [ranks, bias] : {std::pair(2, false), std::pair(3, true)}) {
+    RunRanks(ranks, [&, with_bias = bias](Rank& rank) {
+      const testing::SmallLlamaConfig config{.bias = with_bias};
+      const std::vector<at::Tensor> kept = gradients_of_block(rank, false, config, 10);
+      const std::vector<at::Tensor> again = gradients_of_block(rank, true, config, 10);
+      ASSERT_EQ(kept.size(), again.size());
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        EXPECT_TRUE(with_bias ? again[i].allclose(kept[i], 1e-5, 1e-5) : again[i].equal(kept[i]))
+            << i;
+      }
+    });
+  }
+}
+
+// Two inputs of a block: the shard instead of all of it.
+TEST(GatheredInput, KeepsItsShard) {
+  constexpr std::int64_t kTokens = 16, kRanks = 4;
+  const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
+  RunRanks(kRanks, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({kRanks}, {"tp"});
+    const auto kept_bytes = [&](bool regather) {
+      testing::LlamaBlock block(config);
+      testing::fill(block);
+      parallelize_module(block, mesh, plan_of_block(regather));
+      const at::Tensor x = split_leaf(testing::uniform_values({kTokens, config.dim}, 0.2), mesh);
+      block(x);  // what is allocated once
+      const testing::MemoryScope memory;
+      const at::Tensor y = block(x);
+      return memory.bytes();
+    };
+    const std::int64_t whole = 4 * kTokens * config.dim;
+    EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 2 * (whole - whole / kRanks));
+  });
+}
+
+TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    testing::Mixer mixer({});
+    testing::fill(mixer);
+    parallelize_module(mixer, mesh,
+                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
+                                                   .desired_input_layouts = {Replicate{}}})},
+                        {"[qkv]", colwise_parallel()},
+                        {"o", rowwise_parallel()}});
+    const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
+    const at::Tensor y = mixer(x);
+    const comm::TrafficTable start = rank.world()->traffic().table();
+    const auto calls = [&](const std::string& collective) {
+      const comm::TrafficTable traffic = rank.world()->traffic().since(start);
+      const auto found = traffic.find({"tp", collective});
+      return found == traffic.end() ? 0 : found->second.calls;
+    };
+    std::vector<std::int64_t> reduced;
+    for (const auto& linear : {mixer.q, mixer.k, mixer.v}) {
+      linear->weight->register_hook(
+          [&](const at::Tensor&) { reduced.push_back(calls("reduce_scatter")); });
+    }
+    y.square().sum().backward();
+    EXPECT_EQ(reduced, (std::vector<std::int64_t>{1, 1, 1}));
+    EXPECT_EQ(calls("all_gather"), 1);
+    EXPECT_EQ(calls("reduce_scatter"), 1);
+  });
+}
+
+TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    testing::Mixer mixer({});
+    testing::fill(mixer);
+    mixer.q->slot("weight")->get().set_requires_grad(false);
+    parallelize_module(mixer, mesh,
+                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
+                                                   .desired_input_layouts = {Replicate{}}})},
+                        {"[qkv]", colwise_parallel()},
+                        {"o", rowwise_parallel()}});
+    const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
+    const at::Tensor loss = mixer(x).square().sum();
+    loss.backward({}, /*retain_graph=*/true);
+    const at::Tensor of_x = local_tensor(x.grad()).clone();
+    const at::Tensor of_k = local_tensor(mixer.k->weight->grad()).clone();
+    EXPECT_FALSE(mixer.q->weight->grad().defined());
+    // Of the input alone: nothing is gathered.
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
+    EXPECT_FALSE(rank.world()->traffic().since(before).contains({"tp", "all_gather"}));
+    EXPECT_TRUE(local_tensor(alone).equal(of_x));
+    loss.backward();
+    EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
+    EXPECT_TRUE(local_tensor(mixer.k->weight->grad()).equal(of_k.mul(2)));
+  });
+}
+
+TEST(GatheredInput, RefusesASecondDerivative) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    nn::Linear linear(4, 6, {.bias = false});
+    testing::fill(linear);
+    parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
+    const at::Tensor x = split_leaf(testing::uniform_values({4, 4}, 0.2), mesh);
+    const at::Tensor loss = linear(x).square().sum();
+    EXPECT_ERROR(torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true),
+                 "pass the styles regather = false");
+  });
+}
+
+TEST(GatheredInput, FeedsAFusedLinear) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    std::vector<at::Tensor> results;
+    for (const bool regather : {false, true}) {
+      nn::FusedLinear linear(4, {{"gate", 6}, {"up", 6}}, {.bias = false});
+      testing::fill(linear);
+      parallelize_module(
+          linear, mesh,
+          {{"", fused_colwise_parallel({.input_layouts = Shard{0}, .regather = regather})}});
+      const at::Tensor x = split_leaf(testing::uniform_values({3, 4}, 0.2), mesh);
+      linear(x).square().sum().backward();
+      results.push_back(local_tensor(linear.weight->grad()));
+      results.push_back(local_tensor(x.grad()));
+    }
+    EXPECT_TRUE(results[2].equal(results[0]));
+    EXPECT_TRUE(results[3].equal(results[1]));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

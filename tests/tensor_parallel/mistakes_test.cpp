@@ -1,0 +1,131 @@
+// What a plan or a call lacks is said by name, with what mends it.
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::fill;
+
+/// x scaled by a number that is learnt, between two projections.
+class ScaledMlp : public nn::Module<ScaledMlp> {
+ public:
+  ScaledMlp() {
+    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(6));
+    down = register_module("down", std::make_shared<nn::Linear>(6, 4));
+    scale = register_slot("scale", at::ones({1}));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*down)((*norm)((*up)(x) * *scale)); }
+
+  std::shared_ptr<nn::Linear> up, down;
+  std::shared_ptr<nn::LayerNorm> norm;
+  nn::Parameter scale;
+};
+
+/// Its result stays distributed.
+StylePtr colwise_distributed() {
+  return colwise_parallel({.output_layouts = Replicate{}, .use_local_output = false});
+}
+
+TEST(Mistakes, AModuleThatThePlanLeavesPlainBesideDistributedActivations) {
+  RunRanks(2, [](Rank& rank) {
+    ScaledMlp model;
+    parallelize_module(
+        model, rank.mesh({2}, {"tp"}),
+        {{"up", colwise_distributed()}, {"norm", leave_plain()}, {"down", rowwise_parallel()}});
+    EXPECT_ERROR(model(at::ones({3, 4})), "aten::", "'norm.weight', [6], is plain",
+                 "give the module of 'norm.weight' a style", "replicate_parallel");
+  });
+}
+
+TEST(Mistakes, ForwardInsteadOfTheCall) {
+  RunRanks(2, [](Rank& rank) {
+    ScaledMlp model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}),
+                       {{"up", colwise_parallel()}, {"", leave_plain()}});
+    EXPECT_ERROR(model.up->forward(at::ones({3, 4})), "has hooks", "(*m)(x)");
+    // What a forward of one's own does: nothing tells it that the hooks have not run.
+    EXPECT_ERROR(at::linear(at::ones({3, 4}), *model.up->weight), "argument 0, [3, 4], is plain",
+                 "'up.weight', [", "(*m)(x) and not as m->forward(x)", "plan");
+  });
+}
+
+TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    ScaledMlp model;
+    parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}, {"", leave_plain()}});
+    fsdp::fully_shard(model, mesh["dp"]);
+    const at::Tensor x = distribute_tensor(at::ones({3, 4}), mesh["tp"], {Replicate{}});
+    EXPECT_ERROR(at::linear(x, *model.up->weight), "different meshes", "'up.weight'",
+                 "(*m)(x) and not as m->forward(x)");
+  });
+}
+
+TEST(Mistakes, AScalarParameterBesideDistributedActivations) {
+  RunRanks(2, [](Rank& rank) {
+    ScaledMlp model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}),
+                       {{"up", colwise_distributed()},
+                        {"norm", replicate_parallel()},
+                        {"down", rowwise_parallel()}});
+    optim::Sgd optimizer(model, {.lr = 0.1});
+    model(at::ones({3, 4})).sum().backward();
+    EXPECT_ERROR(optimizer.step(), "parameter 'scale' is plain, its gradient distributed",
+                 "replicate_parallel", "distribute_parameter");
+  });
+}
+
+TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
+  RunRanks(2, [](Rank& rank) {
+    ScaledMlp model;
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    parallelize_module(model, mesh, {{"up", colwise_parallel()}, {"", leave_plain()}});
+    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "parameter 'up.weight' is split over",
+                 "by parallelize_module", "mesh[\"tp\"] and mesh[\"dp\"]");
+  });
+}
+
+/// A parameter of libtorch's kind beside the slots.
+class HalfSlotted : public nn::Module<HalfSlotted> {
+ public:
+  HalfSlotted() {
+    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
+    register_parameter("stray", at::ones({2}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
+  std::shared_ptr<nn::Linear> up;
+};
+
+TEST(Mistakes, AParameterWithoutASlot) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+    nn::Sequential model(std::make_shared<HalfSlotted>());
+    EXPECT_ERROR(parallelize_module(model, mesh["tp"], {{"0.up", colwise_parallel()}}),
+                 "parameter '0.stray'", "register_slot");
+    EXPECT_ERROR(fsdp::fully_shard(model, mesh["dp"]), "parameter '0.stray'");
+    EXPECT_ERROR(optim::Sgd(model, {.lr = 0.1}), "parameter '0.stray'");
+    EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,383 @@
+// A plain tensor below a style is the same on every rank, or this rank's part. What does not fit is
+// an error; what only the ranks together can know is compared.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/environment.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::DebugChecks;
+using testing::ErrorsOfRanks;
+using testing::fill;
+using testing::full_tensor;
+using testing::uniform_values;
+
+/// What QK-norm is in attention: 4 heads of 2 features, each normed by itself, with one weight.
+class NormedHeads : public nn::Module<NormedHeads> {
+ public:
+  NormedHeads() {
+    const nn::LinearOptions no_bias{.bias = false};
+    q = register_module("q", std::make_shared<nn::Linear>(8, 8, no_bias));
+    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
+    o = register_module("o", std::make_shared<nn::Linear>(8, 8, no_bias));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});
+    return (*o)((*q_norm)(heads).flatten(1));
+  }
+
+  std::shared_ptr<nn::Linear> q, o;
+  std::shared_ptr<nn::RMSNorm> q_norm;
+};
+
+class HeadsModel : public nn::Module<HeadsModel> {
+ public:
+  HeadsModel() {
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(std::make_shared<NormedHeads>());
+    }
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(8));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      x = x + layer(i)(x);
+    }
+    return (*norm)(x);
+  }
+  NormedHeads& layer(std::size_t i) { return *layers->at<NormedHeads>(i); }
+
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+};
+
+ParallelizePlan plan_of_heads(const StylePtr& norm = leave_plain()) {
+  return {{"layers.*.q", colwise_parallel()},
+          {"layers.*.q_norm", norm},
+          {"layers.*.o", rowwise_parallel()}};
+}
+
+const StylePtr& norm_of_parts() {
+  static const StylePtr style = sequence_parallel({.sequence_dim = 1, .use_local_output = true});
+  return style;
+}
+
+at::Tensor tokens() {
+  return uniform_values({5, 8}, 0.5);
+}
+
+TEST(PartOfATensor, MeetsNoPlainParameter) {
+  RunRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    EXPECT_ERROR(model(tokens()), "'layers.0.o' takes a plain tensor for a part",
+                 "parameter 'layers.0.q_norm.weight', which the plan leaves plain",
+                 "add {\"layers.*.q_norm\", sequence_parallel({.sequence_dim = D");
+    // Again, whatever was looked at before.
+    EXPECT_ERROR(model(tokens()), "which the plan leaves plain");
+  });
+}
+
+// Its unit has been freed when the part arrives at the next style.
+TEST(PartOfATensor, MeetsNoPlainParameterOfAnFsdpUnit) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, mesh["tp"], plan_of_heads());
+    for (std::size_t i = 0; i < 2; ++i) {
+      fsdp::fully_shard(*model.layer(i).q_norm, mesh["dp"]);
+    }
+    fsdp::fully_shard(model, mesh["dp"]);
+    EXPECT_ERROR(model(tokens()), "parameter 'layers.0.q_norm.weight'");
+  });
+}
+
+TEST(PartOfATensor, MayMeetAFrozenParameter) {
+  const c10::NoGradGuard none;
+  HeadsModel alone;
+  fill(alone);
+  const at::Tensor expected = alone(tokens());
+  RunRanks(2, [&](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    for (std::size_t i = 0; i < 2; ++i) {
+      model.layer(i).q_norm->slot("weight")->get().set_requires_grad(false);
+    }
+    EXPECT_TRUE(model(tokens()).allclose(expected, 1e-5, 1e-5));
+  });
+}
+
+TEST(PartOfATensor, IsNotTakenForReplicated) {
+  RunRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}),
+                       plan_of_heads(replicate_parallel({.use_local_output = true})));
+    EXPECT_ERROR(model(tokens()),
+                 "'layers.0.q_norm' takes a plain tensor for the same on every rank",
+                 "[5, 8], laid out as [Shard(1)], gave away",
+                 "{\"layers.*.q_norm\", sequence_parallel({.sequence_dim = D");
+  });
+}
+
+// No gradient goes to the projection, so that autograd knows nothing of where the part is from.
+TEST(PartOfATensor, IsNotMadeOfWhatWasHandedOutAsReplicated) {
+  RunRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    for (std::size_t i = 0; i < 2; ++i) {
+      model.layer(i).q->slot("weight")->get().set_requires_grad(false);
+    }
+    parallelize_module(model, rank.mesh({2}, {"tp"}),
+                       plan_of_heads(replicate_parallel({.use_local_output = true})));
+    EXPECT_ERROR(model(tokens()), "'layers.0.o' takes a plain tensor for a part, Shard(-1)",
+                 "laid out as [Replicate()], gave away", "hand that out as a part as well");
+  });
+}
+
+TEST(PartOfATensor, IsNormedByAPlanThatSaysWhatIsSplit) {
+  HeadsModel alone;
+  fill(alone);
+  alone(tokens()).square().sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({4}, {"tp"}), plan_of_heads(norm_of_parts()));
+    // The last norm is in no plan, and sees what every rank has.
+    model(tokens()).square().sum().backward();
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+TEST(PartOfATensor, IsNormedUnderFsdpAndDebugChecks) {
+  const DebugChecks checks("1");
+  HeadsModel alone;
+  fill(alone);
+  alone(tokens()).square().sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
+    fsdp::fully_shard(model.layer(0), mesh["dp"]);
+    fsdp::fully_shard(model, mesh["dp"]);
+    model(tokens()).square().sum().backward();
+    testing::expect_gradients(model, testing::gradients_of(alone));
+  });
+}
+
+TEST(PartOfATensor, MayBeReplicatedByHand) {
+  class Gathers : public nn::Module<Gathers> {
+   public:
+    Gathers() {
+      up = register_module("up", std::make_shared<nn::Linear>(4, 6));
+      head = register_module("head", std::make_shared<nn::Linear>(6, 6));
+    }
+    at::Tensor forward(const at::Tensor& x, const DeviceMesh& mesh) {
+      const at::Tensor part = (*up)(x);
+      return (*head)(DistributedTensor::from_local(part.mul(2), mesh, {Shard{-1}}).full_tensor());
+    }
+    std::shared_ptr<nn::Linear> up, head;
+  };
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    Gathers model;
+    fill(model);
+    parallelize_module(
+        model, mesh,
+        {{"up", colwise_parallel()}, {"head", colwise_parallel({.output_layouts = Replicate{}})}});
+    EXPECT_EQ(model(uniform_values({3, 4}, 1), mesh).size(1), 6);
+  });
+}
+
+TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
+  nn::RMSNorm alone(4);
+  fill(alone);
+  const at::Tensor x = uniform_values({8, 4}, 0.1);
+  RunRanks(3, [&](Rank& rank) {
+    nn::RMSNorm norm(4);
+    fill(norm);
+    parallelize_module(norm, rank.mesh({3}, {"tp"}),
+                       {{"", sequence_parallel({.sequence_dim = 0})}});
+    const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
+    EXPECT_EQ(y.sizes(), x.sizes());
+    EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
+  });
+}
+
+TEST(UnevenPart, IsWhatChunkMakes) {
+  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
+    nn::RMSNorm norm(4);
+    fill(norm);
+    parallelize_module(norm, rank.mesh({3}, {"tp"}),
+                       {{"", sequence_parallel({.sequence_dim = 0})}});
+    norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "the root module takes a plain tensor for Shard(0)",
+                    "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
+  }
+}
+
+TEST(Copies, AreEqualBeforeTheFirstForward) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    HeadsModel model;
+    fill(model);
+    if (rank.rank() == 3) {
+      model.norm->weight->detach()[5] = 2.5;
+    }
+    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
+    model(tokens());
+  });
+  for (const std::string& error : {errors[2], errors[3]}) {
+    EXPECT_CONTAINS(error, "parameter 'norm.weight' differs from rank 2 on ranks 3, first at [5]",
+                    "and 2.5 on rank 3; give its copies the same values");
+  }
+}
+
+TEST(Copies, AreOfReplicatedStylesToo) {
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    if (rank.rank() == 1) {
+      model.layer(1).q_norm->weight->detach()[0] = 2.5;
+    }
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads(norm_of_parts()));
+    model(tokens());
+  });
+  EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
+}
+
+TEST(Copies, MayBeExpertsInstead) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    HeadsModel model;
+    fill(model);
+    model.norm->weight->detach().fill_(rank.rank() + 1.0);
+    model.norm->slot("weight")->set_distinct_along(mesh);
+    parallelize_module(model, mesh, plan_of_heads(norm_of_parts()));
+    model(tokens());
+  });
+}
+
+// FSDP may split what tensor parallelism does not over all ranks.
+TEST(Copies, AreNotShardsOnAMeshWithTheSameRanks) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
+    fsdp::fully_shard(*model.norm, mesh.flatten("all"));
+    fsdp::fully_shard(model, mesh["dp"]);
+    model(tokens());
+  });
+}
+
+TEST(Copies, AreNotOnTheMetaDevice) {
+  RunRanks(2, [](Rank& rank) {
+    const nn::MetaDevice meta;
+    nn::RMSNorm norm(4);
+    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", sequence_parallel()}});
+    // There is nothing to compare: the call says what is missing first.
+    EXPECT_ERROR(norm(at::empty({2, 3, 4}, at::device(c10::kMeta))), "call nn::to_empty");
+  });
+}
+
+TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    nn::Embedding embedding(10, 4);
+    fill(embedding);
+    parallelize_module(embedding, rank.mesh({2}, {"tp"}),
+                       {{"", rowwise_parallel({.input_layouts = Replicate{}})}});
+    embedding(at::arange(4, at::kLong) + rank.rank());
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "the root module on DeviceMesh((tp=2), cpu): its plain input",
+                    "first at [0]: 0 on rank 0 and 1 on rank 1", "the same batch");
+  }
+}
+
+TEST(DebugMode, CompareCopiesAtEachForward) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads(norm_of_parts()));
+    model(tokens());
+    model.norm->weight->detach().add_(rank.rank());
+    model(tokens());
+  });
+  EXPECT_CONTAINS(errors[1], "parameter 'norm.weight' differs from rank 0 on ranks 1");
+}
+
+/// Turns its plain output into parts of a tensor without a style of the library.
+class PartsByHand final : public ParallelStyle {
+ public:
+  std::string name() const override { return "parts_by_hand"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(const nn::ModuleBase&) const override {
+    return {};
+  }
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_hook([mesh](auto&, nn::TensorList outputs) {
+      const auto rank = static_cast<std::size_t>(mesh.local_rank());
+      *outputs[0] =
+          DistributedTensor::from_local(outputs[0]->chunk(2)[rank], mesh, {Shard{0}}).tensor();
+    });
+  }
+};
+
+TEST(DebugMode, CompareGradientsAfterEachBackward) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    nn::RMSNorm norm(4);
+    fill(norm);
+    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<PartsByHand>()}});
+    norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
+                    "its copies would drift apart");
+  }
+}
+
+// Of FSDP's parameters they are there once its reductions are.
+TEST(DebugMode, CompareGradientsOfShards) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    nn::RMSNorm norm(4);
+    fill(norm);
+    parallelize_module(norm, mesh["tp"], {{"", std::make_shared<PartsByHand>()}});
+    fsdp::fully_shard(norm, mesh["dp"]);
+    norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+  });
+  EXPECT_CONTAINS(errors[0], "the gradient of parameter 'weight' differs from rank 0 on ranks 1");
+  EXPECT_CONTAINS(errors[3], "the gradient of parameter 'weight' differs from rank 2 on ranks 3");
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

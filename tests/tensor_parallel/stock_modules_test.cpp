@@ -1,0 +1,141 @@
+// libtorch's own modules, held in nn::Hooked, under the styles: as nn's.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/relu.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/errors.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::uniform_values;
+using HookedLinear = nn::Hooked<torch::nn::Linear>;
+using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
+using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
+
+/// Sizes that 2 and 3 ranks do not divide.
+class StockModel : public nn::Module<StockModel> {
+ public:
+  StockModel() {
+    embed = register_module("embed", std::make_shared<HookedEmbedding>(11, 5));
+    norm = register_module("norm", std::make_shared<HookedNorm>(torch::nn::LayerNormOptions({5})));
+    up = register_module("up", std::make_shared<HookedLinear>(5, 7));
+    down = register_module("down", std::make_shared<HookedLinear>(7, 5));
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return (*down)(at::relu((*up)((*norm)((*embed)(ids)))));
+  }
+
+  std::shared_ptr<HookedEmbedding> embed;
+  std::shared_ptr<HookedNorm> norm;
+  std::shared_ptr<HookedLinear> up, down;
+};
+
+at::Tensor token_ids() {
+  return at::arange(12, at::kLong).mul(5).remainder(11).view({2, 6});
+}
+
+void expect_as_alone(StockModel& model, StockModel& alone) {
+  const at::Tensor out = model(token_ids());
+  EXPECT_TRUE(out.allclose(alone(token_ids()), 1e-5, 1e-5));
+  out.square().sum().backward();
+  testing::expect_gradients(model, testing::gradients_of(alone));
+}
+
+ParallelizePlan stock_plan(const StylePtr& embedding) {
+  return {{"embed", embedding},
+          {"norm", replicate_parallel()},
+          {"up", colwise_parallel()},
+          {"down", rowwise_parallel()}};
+}
+
+TEST(StockModules, TakeTheStylesOfLinearsAndEmbeddings) {
+  StockModel alone;
+  alone(token_ids()).square().sum().backward();
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      for (const StylePtr& embedding :
+           {rowwise_parallel({.input_layouts = Replicate{}, .use_local_output = false}),
+            colwise_parallel({.output_layouts = Replicate{}, .use_local_output = false})}) {
+        StockModel model;
+        parallelize_module(model, rank.mesh({ranks}, {"tp"}), stock_plan(embedding));
+        EXPECT_EQ(DistributedTensor(model.down->slot("weight")->get()).placements(),
+                  Placements{Shard{1}});
+        expect_as_alone(model, alone);
+      }
+    });
+  }
+}
+
+// The norm on each rank's share of the 6 tokens of a sequence.
+TEST(StockModules, TakeSequenceParallel) {
+  StockModel alone;
+  alone(token_ids()).square().sum().backward();
+  for (const int ranks : {2, 3, 4}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      StockModel model;
+      parallelize_module(model, rank.mesh({ranks}, {"tp"}),
+                         {{"embed", rowwise_parallel({.input_layouts = Replicate{},
+                                                      .output_layouts = Shard{1},
+                                                      .use_local_output = false})},
+                          {"norm", sequence_parallel()},
+                          {"up", colwise_parallel({.input_layouts = Shard{1}})},
+                          {"down", rowwise_parallel()}});
+      expect_as_alone(model, alone);
+    });
+  }
+}
+
+TEST(StockModules, TakeThemUnderFsdp) {
+  StockModel alone;
+  alone(token_ids()).square().sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    StockModel model;
+    parallelize_module(
+        model, mesh["tp"],
+        stock_plan(rowwise_parallel({.input_layouts = Replicate{}, .use_local_output = false})));
+    fsdp::fully_shard(*model.down, mesh["dp"]);
+    fsdp::fully_shard(model, mesh["dp"]);
+    // The ranks of dp have one batch, so that the mean of their gradients is the gradient.
+    expect_as_alone(model, alone);
+  });
+}
+
+/// A third of the bias, three times, would not be it; and the held module has it again afterwards.
+TEST(StockModules, HaveTheirBiasAddedOnce) {
+  RunRanks(3, [](Rank& rank) {
+    HookedLinear linear(6, 2);
+    linear.held().weight.detach().zero_();
+    linear.held().bias.detach().fill_(0.1);
+    parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
+    EXPECT_TRUE(linear(uniform_values({4, 2}, 1)).equal(at::full({4, 2}, 0.1F)));
+    EXPECT_TRUE(linear.held().bias.defined());
+    EXPECT_THROWN(std::exception, linear(uniform_values({4, 3}, 1)), "sizes");
+    EXPECT_TRUE(linear.held().bias.defined());
+  });
+}
+
+TEST(StockModules, OfOtherKindsAreRefusedByName) {
+  RunRanks(2, [](Rank& rank) {
+    HookedNorm norm(torch::nn::LayerNormOptions({4}));
+    EXPECT_ERROR(parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}}),
+                 "colwise_parallel is for Linear and Embedding", "LayerNorm");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,57 @@
+// The example in tessera/tensor_parallel/parallelize.h: a style of one's own.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+class Scale : public nn::Module<Scale> {
+ public:
+  Scale() { weight = register_slot("weight", at::arange(6).to(at::kFloat)); }
+  at::Tensor forward(const at::Tensor& x) { return x * weight; }
+
+  nn::Parameter weight;
+};
+
+class Model : public nn::Module<Model> {
+ public:
+  Model() { scale = register_module("scale", std::make_shared<Scale>()); }
+  at::Tensor forward(const at::Tensor& x) { return (*scale)(x); }
+
+  std::shared_ptr<Scale> scale;
+};
+
+class ShardedScale final : public tensor_parallel::ParallelStyle {
+ public:
+  std::string name() const override { return "sharded_scale"; }
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
+      const nn::ModuleBase& module) const override {
+    return {{module.slot("weight"), Shard{0}}};
+  }
+  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    module.add_forward_pre_hook([mesh](nn::ModuleBase&, nn::TensorList inputs) {
+      *inputs[0] = distribute_tensor(*inputs[0], mesh, {Shard{-1}}).tensor();
+    });
+  }
+};
+
+TEST(ParallelStyleExample, ShardsAScale) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    Model model;
+    tensor_parallel::parallelize_module(model, mesh["tp"],
+                                        {{"scale", std::make_shared<ShardedScale>()}});
+    const DistributedTensor y(model(at::ones({4, 6})));
+    EXPECT_EQ(y.placements(), Placements{Shard{1}});
+    EXPECT_TRUE(y.full_tensor().equal(at::arange(6).to(at::kFloat).expand({4, 6})));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,111 @@
+// Linked into a test program, this runs its backwards as CUDA does: on another thread than the one
+// that calls them, with what libtorch takes along and nothing else. Each calling thread, which may
+// be a rank, has a thread of its own for it.
+
+#include <ATen/ThreadLocalState.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "nn/recompute/checkpoint_engine.h"
+
+namespace tessera::testing {
+namespace {
+
+/// One thread, kept for backward after backward as autograd's device threads are.
+class BackwardThread {
+ public:
+  BackwardThread() = default;
+  BackwardThread(const BackwardThread&) = delete;
+  BackwardThread& operator=(const BackwardThread&) = delete;
+  ~BackwardThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  /// Runs `backward` there and waits; throws what it throws.
+  void run(std::function<void()> backward) {
+    std::unique_lock lock(mutex_);
+    backward_ = std::move(backward);
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return backward_ == nullptr; });
+    if (const std::exception_ptr error = std::exchange(error_, nullptr)) {
+      std::rethrow_exception(error);
+    }
+  }
+
+ private:
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopped_ || backward_ != nullptr; });
+      if (stopped_) {
+        return;
+      }
+      try {
+        backward_();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      backward_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> backward_;
+  std::exception_ptr error_;
+  bool stopped_ = false;
+  std::thread thread_{[this] { loop(); }};
+};
+
+class ThreadedEngine final : public nn::detail::CheckpointEngine {
+ public:
+  ~ThreadedEngine() override { stop(); }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    torch::autograd::variable_list gradients;
+    const auto run = [&] {
+      gradients = CheckpointEngine::execute(roots, inputs, keep_graph, create_graph,
+                                            accumulate_grad, outputs);
+    };
+    // A backward within a backward stays on its thread.
+    if (torch::autograd::get_current_graph_task_id() != -1) {
+      run();
+      return gradients;
+    }
+    thread_local BackwardThread thread;
+    thread.run([&run, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      run();
+    });
+    return gradients;
+  }
+
+  static Engine& instance() {
+    static ThreadedEngine engine;
+    return engine;
+  }
+};
+
+[[maybe_unused]] const bool kInstalled = [] {
+  torch::autograd::set_default_engine_stub(&ThreadedEngine::instance);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/module.h"
+#include "testing/full_tensor.h"
+#include "testing/values.h"
+
+namespace tessera::testing {
+
+/// Gives every parameter values that depend on its place among the parameters and its sizes only,
+/// whatever its layout. Collective if one is distributed.
+inline void fill(nn::ModuleBase& module) {
+  const c10::NoGradGuard no_grad;
+  double seed = 0;
+  for (const auto& [name, slot] : module.named_slots()) {
+    const at::Tensor& to = slot->persistent();
+    const at::Tensor from = uniform_values(to.sizes(), seed++, 0.3);
+    if (tessera::is_distributed(to)) {
+      const ShardingSpec& spec = sharding_spec(to);
+      local_tensor(to).copy_(local_tensor(
+          distribute_tensor(from, spec.mesh, to_placements(*spec.layout, to.sizes()))));
+    } else {
+      to.copy_(from);
+    }
+    slot->set_initialized(true);
+  }
+}
+
+/// The full values of all parameters, one after another. Collective if one is distributed.
+inline at::Tensor parameter_values(const nn::ModuleBase& module) {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, slot] : module.named_slots()) {
+    all.push_back(full_tensor(slot->persistent()).flatten());
+  }
+  return at::cat(all);
+}
+
+/// The gradients of a model that is not distributed, in the order of its slots.
+inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : model.named_slots()) {
+    gradients.push_back(slot->get().grad());
+  }
+  return gradients;
+}
+
+/// The gradients, whole, are `factor` times these. Collective if one is distributed.
+inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
+                             double factor = 1) {
+  std::size_t i = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const at::Tensor gradient = full_tensor(slot->persistent().grad());
+    EXPECT_TRUE(gradient.allclose(expected[i++].mul(factor), 1e-4, 1e-6)) << name;
+  }
+}
+
+}  // namespace tessera::testing

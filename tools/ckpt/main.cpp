@@ -1,0 +1,154 @@
+// tessera-ckpt: looks at sharded checkpoints, compares and exports them, without ranks.
+// Exit codes: 0; 1 if `verify` finds a fault or `diff` a difference; 2 if the command line or a
+// checkpoint is wrong.
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/core/detail/input_file.h"
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+const std::map<std::string, c10::ScalarType> kTypes = {
+    {"fp32", c10::kFloat}, {"bf16", c10::kBFloat16}, {"fp16", c10::kHalf}};
+
+/// A line each, as the errors are.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    std::cerr << "tessera-ckpt: warning: " + warning.msg() + "\n";
+  }
+};
+
+struct Arguments {
+  std::string path;
+  std::string other;  ///< the second step, or the folder of an export
+  std::string config;
+  std::string model;
+  std::string dtype = "fp32";
+};
+
+/// On a terminal, one line that is written again and again.
+Progress shown_progress() {
+  if (isatty(STDERR_FILENO) == 0) {
+    return {};
+  }
+  return [](std::uint64_t done, std::uint64_t all) {
+    std::cerr << fmt::format("\r{} of {} MiB{}", done >> 20, all >> 20, done == all ? "\n" : "");
+  };
+}
+
+int info(const Arguments& arguments) {
+  std::cout << describe_step(find_step(arguments.path));
+  return 0;
+}
+
+int verify(const Arguments& arguments) {
+  const fs::path folder = find_step(arguments.path);
+  const auto faults = verify_step(folder, shown_progress());
+  for (const std::string& fault : faults) {
+    std::cout << fault << '\n';
+  }
+  std::cout << fmt::format(
+      "{}: {}\n", folder.string(),
+      faults.empty() ? "every byte is as it was written" : fmt::format("{} faults", faults.size()));
+  return faults.empty() ? 0 : 1;
+}
+
+int export_hf(const Arguments& arguments) {
+  const fs::path folder = find_step(arguments.path);
+  TESSERA_CHECK(arguments.config.empty() || arguments.model.empty(),
+                "--config and --model are both given; pass one of them");
+  TESSERA_CHECK(!arguments.config.empty() || !arguments.model.empty(),
+                "export-hf needs the config.json of the model: pass --config FILE, or --model DIR "
+                "to copy the tokenizer's files as well");
+  const fs::path config_file = arguments.config.empty() ? fs::path(arguments.model) / "config.json"
+                                                        : fs::path(arguments.config);
+  const std::string config =
+      detail::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);
+  std::optional<FilesBesideWeights> beside;
+  if (!arguments.model.empty()) {
+    beside = files_beside_weights(arguments.model);
+  }
+  export_hugging_face(folder, arguments.other, config, kTypes.at(arguments.dtype), shown_progress(),
+                      beside);
+  std::cout << fmt::format("{}: the weights are in {}\n", folder.string(), arguments.other);
+  return 0;
+}
+
+int diff(const Arguments& arguments) {
+  const auto differences =
+      compare_steps(find_step(arguments.path), find_step(arguments.other), shown_progress());
+  for (const std::string& difference : differences) {
+    std::cout << difference << '\n';
+  }
+  if (differences.empty()) {
+    std::cout << "the tensors are equal\n";
+  }
+  return differences.empty() ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  CLI::App app("Looks at sharded checkpoints, compares and exports them.", "tessera-ckpt");
+  app.require_subcommand(1);
+  Arguments arguments;
+  std::map<const CLI::App*, int (*)(const Arguments&)> commands;
+  const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&)) {
+    CLI::App* added = app.add_subcommand(name, help);
+    added->add_option("STEP", arguments.path, "A step, or a folder of steps: then the newest")
+        ->required();
+    commands.emplace(added, command);
+    return added;
+  };
+  add("info", "What a step holds", info);
+  add("verify", "Compares every byte of a step with its checksum", verify);
+  CLI::App* exporting = add("export-hf", "Writes the weights as a Hugging Face folder", export_hf);
+  exporting->add_option("OUT", arguments.other, "The folder to be written")->required();
+  exporting->add_option("--config", arguments.config, "The config.json of the model");
+  exporting->add_option("--model", arguments.model,
+                        "A Hugging Face folder of which config.json and the tokenizer's files are "
+                        "taken");
+  exporting->add_option("--dtype", arguments.dtype, "Of the weights; fp32 without it")
+      ->check(CLI::IsMember(kTypes));
+  add("diff", "Says in which tensors two steps differ", diff)
+      ->add_option("OTHER", arguments.other, "The other step")
+      ->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return commands.at(app.get_subcommands()[0])(arguments);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::checkpoint::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "tessera-ckpt: " << error.what() << '\n';
+    return 2;
+  }
+}

@@ -1,0 +1,176 @@
+#include "rank_output.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "tessera/core/detail/flight_report.h"
+
+namespace tessera::run {
+namespace {
+
+// Of lines that wait for others, so that the launcher's memory and the time of a search stay
+// bounded.
+constexpr std::size_t kMostBytesHeld = 1 << 20;
+constexpr std::size_t kMostLinesHeld = 1000;
+// A longer line is cut, so that a rank that never ends its line does not fill the memory.
+constexpr std::size_t kLongestLine = 64 << 10;
+constexpr int kReadsAtOnce = 16;  // so that one loud rank does not starve the others
+
+}  // namespace
+
+void OutputSink::flush() {
+  while (pending() && write_some()) {
+  }
+}
+
+// False where nothing more can be written now. The descriptor blocks, so poll() is asked before
+// each write.
+bool OutputSink::write_some() {
+  pollfd ready{fd_, POLLOUT, 0};
+  if (poll(&ready, 1, 0) <= 0) {
+    return false;
+  }
+  const auto written = write(fd_, pending_.data(), next_size());
+  if (written < 0 && errno != EINTR && errno != EAGAIN) {
+    pending_.clear();  // nobody reads it any more
+    return false;
+  }
+  pending_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  return true;
+}
+
+std::size_t OutputSink::next_size() const {
+  // A pipe that is ready takes PIPE_BUF bytes without blocking; whole lines, because rank 0 writes
+  // to the same place.
+  const std::string_view text = std::string_view(pending_).substr(0, PIPE_BUF);
+  const auto end = text.rfind('\n');
+  return end == std::string_view::npos ? text.size() : end + 1;
+}
+
+void LineMerger::add(int rank, const std::string& line) {
+  const auto same = std::find_if(held_.begin(), held_.end(), [&](const Line& held) {
+    return held.text == line && !held.ranks.contains(rank);
+  });
+  if (same != held_.end() && joins(same - held_.begin(), rank)) {
+    return;
+  }
+  held_.push_back({line, {rank}, Clock::now()});
+  bytes_ += line.size();
+  while (bytes_ > kMostBytesHeld || held_.size() > kMostLinesHeld) {
+    release_first();
+  }
+}
+
+// False where the order of a rank's lines would change: `rank` has a line behind this one, and so
+// has a rank that wrote it.
+bool LineMerger::joins(std::ptrdiff_t index, int rank) {
+  const auto line = held_.begin() + index;
+  const auto behind = [&](const std::set<int>& ranks) {
+    return std::any_of(line + 1, held_.end(), [&](const Line& later) {
+      return std::any_of(ranks.begin(), ranks.end(),
+                         [&](int r) { return later.ranks.contains(r); });
+    });
+  };
+  if (behind({rank})) {
+    if (behind(line->ranks)) {
+      return false;
+    }
+    std::rotate(line, line + 1, held_.end());
+    held_.back().ranks.insert(rank);
+    return true;
+  }
+  line->ranks.insert(rank);
+  return true;
+}
+
+std::optional<LineMerger::Clock::time_point> LineMerger::due() const {
+  return held_.empty() ? std::nullopt : std::optional(held_.front().since + hold_);
+}
+
+void LineMerger::release(Clock::time_point now) {
+  while (!held_.empty() && held_.front().since + hold_ <= now) {
+    release_first();
+  }
+}
+
+void LineMerger::release_all(int last) {
+  std::stable_partition(held_.begin(), held_.end(),
+                        [last](const Line& line) { return !line.ranks.contains(last); });
+  while (!held_.empty()) {
+    release_first();
+  }
+}
+
+bool LineMerger::holds_lines_of(int rank) const {
+  return std::any_of(held_.begin(), held_.end(),
+                     [rank](const Line& line) { return line.ranks.contains(rank); });
+}
+
+void LineMerger::release_first() {
+  const Line& line = held_.front();
+  sink_->add("[" + flight::name_ranks({line.ranks.begin(), line.ranks.end()}) + "] " + line.text +
+             "\n");
+  bytes_ -= line.text.size();
+  held_.pop_front();
+}
+
+LineRelay::LineRelay(FileDescriptor source, const OutputSink& sink, TakeLine take_line)
+    : source_(std::move(source)), sink_(&sink), take_line_(std::move(take_line)) {
+  fcntl(source_.get(), F_SETFL, O_NONBLOCK);
+}
+
+// An error ends the relay as the end of the file does; what was read by then has been passed on.
+void LineRelay::read_available() {
+  std::array<char, 16 << 10> buffer;
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    const auto size = read(source_.get(), buffer.data(), buffer.size());
+    if (size > 0) {
+      take({buffer.data(), static_cast<std::size_t>(size)});
+    } else if (size == 0 || (errno != EAGAIN && errno != EINTR)) {
+      source_.close();
+      return;
+    } else {
+      return;
+    }
+  }
+}
+
+// For a rank that has ended. A pipe holds 64 KiB unless it was made larger, and read_available()
+// takes four times as much: what the rank wrote is read to the end.
+void LineRelay::finish() {
+  if (open()) {
+    read_available();
+  }
+  source_.close();
+  if (!line_.empty()) {
+    end_line();
+  }
+}
+
+// A newline ends a line, and so does the length limit.
+void LineRelay::take(std::string_view text) {
+  for (const char c : text) {
+    if (c == '\n') {
+      end_line();
+    } else {
+      line_ += c;
+      if (line_.size() == kLongestLine) {
+        end_line();
+      }
+    }
+  }
+}
+
+void LineRelay::end_line() {
+  last_line_ = std::exchange(line_, {});
+  take_line_(*last_line_);
+}
+
+}  // namespace tessera::run
