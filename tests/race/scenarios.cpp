@@ -2,17 +2,17 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <any>
+#include <iterator>
 #include <mutex>
 
 #include "fsdp/training/training.h"
+#include "race/llama_scenarios.h"
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
-#include "tessera/tensor_parallel/parallelize.h"
-#include "testing/small_llama.h"
 
 namespace tessera::race {
 namespace {
@@ -20,10 +20,6 @@ namespace {
 using fsdp::Options;
 using testing::ShardedModel;
 using testing::SmallModel;
-
-/// All ways to gather and to reduce come up within this many steps: the first has no order to
-/// gather ahead by, the second waits for an update.
-constexpr int kSteps = 3;
 
 std::optional<Placement> last_dim(const std::string&, const at::Tensor& tensor) {
   return Shard{tensor.dim() - 1};
@@ -146,26 +142,6 @@ void follow_an_event(CheckedRank& rank) {
   }
 }
 
-/// As the trainer does.
-void train_llama(CheckedRank& rank) {
-  const testing::SmallLlamaConfig config{};
-  testing::SmallLlama model(config);
-  testing::fill(model);
-  const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-  tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
-  for (const auto& block : model.blocks) {
-    fsdp::fully_shard(*block, mesh["dp"]);
-  }
-  fsdp::fully_shard(model, mesh["dp"]);
-  rank.watch(model);
-  optim::AdamW optimizer(model, {});
-  for (int step = 0; step < kSteps; ++step) {
-    const at::Tensor ids = at::arange(13, at::kLong).add(step).remainder(config.vocabulary);
-    tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 12)), ids.narrow(0, 1, 12)).backward();
-    update(optimizer, model);
-  }
-}
-
 std::vector<Scenario> all_scenarios() {
   const Options columns{.shard_placement = last_dim};
   Options columns_of_neighbours = columns;
@@ -182,28 +158,33 @@ std::vector<Scenario> all_scenarios() {
   const auto own_memory = [](SmallModel& model) {
     fsdp::set_allocate_memory_from_process_group_for_comm(model, true);
   };
-  return {{"Zero3", 3, training({3})},
-          {"EvenRows", 2, training({2}, {}, {}, 2, {.dim = 4, .hidden = 6, .classes = 2})},
-          {"Zero2", 2, training({2}, {.reshard_after_forward = false})},
-          {"OneRank", 1, training({1})},
-          {"Columns", 3, training({3}, columns)},
-          {"ColumnsZero2", 3, training({3}, columns_kept)},
-          {"Bf16", 2, training({2}, halves)},
-          {"Hpz", 4, training({4}, {.post_forward_mesh_size = 2}, {}, 2)},
-          {"HpzColumns", 4, training({4}, columns_of_neighbours)},
-          {"Hsdp", 4, training({2, 2})},
-          {"OverReplicas", 4, training({2, 2}, {.shard_over_replicas = true}, {}, 2)},
-          {"Offload", 2, training({2}, {.offload_policy = fsdp::OffloadPolicy{}})},
-          {"HookLane", 3, training({3}, {}, hook, 2)},
-          {"HookLaneOfOneRank", 1, training({1}, {}, hook)},
-          {"Encoded", 2, training({2}, encoded)},
-          {"MemoryOfGroups", 2, training({2}, {}, own_memory)},
-          {"Accumulation", 2, accumulate},
-          {"OverlappingMicroBatches", 2, overlap_micro_batches},
-          {"ChangingLanes", 2, change_lanes},
-          {"ByHand", 2, gather_by_hand},
-          {"PostOptimEvent", 2, follow_an_event},
-          {"TensorParallel", 4, train_llama}};
+  const Options offload{.offload_policy = fsdp::OffloadPolicy{}};
+  std::vector<Scenario> all{
+      {"Zero3", 3, training({3})},
+      {"EvenRows", 2, training({2}, {}, {}, 2, {.dim = 4, .hidden = 6, .classes = 2})},
+      {"Zero2", 2, training({2}, {.reshard_after_forward = false})},
+      {"OneRank", 1, training({1})},
+      {"Columns", 3, training({3}, columns)},
+      {"ColumnsZero2", 3, training({3}, columns_kept)},
+      {"Bf16", 2, training({2}, halves)},
+      {"Hpz", 4, training({4}, {.post_forward_mesh_size = 2}, {}, 2)},
+      {"HpzColumns", 4, training({4}, columns_of_neighbours)},
+      {"Hsdp", 4, training({2, 2})},
+      {"OverReplicas", 4, training({2, 2}, {.shard_over_replicas = true}, {}, 2)},
+      {"Offload", 2, training({2}, offload)},
+      {"OffloadAccumulation", 2, training({2}, offload, {}, 2)},
+      {"OffloadHsdp", 4, training({2, 2}, offload)},
+      {"HookLane", 3, training({3}, {}, hook, 2)},
+      {"HookLaneOfOneRank", 1, training({1}, {}, hook)},
+      {"Encoded", 2, training({2}, encoded)},
+      {"MemoryOfGroups", 2, training({2}, {}, own_memory)},
+      {"Accumulation", 2, accumulate},
+      {"OverlappingMicroBatches", 2, overlap_micro_batches},
+      {"ChangingLanes", 2, change_lanes},
+      {"ByHand", 2, gather_by_hand},
+      {"PostOptimEvent", 2, follow_an_event}};
+  std::ranges::move(llama_scenarios(), std::back_inserter(all));
+  return all;
 }
 
 }  // namespace

@@ -10,6 +10,10 @@
 
 namespace tessera::race {
 
+/// All ways to gather and to reduce come up within this many steps: the first has no order to
+/// gather ahead by, the second waits for an update.
+inline constexpr int kSteps = 3;
+
 /// A training that uses lanes in a way of its own.
 struct Scenario {
   std::string name;

@@ -25,17 +25,23 @@ Dim whole_dim(std::int64_t size) {
   return {{size, size, 0}};
 }
 
+/// What a dimension of one may be, beside one position: the one head that a rank has of several.
+enum class HeadOfOne {
+  kNone,   ///< it is a batch
+  kTaken,  ///< if it was a dimension of its own before; else it is a sequence of one
+  kCut,    ///< also the front of a digit that holds the head's features
+};
+
 /// Takes from the front of `digits` what makes a dimension of `size`. nullopt: they don't divide
 /// so.
-std::optional<Dim> take(std::vector<PartDigit>& digits, std::int64_t size, bool outer) {
+std::optional<Dim> take(std::vector<PartDigit>& digits, std::int64_t size, HeadOfOne head) {
   Dim dim;
   std::int64_t left = size;
-  // A dimension of one: the one head that a rank has of several. But an outer one is a batch or a
-  // sequence of one.
-  if (left == 1 && !outer && !digits.empty() && digits.front().is_split() &&
+  if (left == 1 && head != HeadOfOne::kNone && !digits.empty() && digits.front().is_split() &&
       digits.front().local > 0) {
     PartDigit& digit = digits.front();
-    if (digit.global % digit.local == 0 && digit.offset % digit.local == 0) {
+    const bool may_take = digit.local == 1 || head == HeadOfOne::kCut;
+    if (may_take && digit.global % digit.local == 0 && digit.offset % digit.local == 0) {
       dim.push_back({1, digit.global / digit.local, digit.offset / digit.local});
       digit = {digit.local, digit.local, 0};
     }
@@ -118,10 +124,12 @@ LocalPart viewed(const LocalPart& part, const std::vector<std::int64_t>& sizes) 
   }
   LocalPart result;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
-    // Heads are the last dimension but one, or before groups of them: one position in front of
-    // these is of a batch or a sequence.
-    const bool outer = d == 0 || d + (sizes.size() < 5 ? 2 : 3) < sizes.size();
-    std::optional<Dim> dim = take(digits, sizes[d], outer);
+    // Features become heads in the last dimension but one, or before groups of heads.
+    const bool of_features = d + (sizes.size() < 5 ? 2 : 3) >= sizes.size();
+    const HeadOfOne head = d == 0        ? HeadOfOne::kNone
+                           : of_features ? HeadOfOne::kCut
+                                         : HeadOfOne::kTaken;
+    std::optional<Dim> dim = take(digits, sizes[d], head);
     if (!dim) {
       return unknown("a view that cuts a part across");
     }
@@ -296,7 +304,7 @@ LocalPart cut(LocalPart part, const Piece& piece, LocalParts::Pieces pieces) {
         size % piece.length != 0) {
       return unknown("a piece of what is split");
     }
-    const std::optional<Dim> outer = take(dim, size / piece.length, false);
+    const std::optional<Dim> outer = take(dim, size / piece.length, HeadOfOne::kCut);
     if (!outer || is_split_dim(dim)) {
       return unknown("a piece of what is split");
     }

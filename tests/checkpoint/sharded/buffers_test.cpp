@@ -56,6 +56,13 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
+/// What count() wrote is there, and what is not persistent is as it was made.
+void expect_counted(const WithBuffers& model) {
+  EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
+  EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
+  EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+}
+
 TEST(Buffers, ThatArePersistentAreSavedAndLoaded) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
@@ -72,9 +79,7 @@ TEST(Buffers, ThatArePersistentAreSavedAndLoaded) {
     WithBuffers model;
     load(*rank.world(), dir.path(), {model});
     nn::init_buffers(model);  // makes what was not saved
-    EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
-    EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
-    EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+    expect_counted(model);
     nn::check_initialized(model);
   });
 }
@@ -95,9 +100,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
       WithBuffers model;
       nn::init_buffers(model);
       load_hugging_face(model, *rank.world(), dir / folder);
-      EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
-      EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
-      EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
+      expect_counted(model);
     });
   }
 }

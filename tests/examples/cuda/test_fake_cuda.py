@@ -49,19 +49,19 @@ class Case:
 
 CASES = [
     Case("one_rank", dtype="fp32", flags="--ac selective --document-mask --eos-token 0"),
-    Case("dp", dp=3, flags="--ac full"),
+    Case("dp", dp=3, flags="--ac full --optimizer muon"),
     Case("cp", cp=2),
     Case("zero2_fp16", dp=2, dtype="fp16", flags="--zero 2 --accumulate 2"),
-    Case("tp", tp=2, flags="--ac selective"),
+    Case("tp", tp=2, flags="--ac selective --lora-rank 4"),
     Case("tp_no_sp", tp=2, dtype="fp32", flags="--no-sp --no-loss-parallel --accumulate 2"),
-    Case("dp_tp", dp=2, tp=2, dtype="fp16", flags="--ac full"),
-    Case("hsdp", dp=2, replicas=2, dtype="fp32", flags="--accumulate 2"),
+    Case("dp_tp", dp=2, tp=2, dtype="fp16", flags="--ac full --dropout 0.1 --ema 0.9"),
+    Case("hsdp", dp=2, replicas=2, dtype="fp32", flags="--accumulate 2 --lora-rank 4 --lora-dropout 0.1"),
     Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective"),
     Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
     Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
     Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
     Case("gloo_hsdp", dp=1, replicas=2, dtype="fp16", flags="--backend gloo --ac selective"),
-    Case("all", dp=2, tp=2, replicas=2, flags="--ac selective"),
+    Case("all", dp=2, tp=2, replicas=2, flags="--ac selective --optimizer muon --dropout 0.1 --checkpoint {folder}/c"),
 ]
 NCCL = [case for case in CASES if case.nccl]
 # Steps before which a step is like the ones before it: the allocator's and NCCL's first is not.
@@ -89,7 +89,7 @@ def inputs():
 def arguments(case, steps, folder):
     folder_of_inputs, config = inputs()
     return ["--config", config, "--tokens", folder_of_inputs / "t.bin", "--steps", steps, "--batch", 24, "--seq", 32,
-            "--param-dtype", case.dtype, "--metrics", folder / "m.jsonl", *case.flags.split()]
+            "--param-dtype", case.dtype, "--metrics", folder / "m.jsonl", *case.flags.format(folder=folder).split()]
 
 
 @functools.cache

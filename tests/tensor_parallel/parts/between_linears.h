@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <utility>
 
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/module_values.h"
 
 namespace tessera::tensor_parallel {
 
@@ -29,5 +32,25 @@ class BetweenLinears : public nn::Module<BetweenLinears> {
  private:
   OfPart between_;
 };
+
+/// What a model does with a part, and what is said of it.
+struct PartCase {
+  const char* name;
+  OfPart between;
+  const char* message = "";
+  std::int64_t features = 24;  ///< that it hands out, of all ranks
+};
+inline std::ostream& operator<<(std::ostream& out, const PartCase& c) {
+  return out << c.name;
+}
+
+/// (tokens, 6)
+inline at::Tensor four_tokens() {
+  return testing::uniform_values({4, 6}, 0.5);
+}
+
+inline ParallelizePlan plan_between() {
+  return {{"into", colwise_parallel()}, {"out_of", rowwise_parallel()}};
+}
 
 }  // namespace tessera::tensor_parallel

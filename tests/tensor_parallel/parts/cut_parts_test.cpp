@@ -40,10 +40,6 @@ std::ostream& operator<<(std::ostream& out, const Cut& cut) {
   return out << cut.name;
 }
 
-at::Tensor tokens_of_cut() {
-  return uniform_values({4, 6}, 0.5);
-}
-
 at::Tensor gated(const std::vector<at::Tensor>& halves) {
   return at::silu(halves.at(0)) * halves.at(1);
 }
@@ -59,11 +55,11 @@ TEST_P(PiecesThatMeet, AreRefused) {
     parallelize_module(model, mesh["tp"],
                        {{"*.into", colwise_parallel()}, {"*.out_of", rowwise_parallel()}});
     fsdp::fully_shard(model, mesh["dp"]);
-    EXPECT_ERROR(model(tokens_of_cut()), "'0.out_of' takes a plain tensor for a part, Shard(-1)",
+    EXPECT_ERROR(model(four_tokens()), "'0.out_of' takes a plain tensor for a part, Shard(-1)",
                  "pieces of one part were computed with each other", "was cut along dimension 1",
                  "add {\"*.into\", fused_colwise_parallel({.parts = ", cut.parts,
                  "use_local_output = false");
-    EXPECT_ERROR(model(tokens_of_cut()), "pieces of one part");  // again
+    EXPECT_ERROR(model(four_tokens()), "pieces of one part");  // again
   });
 }
 
@@ -91,7 +87,7 @@ TEST(PiecesThatMeetBehindAStyle, AreRefusedByTheStyle) {
                        {{"into", colwise_parallel()},
                         {"norm", sequence_parallel({.sequence_dim = 1, .use_local_output = true})},
                         {"out_of", rowwise_parallel()}});
-    EXPECT_ERROR(model(tokens_of_cut()), "'norm' takes a plain tensor for a part, Shard(1)",
+    EXPECT_ERROR(model(four_tokens()), "'norm' takes a plain tensor for a part, Shard(1)",
                  "one piece of what is split (a head) was taken for all",
                  "add {\"into\", fused_colwise_parallel({.parts = N})}");
   });
@@ -141,13 +137,13 @@ TEST_P(PiecesByThemselves, AreOneRanks) {
     return model;
   };
   const auto alone = make();
-  const at::Tensor expected = (*alone)(tokens_of_cut());
+  const at::Tensor expected = (*alone)(four_tokens());
   expected.square().sum().backward();
   RunRanks(2, [&](Rank& rank) {
     const auto model = make();
     parallelize_module(*model, rank.mesh({2}, {"tp"}),
                        {{"into", colwise_parallel()}, {"out_of", rowwise_parallel()}});
-    const at::Tensor out = (*model)(tokens_of_cut());
+    const at::Tensor out = (*model)(four_tokens());
     EXPECT_TRUE(out.allclose(expected, 1e-4, 1e-5));
     out.square().sum().backward();
     EXPECT_TRUE(full_tensor(model->into->slot("weight")->persistent().grad())
