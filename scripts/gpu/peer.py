@@ -21,16 +21,19 @@ def parse():
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--warm", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
     return parser.parse_args()
 
 
-def sharded_model(config):
+def sharded_model(config, compiles):
     """As llama_train on one rank makes it: a unit a layer, freed after forward."""
     mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
     with torch.device("cuda"):
         model = torch_llama.Llama(config)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.model.layers:
+        if compiles:
+            layer.compile()
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
@@ -41,7 +44,7 @@ def main():
     config = torch_llama.read_config(options.config)
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    model = sharded_model(config)
+    model = sharded_model(config, options.compile)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     cos, sin = (table.to("cuda", torch.bfloat16) for table in torch_llama.rope_tables(config, options.seq))
     tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device="cuda")

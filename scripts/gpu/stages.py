@@ -1,4 +1,5 @@
 """The stages of scripts/gpu/run. Each adds rows to the results; what it raises ends that stage alone."""
+import contextlib
 import dataclasses
 import json
 import os
@@ -55,16 +56,20 @@ def write_tokens(folder, count=1 << 18):
     return path
 
 
+def for_programs(context):
+    """The environment of our programs. Not for Python: its torch must find its own libraries."""
+    paths = [HERE / "lib", *torch_folders()]
+    return context.environment() | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
+
+
 def llama_train(context, flags, ranks=1, prefix=()):
-    """The metrics of a run of llama_train. Not for Python: its torch must find its own libraries."""
+    """The metrics of a run of llama_train."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         metrics = folder / "m.jsonl"
         program = [HERE / "bin" / "llama_train", "--tokens", write_tokens(folder), "--metrics", metrics, *flags]
         launcher = [HERE / "bin" / "tessera-run", "--nproc", ranks, "--"] if ranks > 1 else []
-        paths = [HERE / "lib", *torch_folders()]
-        environment = context.environment() | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
-        done = subprocess.run([str(part) for part in [*prefix, *launcher, *program]], env=environment,
+        done = subprocess.run([str(part) for part in [*prefix, *launcher, *program]], env=for_programs(context),
                               capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"llama_train {' '.join(map(str, flags))}: exit code {done.returncode}\n"
@@ -132,6 +137,22 @@ def parity(context):
                     ok=difference < 1e-3)
 
 
+def gpu_test(context):
+    """Our kernels bit by bit, and the functions of a model within rounding, against the CPU. The fake CUDA computes
+    the first alone."""
+    filters = ["--gtest_filter=*RandomNumbers*:Dropout*"] if context.rehearse else []
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "report.json")
+        done = subprocess.run([HERE / "bin" / "gpu_test", f"--gtest_output=json:{report}", *filters],
+                              env=for_programs(context), stdout=sys.stderr)
+        for suite in json.loads(report.read_text())["testsuites"]:
+            for test in suite["testsuite"]:
+                passed = "failures" not in test
+                add(context.results, stage="gpu_test", what=f"{suite['name']}.{test['name']}",
+                    value="passed" if passed else test["failures"][0]["failure"], ok=passed)
+    done.check_returncode()
+
+
 def sanitizer(context):
     """compute-sanitizer over a small step: out-of-bounds accesses, races in shared memory."""
     tool = shutil.which("compute-sanitizer")
@@ -153,6 +174,9 @@ class Shape:
     ac: str = "none"
     in_quick: bool = False
 
+    def name(self, batch, seq):
+        return f"{self.model} B={batch} T={seq} ac={self.ac}"
+
 
 SHAPES = [Shape("1b", 4, 4096, in_quick=True), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "selective"),
           Shape("1b", 8, 4096, "full"), Shape("3b", 2, 4096), Shape("3b", 4, 4096, "selective"),
@@ -167,31 +191,59 @@ def sizes(context, shape):
 
 def add_medians(context, stage, shape, rows):
     _, _, batch, seq = sizes(context, shape)
-    name = f"{shape.model} B={batch} T={seq} ac={shape.ac}"
     for key, unit, scale in (("step_time_s", "ms a step", 1e3), ("tokens_per_s", "tokens/s", 1),
                              ("mfu", "MFU, %", 1), ("peak_memory_bytes", "GiB, peak", 2**-30)):
         values = [row[key] for row in rows if row.get(key) is not None]
         if values:
-            context.add(stage, name, statistics.median(values) * scale, unit)
+            context.add(stage, shape.name(batch, seq), statistics.median(values) * scale, unit)
+
+
+@contextlib.contextmanager
+def power_and_clock():
+    """What nvidia-smi reads twice a second meanwhile: a list of (W, MHz), empty where there is none."""
+    readings = []
+    if not shutil.which("nvidia-smi"):
+        yield readings
+        return
+    query = ["nvidia-smi", "--query-gpu=power.draw,clocks.sm", "--format=csv,noheader,nounits", "--id=0", "-lms", "500"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+        yield readings
+        process.terminate()
+        for line in process.stdout.read().splitlines():
+            with contextlib.suppress(ValueError):  # the last one may be cut off
+                power, clock = map(float, line.split(","))
+                readings.append((power, clock))
 
 
 def train(context):
     for shape in SHAPES:
         if shape.in_quick or not context.quick:
             warm, measured, batch, seq = sizes(context, shape)
-            rows = llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps",
-                                         warm + measured, "--batch", batch, "--seq", seq, "--ac", shape.ac])
+            with power_and_clock() as readings:
+                rows = llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps",
+                                             warm + measured, "--batch", batch, "--seq", seq, "--ac", shape.ac])
             add_medians(context, "train", shape, rows[warm:])
+            # The last third is of steps: loading and the first steps come before.
+            for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz")):
+                context.add("train", shape.name(batch, seq), statistics.median(figures), unit)
 
 
-def peer(context):
+def peer(context, *flags, stage="peer"):
     """The same steps on PyTorch, where it does what llama_train does: without checkpointing of activations."""
     for shape in SHAPES:
         # A rehearsal gains nothing from more than one: they are all small there.
         if shape.in_quick or (shape.ac == "none" and not context.rehearse):
             warm, measured, batch, seq = sizes(context, shape)
-            flags = {"--config": context.config(shape.model), "--warm": warm, "--steps": measured, "--batch": batch,
-                     "--seq": seq}
-            command = [sys.executable, HERE / "peer.py", *(str(part) for flag in flags.items() for part in flag)]
+            values = {"--config": context.config(shape.model), "--warm": warm, "--steps": measured, "--batch": batch,
+                      "--seq": seq}
+            command = [sys.executable, HERE / "peer.py", *flags, *(str(part) for item in values.items() for part in item)]
             done = subprocess.run(command, env=context.environment(), stdout=subprocess.PIPE, text=True, check=True)
-            add_medians(context, "peer", shape, [json.loads(line) for line in done.stdout.splitlines()])
+            add_medians(context, stage, shape, [json.loads(line) for line in done.stdout.splitlines()])
+
+
+def compiled_peer(context):
+    """PyTorch's steps by torch.compile, whose kernels the fake CUDA cannot run."""
+    if context.rehearse:
+        context.add("compiled_peer", "torch.compile", "not run: rehearsal")
+    else:
+        peer(context, "--compile", stage="compiled_peer")

@@ -18,24 +18,23 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// A grid-stride loop: any number of elements with a bounded grid.
+__device__ std::int64_t first_of_thread() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ std::int64_t threads_of_grid() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
 template <class T, class Draw>
 __global__ void fill_kernel(T* data, BoxView box, Draw draw, PhiloxKey key) {
-  // A grid-stride loop: any number of elements with a bounded grid.
-  fill_elements(data, box, draw, key,
-                static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
-                static_cast<std::int64_t>(gridDim.x) * blockDim.x);
+  fill_elements(data, box, draw, key, first_of_thread(), threads_of_grid());
 }
 
 template <class T, class Compute>
 __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Compute scale,
                                PhiloxKey key) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < box.numel; i += step) {
-    const Position at = position_of(box, i);
-    const bool drop = uniform_at(key.seed, key.stream, at.global) < p;
-    out[at.local] = drop ? T(0) : static_cast<T>(static_cast<Compute>(x[at.local]) * scale);
-  }
+  drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
 /// Starts and strides are computed on the host, once for all elements.

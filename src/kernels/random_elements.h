@@ -54,4 +54,16 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
+/// Dropout of the box's elements `first`, `first` + `step` and so on.
+template <class T, class Compute>
+TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
+                                       Compute scale, PhiloxKey key, std::int64_t first,
+                                       std::int64_t step) {
+  for (std::int64_t i = first; i < box.numel; i += step) {
+    const Position at = position_of(box, i);
+    const bool drop = uniform_at(key.seed, key.stream, at.global) < p;
+    out[at.local] = drop ? T(0) : static_cast<T>(static_cast<Compute>(x[at.local]) * scale);
+  }
+}
+
 }  // namespace tessera::kernels

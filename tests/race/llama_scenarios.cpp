@@ -75,8 +75,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor ids = at::arange(13, at::kLong).add(step).remainder(config.vocabulary);
       scaler
-          .scale(
-              tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 12)), ids.narrow(0, 1, 12)))
+          .scale(tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 12)), ids.narrow(0, 1, 12)))
           .backward();
       scaler.clip_grad_norm_(slots, 0.5);
       scaler.step(*optimizer);
@@ -105,7 +104,8 @@ class SplitMixer : public nn::Module<SplitMixer> {
 
 void split_sequences(CheckedRank& rank) {
   const DeviceMesh mesh = rank.mesh({2}, {"cp"});
-  const auto first = std::make_shared<SplitMixer>(mesh), second = std::make_shared<SplitMixer>(mesh);
+  const auto first = std::make_shared<SplitMixer>(mesh),
+             second = std::make_shared<SplitMixer>(mesh);
   nn::Sequential model(first, second);
   testing::fill(model);
   for (const auto& block : {first, second}) {

@@ -6,8 +6,8 @@
 
 namespace tessera::race {
 
-/// Trainings of models like the trainer's: tensor parallel, recomputed, with adapters, by Muon, with
-/// loss scaling, and with split sequences.
+/// Trainings of models like the trainer's: tensor parallel, recomputed, with adapters, by Muon,
+/// with loss scaling, and with split sequences.
 std::vector<Scenario> llama_scenarios();
 
 }  // namespace tessera::race

@@ -32,14 +32,17 @@ def test_every_stage_of_both_sizes_ends(packed, tmp_path):
     done, rows = run(packed, tmp_path, "--quick")
     assert done.returncode == 0, done.stderr
     ended = {row["stage"]: row["value"] for row in rows if row["what"] == "stage"}
-    assert ended == dict.fromkeys(["versions", "ceilings", "parity", "train"], "ended")
+    assert ended == dict.fromkeys(["versions", "ceilings", "gpu_test", "parity", "train"], "ended")
     # The fake fills norms with nothing: it computes no value that could be held against the CPU's.
     assert [row["ok"] for row in rows if row["what"] == "initial weights, GPU to CPU"] == [None]
+    # Our own kernels do compute on it.
+    assert [row["ok"] for row in rows if row["stage"] == "gpu_test" and row["what"] != "stage"] == [True] * 5
     assert {row["unit"] for row in rows if row["stage"] == "train" and "unit" in row} >= {
         "ms a step", "tokens/s", "MFU, %"}
     assert (tmp_path / "results.md").read_text() in done.stdout
-    done, rows = run(packed, tmp_path, "--full", "sanitizer", "peer")
-    assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == ["not run: rehearsal"] * 2 + ["ended"]
+    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer")
+    assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == (["not run: rehearsal"] * 2 + ["ended"]) * 2
+    assert [row["value"] for row in rows if row["stage"] == "compiled_peer"] == ["not run: rehearsal", "ended"] * 2
     assert {row.get("unit") for row in rows if row["stage"] == "peer"} >= {"ms a step", "GiB, peak"}
     assert done.returncode == 0, done.stderr
 

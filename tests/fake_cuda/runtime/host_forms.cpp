@@ -2,11 +2,13 @@
 
 #include <cxxabi.h>
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <map>
 #include <memory>
-#include <string_view>
 
 #include "random_elements.h"
 
@@ -24,15 +26,39 @@ std::function<void()> fill(void** arguments) {
   };
 }
 
-struct Named {
-  std::string_view kernel;
-  HostForm form;
-};
+/// dropout_kernel of the same file.
+template <class T, class Compute>
+std::function<void()> drop(void** arguments) {
+  return
+      [out = *static_cast<T**>(arguments[0]), x = *static_cast<const T**>(arguments[1]),
+       box = *static_cast<BoxView*>(arguments[2]), p = *static_cast<double*>(arguments[3]),
+       scale = *static_cast<Compute*>(arguments[4]), key = *static_cast<PhiloxKey*>(arguments[5])] {
+        drop_elements(out, x, box, p, scale, key, /*first=*/0, /*step=*/1);
+      };
+}
 
-constexpr std::array<Named, 3> kForms = {
-    {{"::fill_kernel<float, tessera::kernels::Uniform>(", &fill<float, Uniform>},
-     {"::fill_kernel<float, tessera::kernels::Normal>(", &fill<float, Normal>},
-     {"::fill_kernel<float, tessera::kernels::TruncatedNormal>(", &fill<float, TruncatedNormal>}}};
+using Forms = std::map<std::string, HostForm>;
+
+/// Those of one type of elements, by the names of the kernels that they stand for.
+template <class T, class Compute>
+Forms forms_of(const std::string& type, const std::string& compute) {
+  const auto fill_kernel = [&](const std::string& draw) {
+    return "::fill_kernel<" + type + ", tessera::kernels::" + draw + ">(";
+  };
+  return {{fill_kernel("Uniform"), &fill<T, Uniform>},
+          {fill_kernel("Normal"), &fill<T, Normal>},
+          {fill_kernel("TruncatedNormal"), &fill<T, TruncatedNormal>},
+          {fill_kernel("Bernoulli"), &fill<T, Bernoulli>},
+          {"::dropout_kernel<" + type + ", " + compute + ">(", &drop<T, Compute>}};
+}
+
+Forms all_forms() {
+  Forms forms = forms_of<float, float>("float", "float");
+  forms.merge(forms_of<double, double>("double", "double"));
+  forms.merge(forms_of<c10::Half, float>("c10::Half", "float"));
+  forms.merge(forms_of<c10::BFloat16, float>("c10::BFloat16", "float"));
+  return forms;
+}
 
 std::string demangled(const std::string& name) {
   const std::unique_ptr<char, decltype(&std::free)> text(
@@ -48,9 +74,10 @@ HostForm host_form_of(const std::string& kernel) {
     return nullptr;
   }
   const std::string name = demangled(kernel);
-  const auto* const found = std::ranges::find_if(
-      kForms, [&](const Named& named) { return name.find(named.kernel) != std::string::npos; });
-  return found == kForms.end() ? nullptr : found->form;
+  static const Forms forms = all_forms();
+  const auto found = std::ranges::find_if(
+      forms, [&](const auto& form) { return name.find(form.first) != std::string::npos; });
+  return found == forms.end() ? nullptr : found->second;
 }
 
 }  // namespace fake_cuda

@@ -1,0 +1,155 @@
+// What is computed on a GPU, held against the CPU: random numbers bit by bit, the functions of nn
+// and attention within rounding.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/streams.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/functional.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr RandomKey kKey{42, 7};
+
+class WithCuda : public ::testing::Environment {
+ public:
+  /// Loads the library that needs CUDA.
+  void SetUp() override { streams_ = comm::make_streams(c10::Device(c10::kCUDA, 0)); }
+  void TearDown() override { streams_.reset(); }
+
+ private:
+  comm::StreamsPtr streams_;
+};
+const ::testing::Environment* const kWithCuda = ::testing::AddGlobalTestEnvironment(new WithCuda);
+
+struct Fill {
+  const char* name;
+  std::function<void(const at::Tensor&)> fill;
+};
+std::ostream& operator<<(std::ostream& out, const Fill& fill) {
+  return out << fill.name;
+}
+
+class RandomNumbers : public ::testing::TestWithParam<Fill> {};
+
+// Odd sizes, so that the last block of threads is not full.
+TEST_P(RandomNumbers, AreTheCpusBits) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& sizes : {std::vector<std::int64_t>{1}, {777, 131}, {0, 4}, {3, 1, 5}}) {
+      const at::Tensor on_cpu = at::zeros(sizes, type);
+      const at::Tensor on_gpu = at::zeros(sizes, at::TensorOptions(at::kCUDA).dtype(type));
+      GetParam().fill(on_cpu);
+      GetParam().fill(on_gpu);
+      EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << type << " " << on_cpu.sizes();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , RandomNumbers,
+    ::testing::Values(
+        Fill{"uniform", [](const at::Tensor& x) { uniform_(x, -1, 3, kKey); }},
+        Fill{"normal", [](const at::Tensor& x) { normal_(x, 0.5, 2, kKey); }},
+        Fill{"truncated", [](const at::Tensor& x) { trunc_normal_(x, 0, 1, -2, 1, kKey); }},
+        Fill{"bernoulli", [](const at::Tensor& x) { bernoulli_(x, 0.3, kKey); }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Dropout, DropsWhatTheCpuDrops) {
+  const at::Tensor x = at::arange(1, 1002, at::kFloat);
+  const at::Tensor dropped = dropout(x, 0.3, kKey);
+  EXPECT_TRUE(at::equal(dropout(x.cuda(), 0.3, kKey).cpu(), dropped));
+}
+
+struct Function {
+  const char* name;
+  std::vector<std::vector<std::int64_t>> inputs;
+  std::function<at::Tensor(const std::vector<at::Tensor>&)> call;
+};
+std::ostream& operator<<(std::ostream& out, const Function& function) {
+  return out << function.name;
+}
+
+class Functions : public ::testing::TestWithParam<Function> {};
+
+/// The result of `call` and the gradients of its inputs, on the CPU in fp64.
+std::vector<at::Tensor> results_of(const Function& function, const std::vector<at::Tensor>& inputs,
+                                   const at::TensorOptions& where) {
+  std::vector<at::Tensor> leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.to(where).detach().requires_grad_());
+  }
+  const at::Tensor out = function.call(leaves);
+  out.backward(at::linspace(-1, 1, out.numel(), at::kDouble).view(out.sizes()).to(where));
+  std::vector<at::Tensor> results{out.detach()};
+  for (const at::Tensor& leaf : leaves) {
+    results.push_back(leaf.grad());
+  }
+  for (at::Tensor& result : results) {
+    result = result.to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
+  }
+  return results;
+}
+
+TEST_P(Functions, AreTheCpusWithinRounding) {
+  at::manual_seed(3);
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const double tolerance = type == at::kDouble ? 1e-10 : type == at::kFloat ? 1e-4 : 3e-2;
+    std::vector<at::Tensor> inputs;
+    for (const auto& sizes : GetParam().inputs) {
+      inputs.push_back(at::randn(sizes, at::kDouble).to(type));
+    }
+    const auto expected = results_of(GetParam(), inputs, at::TensorOptions().dtype(at::kDouble));
+    const auto found =
+        results_of(GetParam(), inputs, at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(type));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double scale = expected[i].abs().max().item<double>();
+      const double difference = (found[i] - expected[i]).abs().max().item<double>();
+      EXPECT_LE(difference, tolerance * scale)
+          << type << (i == 0 ? ", the result" : ", gradient of input " + std::to_string(i - 1));
+    }
+  }
+}
+
+/// (sequence, width) of cosines or sines.
+at::Tensor table(const at::Tensor& like, double phase) {
+  const auto options = at::TensorOptions(like.device()).dtype(at::kDouble);
+  const at::Tensor angles = at::arange(like.size(1), options)
+                                .outer(at::arange(like.size(3) / 2, options).add(1).reciprocal());
+  return at::cat({angles, angles}, 1).add(phase).cos().to(like.scalar_type());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , Functions,
+    ::testing::Values(
+        Function{"rms_norm", {{5, 3, 129}, {129}},
+                 [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
+        Function{"silu_mul", {{7, 131}, {7, 131}},
+                 [](const auto& x) { return silu_mul(x[0], x[1]); }},
+        Function{"rotary_embedding", {{2, 5, 3, 8}},
+                 [](const auto& x) {
+                   constexpr double kQuarter = 1.5707963267948966;
+                   return rotary_embedding(x[0], table(x[0], 0), table(x[0], -kQuarter));
+                 }},
+        Function{"embedding", {{13, 9}},
+                 [](const auto& x) {
+                   const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
+                   return nn::embedding(x[0], ids.to(x[0].device()));
+                 }},
+        Function{"causal_attention", {{2, 4, 33, 16}, {2, 2, 33, 16}, {2, 2, 33, 16}},
+                 [](const auto& x) { return attention(x[0], x[1], x[2], true); }},
+        Function{"attention_in_a_window", {{1, 2, 20, 8}, {1, 2, 20, 8}, {1, 2, 20, 8}},
+                 [](const auto& x) {
+                   return attention(x[0], x[1], x[2], false, causal_mask(20, 5, x[0].device()));
+                 }}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera::nn
