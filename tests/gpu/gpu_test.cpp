@@ -55,11 +55,11 @@ TEST_P(RandomNumbers, AreTheCpusBits) {
 
 INSTANTIATE_TEST_SUITE_P(
     , RandomNumbers,
-    ::testing::Values(
-        Fill{"uniform", [](const at::Tensor& x) { uniform_(x, -1, 3, kKey); }},
-        Fill{"normal", [](const at::Tensor& x) { normal_(x, 0.5, 2, kKey); }},
-        Fill{"truncated", [](const at::Tensor& x) { trunc_normal_(x, 0, 1, -2, 1, kKey); }},
-        Fill{"bernoulli", [](const at::Tensor& x) { bernoulli_(x, 0.3, kKey); }}),
+    ::testing::Values(Fill{"uniform", [](const at::Tensor& x) { uniform_(x, -1, 3, kKey); }},
+                      Fill{"normal", [](const at::Tensor& x) { normal_(x, 0.5, 2, kKey); }},
+                      Fill{"truncated",
+                           [](const at::Tensor& x) { trunc_normal_(x, 0, 1, -2, 1, kKey); }},
+                      Fill{"bernoulli", [](const at::Tensor& x) { bernoulli_(x, 0.3, kKey); }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Dropout, DropsWhatTheCpuDrops) {
@@ -129,23 +129,28 @@ at::Tensor table(const at::Tensor& like, double phase) {
 INSTANTIATE_TEST_SUITE_P(
     , Functions,
     ::testing::Values(
-        Function{"rms_norm", {{5, 3, 129}, {129}},
+        Function{"rms_norm",
+                 {{5, 3, 129}, {129}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
-        Function{"silu_mul", {{7, 131}, {7, 131}},
-                 [](const auto& x) { return silu_mul(x[0], x[1]); }},
-        Function{"rotary_embedding", {{2, 5, 3, 8}},
+        Function{
+            "silu_mul", {{7, 131}, {7, 131}}, [](const auto& x) { return silu_mul(x[0], x[1]); }},
+        Function{"rotary_embedding",
+                 {{2, 5, 3, 8}},
                  [](const auto& x) {
                    constexpr double kQuarter = 1.5707963267948966;
                    return rotary_embedding(x[0], table(x[0], 0), table(x[0], -kQuarter));
                  }},
-        Function{"embedding", {{13, 9}},
+        Function{"embedding",
+                 {{13, 9}},
                  [](const auto& x) {
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
-        Function{"causal_attention", {{2, 4, 33, 16}, {2, 2, 33, 16}, {2, 2, 33, 16}},
+        Function{"causal_attention",
+                 {{2, 4, 33, 16}, {2, 2, 33, 16}, {2, 2, 33, 16}},
                  [](const auto& x) { return attention(x[0], x[1], x[2], true); }},
-        Function{"attention_in_a_window", {{1, 2, 20, 8}, {1, 2, 20, 8}, {1, 2, 20, 8}},
+        Function{"attention_in_a_window",
+                 {{1, 2, 20, 8}, {1, 2, 20, 8}, {1, 2, 20, 8}},
                  [](const auto& x) {
                    return attention(x[0], x[1], x[2], false, causal_mask(20, 5, x[0].device()));
                  }}),
