@@ -3,7 +3,7 @@
 //
 //   bench_checkpoint DIR [MIB]      512 MiB of weights unless told otherwise
 //
-// The files are in the page cache when they are read: the checksums are then dearest. Figures are
+// Files are read from the page cache, where checksums are dearest, and from the disk. Figures are
 // medians of five interleaved repetitions; a plain write or read has one thread. What checksums are
 // of the processor's time says more than of the time that has passed where other work goes on. The
 // four ranks are threads.
@@ -91,12 +91,15 @@ double median_of(const std::vector<Seconds>& times, double Seconds::*which) {
   return median(values);
 }
 
-/// Median seconds of each, run one after another again and again.
+/// Median seconds of each, run one after another again and again. `prepare`: before each, not
+/// counted.
 std::map<std::string, Seconds> medians(
-    const std::vector<std::pair<std::string, std::function<void()>>>& works) {
+    const std::vector<std::pair<std::string, std::function<void()>>>& works,
+    const std::function<void()>& prepare = [] {}) {
   std::map<std::string, std::vector<Seconds>> times;
   for (int i = 0; i < kRepetitions; ++i) {
     for (const auto& [name, work] : works) {
+      prepare();
       times[name].push_back(seconds(work));
     }
   }
@@ -132,6 +135,16 @@ void read_plainly(const fs::path& folder, const std::vector<at::Tensor>& into) {
   }
 }
 
+/// So that they are read from the disk. They are there: a save waits for that.
+void drop_from_page_cache(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const int fd = open(entry.path().c_str(), O_RDONLY);
+    const int error = posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    TESSERA_CHECK(error == 0, "cannot drop ", entry.path().string(), " from the page cache");
+  }
+}
+
 std::vector<at::Tensor> tensors_of(const nn::ModuleBase& model) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -145,6 +158,21 @@ void report(const char* what, std::int64_t mib, const Seconds& time, const Secon
       "{:<28} {:8.0f} MiB/s {:6.2f} of the plain one {:6.3f} s of the processor a GiB\n", what,
       static_cast<double>(mib) / time.passed, beside.passed / time.passed,
       1024 * time.of_processor / static_cast<double>(mib));
+}
+
+void report_reading(const char* from, std::int64_t mib,
+                    const std::map<std::string, Seconds>& times) {
+  const Seconds& plain = times.at("plain");
+  const Seconds& unchecked = times.at("unchecked");
+  const Seconds& load = times.at("checked");
+  std::cout << "from the " << from << ":\n";
+  report("read", mib, plain, plain);
+  report("load without checksums", mib, unchecked, plain);
+  report("load", mib, load, plain);
+  std::cout << fmt::format(
+      "checksums are {:.1f} % of a load, {:.1f} % of its time of the processor\n",
+      100 * (1 - unchecked.passed / load.passed),
+      100 * (1 - unchecked.of_processor / load.of_processor));
 }
 
 void one_rank(const fs::path& dir, std::int64_t mib) {
@@ -179,23 +207,17 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
       fs::create_hard_link(entry.path(), dir / "unchecked" / entry.path().filename());
     }
   }
-  const auto reading =
-      medians({{"plain", [&] { read_plainly(dir / "unchecked", copies); }},
-               {"unchecked", [&] { checkpoint::load(*world, dir / "unchecked", {model}); }},
-               {"checked", [&] { checkpoint::load(*world, checked, {model}); }}});
   report("write", mib, writing.at("plain"), writing.at("plain"));
   report("save", mib, writing.at("save"), writing.at("plain"));
-  report("read", mib, reading.at("plain"), reading.at("plain"));
-  report("load without checksums", mib, reading.at("unchecked"), reading.at("plain"));
-  report("load", mib, reading.at("checked"), reading.at("plain"));
-  const Seconds& unchecked = reading.at("unchecked");
-  const Seconds& load = reading.at("checked");
-  std::cout << fmt::format(
-      "checksums are {:.1f} % of a load, {:.1f} % of its time of the processor\n"
-      "async_save stalls for {:.2f} copies\n",
-      100 * (1 - unchecked.passed / load.passed),
-      100 * (1 - unchecked.of_processor / load.of_processor),
-      median(stalls) / copying.at("copy").passed);
+  std::cout << fmt::format("async_save stalls for {:.2f} copies\n",
+                           median(stalls) / copying.at("copy").passed);
+  const std::vector<std::pair<std::string, std::function<void()>>> reading{
+      {"plain", [&] { read_plainly(dir / "unchecked", copies); }},
+      {"unchecked", [&] { checkpoint::load(*world, dir / "unchecked", {model}); }},
+      {"checked", [&] { checkpoint::load(*world, checked, {model}); }}};
+  report_reading("page cache", mib, medians(reading));
+  report_reading("disk", mib,
+                 medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
 /// On 2 x 2, half of the matrices as copies along the first dimension.

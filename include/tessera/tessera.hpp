@@ -83,6 +83,7 @@
 #include "tessera/observe/compare_runs.h"
 #include "tessera/observe/device.h"
 #include "tessera/observe/flops.h"
+#include "tessera/observe/kernel_profile.h"
 #include "tessera/observe/measured_peak.h"
 #include "tessera/observe/memory_log.h"
 #include "tessera/observe/memory_report.h"

@@ -1,9 +1,11 @@
 """The stages of scripts/gpu/run. Each adds rows to the results; what it raises ends that stage alone."""
+import collections
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import struct
@@ -187,6 +189,48 @@ def sizes(context, shape):
     """Steps that are not measured, those that are, batch and sequence."""
     steps = (1, 2) if context.rehearse else (5, 10 if context.quick else 15)
     return *steps, *((2, 128) if context.rehearse else (shape.batch, shape.seq))
+
+
+# Of the kernels' names, in this order.
+FAMILIES = {"products": "gemm|cutlass|nvjet|xmma|cublas", "attention": "flash|fmha|attention",
+            "collectives": "nccl", "our own": "tessera", "optimizer": "multi_tensor|adam", "copies": "memcpy|memset|copy|cat",
+            "reductions": "reduce|softmax|norm", "elementwise": "elementwise|vectorized"}
+
+
+def family_of(name):
+    return next((family for family, names in FAMILIES.items() if re.search(names, name, re.IGNORECASE)), "others")
+
+
+def busy_time(spans):
+    """The length of the union of (begin, end)."""
+    busy, until = 0, float("-inf")
+    for begin, end in sorted(spans):
+        busy += max(0, end - max(begin, until))
+        until = max(until, end)
+    return busy
+
+
+def profile(context):
+    """One step by libtorch's profiler: the kernels' time by family, and how long none of them runs."""
+    shape = SHAPES[0]
+    warm, _, batch, seq = sizes(context, shape)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "profile.json")
+        llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps", warm + 1,
+                              "--batch", batch, "--seq", seq, "--profile", file])
+        events = json.loads(file.read_text())["traceEvents"]
+    kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    context.add("profile", "kernels and copies", len(kernels), "a step", ok=len(kernels) > 0)
+    if not kernels:
+        return
+    times = collections.Counter()
+    for kernel in kernels:
+        times[family_of(kernel["name"])] += kernel["dur"] / 1e3
+    for family, time in times.most_common():
+        context.add("profile", family, time, "ms a step")
+    spans = [(e["ts"], e["ts"] + e["dur"]) for e in kernels]
+    idle = max(end for _, end in spans) - min(begin for begin, _ in spans) - busy_time(spans)
+    context.add("profile", "between kernels", idle / 1e3, "ms a step")
 
 
 def add_medians(context, stage, shape, rows):

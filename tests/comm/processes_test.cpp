@@ -167,9 +167,10 @@ std::vector<std::string> lines_with(const Ended& ended, const std::string& part)
 }
 
 TEST(Processes, AMissingPeerIsNamed) {
+  // Long enough for rank 1 to start on a busy machine, under a sanitizer too.
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
-      {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "1"}}});
+      {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "5"}}});
   for (const Ended& ended : processes) {
     EXPECT_EQ(ended.exit_code, 0);
     EXPECT_CONTAINS(ended.output, "rank(s) 2 did not come");

@@ -40,10 +40,11 @@ def test_every_stage_of_both_sizes_ends(packed, tmp_path):
     assert {row["unit"] for row in rows if row["stage"] == "train" and "unit" in row} >= {
         "ms a step", "tokens/s", "MFU, %"}
     assert (tmp_path / "results.md").read_text() in done.stdout
-    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer")
+    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer", "profile")
     assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == (["not run: rehearsal"] * 2 + ["ended"]) * 2
     assert [row["value"] for row in rows if row["stage"] == "compiled_peer"] == ["not run: rehearsal", "ended"] * 2
     assert {row.get("unit") for row in rows if row["stage"] == "peer"} >= {"ms a step", "GiB, peak"}
+    assert {row["what"] for row in rows if row["stage"] == "profile"} == {"kernels and copies", "stage"}
     assert done.returncode == 0, done.stderr
 
 

@@ -53,6 +53,16 @@ class Trace(programs.InFolder):
         names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
         self.assertEqual(names, ["rank 0: dp=0, tp=0", "rank 1: dp=1, tp=0"])
 
+    def test_profile_has_the_operators_of_the_last_step(self):
+        file = self.folder / "profile.json"
+        programs.train(self.flags("--steps", 3, "--profile", file), dp=2, tp=1)
+        events = [e for e in json.loads(file.read_text())["traceEvents"] if e.get("cat") == "cpu_op"]
+        # Two layers of seven products, and the head: forward once, backward twice, in one step.
+        products = [e for e in events if e["name"] == "aten::mm"]
+        self.assertEqual(len(products), 3 * (2 * 7 + 1))
+        self.assertTrue(all(e["dur"] >= 0 for e in events))
+        self.assertEqual([path.name for path in self.folder.glob("profile*")], ["profile.json"])
+
     def test_steps_that_are_not_made_are_refused(self):
         def refused(*flags):
             done = programs.run([programs.BIN / "llama_train", *self.flags("--steps", 3, *flags)])

@@ -99,6 +99,10 @@ void Observation::begin(const DeviceMesh& mesh, Llama& model, std::int64_t done)
   if (is_main && memory_) {
     check_can_write("--memory-report", options_.memory_report);
   }
+  if (is_main && !options_.profile.empty()) {
+    check_can_write("--profile", options_.profile);
+    profiled_step_ = options_.steps;
+  }
   if (!traced && !memory_) {
     return;
   }
@@ -116,6 +120,18 @@ void Observation::begin(const DeviceMesh& mesh, Llama& model, std::int64_t done)
 observe::StepMetrics Observation::run(std::int64_t step, const Llama& model,
                                       optim::Optimizer& optimizer,
                                       const std::function<observe::StepMetrics()>& make) {
+  if (step != profiled_step_) {
+    return record(step, model, optimizer, make);
+  }
+  observe::KernelProfile profile(c10::Device(options_.device));
+  const observe::StepMetrics metrics = record(step, model, optimizer, make);
+  write_or_warn("--profile", [&] { profile.write(options_.profile); });
+  return metrics;
+}
+
+observe::StepMetrics Observation::record(std::int64_t step, const Llama& model,
+                                         optim::Optimizer& optimizer,
+                                         const std::function<observe::StepMetrics()>& make) {
   if (!memory_ && !traces(step)) {
     return make();
   }

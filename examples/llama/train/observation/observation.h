@@ -10,6 +10,7 @@
 #include "examples/llama/model/model.h"
 #include "examples/llama/train/observation/memory_watch.h"
 #include "examples/llama/train/options/observation_options.h"
+#include "tessera/observe/kernel_profile.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/module_watch.h"
 #include "tessera/observe/step_trace.h"
@@ -17,7 +18,7 @@
 
 namespace llama {
 
-/// The recordings that --trace and --memory-report ask for; none without them.
+/// The recordings that --trace, --profile and --memory-report ask for; none without them.
 class Observation {
  public:
   /// Before the model is made, of which memory is counted.
@@ -39,9 +40,15 @@ class Observation {
     return trace_ && step >= steps_.first && step <= steps_.last;
   }
 
+  /// run() without its profile.
+  tessera::observe::StepMetrics record(std::int64_t step, const Llama& model,
+                                       tessera::optim::Optimizer& optimizer,
+                                       const std::function<tessera::observe::StepMetrics()>& make);
+
   const TrainOptions& options_;
   StepRange steps_;    ///< that are traced; {0, 0}: none
-  std::string place_;  ///< of this rank in the mesh
+  std::int64_t profiled_step_ = 0;  ///< 0: none
+  std::string place_;               ///< of this rank in the mesh
   std::unique_ptr<tessera::observe::ModuleWatch> watch_;
   std::unique_ptr<tessera::observe::StepTrace> trace_;
   std::unique_ptr<MemoryWatch> memory_;

@@ -17,6 +17,10 @@ void declare_observation(CLI::App& app, TrainOptions& o) {
   app.add_option("--trace-steps", o.trace_steps,
                  "The steps of --trace, both included (the second of this run)")
       ->option_text("A:B");
+  app.add_option("--profile", o.profile,
+                 "Write what rank 0 does in the last step as libtorch's profiler sees it, as a "
+                 "Chrome trace: operators and, on CUDA, kernels")
+      ->option_text("FILE.json");
   app.add_option(
          "--memory-report", o.memory_report,
          "Write at the end what tensors took in the step that took the most, by rank and, on "

@@ -50,6 +50,7 @@ void check_outputs(const CLI::App& app, const TrainOptions& o) {
                                    {"--metrics", o.metrics},
                                    {"report.html of --metrics", report},
                                    {"--trace", o.trace},
+                                   {"--profile", o.profile},
                                    {"--memory-report", o.memory_report},
                                    {"--tensorboard", o.tensorboard},
                                    {"--checkpoint", o.checkpoint},
