@@ -216,8 +216,7 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
       {"unchecked", [&] { checkpoint::load(*world, dir / "unchecked", {model}); }},
       {"checked", [&] { checkpoint::load(*world, checked, {model}); }}};
   report_reading("page cache", mib, medians(reading));
-  report_reading("disk", mib,
-                 medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
+  report_reading("disk", mib, medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
 /// On 2 x 2, half of the matrices as copies along the first dimension.

@@ -46,7 +46,7 @@ class Observation {
                                        const std::function<tessera::observe::StepMetrics()>& make);
 
   const TrainOptions& options_;
-  StepRange steps_;    ///< that are traced; {0, 0}: none
+  StepRange steps_;                 ///< that are traced; {0, 0}: none
   std::int64_t profiled_step_ = 0;  ///< 0: none
   std::string place_;               ///< of this rank in the mesh
   std::unique_ptr<tessera::observe::ModuleWatch> watch_;
