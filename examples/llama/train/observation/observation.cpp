@@ -124,7 +124,7 @@ observe::StepMetrics Observation::run(std::int64_t step, const Llama& model,
     return record(step, model, optimizer, make);
   }
   observe::KernelProfile profile(c10::Device(options_.device));
-  const observe::StepMetrics metrics = record(step, model, optimizer, make);
+  observe::StepMetrics metrics = record(step, model, optimizer, make);
   write_or_warn("--profile", [&] { profile.write(options_.profile); });
   return metrics;
 }
