@@ -94,23 +94,12 @@ bool close(double a, double b, double tolerance) {
   return a == b || std::abs(a - b) <= tolerance * std::max(1.0, std::abs(b));
 }
 
-/// How far numbers may lie apart by rounding, in parts of the largest.
-double tolerance_of(const TrainSpec& train) {
-  if (train.clip) {  // multiplies by a norm, which is in fp32
-    return 1e-5;
-  }
-  // Adam divides a gradient that is zero but for rounding by eps, and the next step goes on from
-  // there.
-  const bool adam =
-      train.optimizer == OptimizerKind::kAdamW || train.optimizer == OptimizerKind::kStockAdamW;
-  return adam ? 1e-8 : 1e-9;
-}
-
 /// Compares with one rank's, and keeps what is worth saying.
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      : oracle_(oracle), tolerance_(tolerance_of(c.train)) {
+      // Clipping multiplies by a norm, which is in fp32.
+      : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);
     }

@@ -23,14 +23,6 @@
 namespace tessera::race {
 namespace {
 
-std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& model) {
-  std::vector<nn::SlotPtr> slots;
-  for (const auto& [name, slot] : model.named_slots()) {
-    slots.push_back(slot);
-  }
-  return slots;
-}
-
 /// What a training does beside the trainer's usual.
 struct LlamaTraining {
   fsdp::Options options{};
@@ -69,7 +61,6 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
     testing::SmallLlama model(config);
     shard(model, rank.mesh({2, 2}, {"dp", "tp"}), how);
     rank.watch(model);
-    const std::vector<nn::SlotPtr> slots = slots_of(model);
     const auto optimizer = optimizer_of(model, how.by_muon);
     optim::GradScaler scaler({.enabled = how.scales});
     for (int step = 0; step < kSteps; ++step) {
@@ -77,7 +68,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
       scaler
           .scale(tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 12)), ids.narrow(0, 1, 12)))
           .backward();
-      scaler.clip_grad_norm_(slots, 0.5);
+      scaler.clip_grad_norm_(optimizer->parameters(), 0.5);
       scaler.step(*optimizer);
       optimizer->zero_grad();
     }
@@ -116,7 +107,7 @@ void split_sequences(CheckedRank& rank) {
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     model(testing::uniform_values({6, 8}, step + rank.rank().rank())).square().sum().backward();
-    optim::clip_grad_norm_(slots_of(model), 0.5);
+    optim::clip_grad_norm_(optimizer.parameters(), 0.5);
     optimizer.step();
     optimizer.zero_grad();
   }

@@ -25,12 +25,8 @@ std::optional<Placement> last_dim(const std::string&, const at::Tensor& tensor) 
   return Shard{tensor.dim() - 1};
 }
 
-void update(optim::AdamW& optimizer, const nn::ModuleBase& model) {
-  std::vector<nn::SlotPtr> slots;
-  for (const auto& [name, slot] : model.named_slots()) {
-    slots.push_back(slot);
-  }
-  optim::clip_grad_norm_(slots, 0.5);
+void update(optim::AdamW& optimizer) {
+  optim::clip_grad_norm_(optimizer.parameters(), 0.5);
   optimizer.step();
   optimizer.zero_grad();
 }
@@ -47,7 +43,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
       }
       testing::local_loss(model, rank.rank(), step + part).backward();
     }
-    update(optimizer, model);
+    update(optimizer);
   }
 }
 
@@ -136,7 +132,7 @@ void follow_an_event(CheckedRank& rank) {
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kAllReduce);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kAllReduce);
-      update(optimizer, model);
+      update(optimizer);
     }
     fsdp::set_post_optim_event(model, rank.streams().record(comm::Lane::kAllReduce));
   }
