@@ -32,7 +32,7 @@ endif()
 set(TESSERA_UNITY 0 CACHE STRING "Compile this many such sources of a target as one; 0: each alone")
 
 # Half of a build's time goes into the tests, whose own speed matters less.
-set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example -O1; empty: as the layers")
+set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example -O0; empty: as the layers")
 
 set(TESSERA_SANITIZE "" CACHE STRING "Value of -fsanitize=, for example address,undefined")
 
@@ -68,6 +68,8 @@ function(tessera_layer name)
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PUBLIC ${ARG_USES}
     PRIVATE ${ARG_PRIVATE} $<BUILD_INTERFACE:tessera_options>)
+  # Else a layer would call a program's copies of inline functions, which tests do not optimise.
+  target_link_options(tessera_${name} PRIVATE -Wl,-Bsymbolic-functions)
   tessera_use_unity(tessera_${name} "${ARG_ALONE}")
   if(NOT ARG_NO_TORCH)
     target_link_libraries(tessera_${name} PUBLIC tessera::libtorch)
@@ -86,19 +88,22 @@ function(tessera_all_layers)
   install(TARGETS tessera_all EXPORT tesseraTargets)
 endfunction()
 
-# tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL])
+# tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL]
+#                 [OPTIMIZE <flag>])
+# OPTIMIZE: instead of what the build type says, as TESSERA_TEST_OPTIMIZE.
 function(tessera_program name)
-  cmake_parse_arguments(ARG "NO_TORCH;NO_INSTALL" "" "SOURCES;USES" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;NO_INSTALL" "OPTIMIZE" "SOURCES;USES" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_USES} tessera_options)
   if(NOT ARG_NO_TORCH)
     tessera_use_unity(${name} "")
-    tessera_use_pch(${name})
+    tessera_use_pch(${name} ${ARG_OPTIMIZE})
     # Opened when the program runs, so that nothing links it.
     if(TARGET tessera_cuda)
       add_dependencies(${name} tessera_cuda)
     endif()
   endif()
+  target_compile_options(${name} PRIVATE ${ARG_OPTIMIZE})
   if(NOT ARG_NO_INSTALL)
     install(TARGETS ${name})
   endif()

@@ -28,7 +28,7 @@ std::int64_t tokens_needed(const std::vector<Trial>& trials, std::int64_t seq) {
 class Peaks {
  public:
   BenchOptions options_of(const Trial& trial, BenchOptions options) const {
-    const auto known = by_ranks_.find(trial.dp * trial.tp);
+    const auto known = by_ranks_.find(trial.mesh.ranks());
     if (options.peak_flops == "measure" && known != by_ranks_.end()) {
       options.peak_flops = llama::number_text(known->second);
     }
@@ -36,7 +36,7 @@ class Peaks {
   }
   void add(const Result& result) {
     if (result.figures.peak_flops) {
-      by_ranks_.try_emplace(result.trial.dp * result.trial.tp, *result.figures.peak_flops);
+      by_ranks_.try_emplace(result.trial.mesh.ranks(), *result.figures.peak_flops);
     }
   }
 

@@ -1,8 +1,10 @@
 #include "examples/bench_mfu/bench_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <iostream>
+#include <sstream>
 #include <utility>
 
 #include "examples/llama/cli.h"
@@ -21,7 +23,9 @@ void declare(CLI::App& app, BenchOptions& o) {
   app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "full", "selective"}));
-  app.add_option("--mesh", o.meshes, "Degrees of FSDP and of tensor parallelism (1x1)")
+  app.add_option("--mesh", o.meshes,
+                 "Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context "
+                 "parallelism between them")
       ->delimiter(',')
       ->option_text("DPxTP[,DPxTP]");
   app.add_option("--batch", o.batches, "Sequences a step over all ranks (4)")
@@ -48,15 +52,24 @@ void declare(CLI::App& app, BenchOptions& o) {
       ->option_text("FILE.toml");
 }
 
-std::pair<std::int64_t, std::int64_t> degrees_of(const std::string& mesh) {
-  std::int64_t dp = 0, tp = 0;
-  const char* const end = mesh.data() + mesh.size();
-  const auto first = std::from_chars(mesh.data(), end, dp);
-  const bool has_x = first.ec == std::errc() && first.ptr != end && *first.ptr == 'x';
-  const auto second = std::from_chars(has_x ? first.ptr + 1 : end, end, tp);
-  TESSERA_CHECK(has_x && second.ec == std::errc() && second.ptr == end && dp > 0 && tp > 0,
-                "--mesh ", mesh, " is no mesh; give degrees as DPxTP, such as 2x1");
-  return {dp, tp};
+/// The numbers of "2x1", in order; 0 for what is none.
+std::vector<std::int64_t> numbers_of(const std::string& mesh) {
+  std::vector<std::int64_t> numbers;
+  std::istringstream parts(mesh);
+  for (std::string part; std::getline(parts, part, 'x');) {
+    std::int64_t number = 0;
+    const auto read = std::from_chars(part.data(), part.data() + part.size(), number);
+    numbers.push_back(read.ec == std::errc() && read.ptr == part.data() + part.size() ? number : 0);
+  }
+  return numbers;
+}
+
+Degrees degrees_of(const std::string& mesh) {
+  const std::vector<std::int64_t> of = numbers_of(mesh);
+  const bool positive = std::ranges::all_of(of, [](std::int64_t degree) { return degree > 0; });
+  TESSERA_CHECK(positive && (of.size() == 2 || of.size() == 3) && !mesh.ends_with('x'), "--mesh ",
+                mesh, " is no mesh; give degrees as DPxTP, such as 2x1, or as DPxCPxTP");
+  return {.dp = of.front(), .cp = of.size() == 3 ? of[1] : 1, .tp = of.back()};
 }
 
 }  // namespace
@@ -90,10 +103,10 @@ std::vector<Trial> trials_of(const BenchOptions& o) {
   std::vector<Trial> trials;
   for (const std::string& config : o.configs) {
     for (const std::string& mesh : o.meshes) {
-      const auto [dp, tp] = degrees_of(mesh);
+      const Degrees degrees = degrees_of(mesh);
       for (const std::string& ac : o.ac) {
         for (const std::int64_t batch : o.batches) {
-          trials.push_back({.config = config, .ac = ac, .batch = batch, .dp = dp, .tp = tp});
+          trials.push_back({.config = config, .ac = ac, .batch = batch, .mesh = degrees});
         }
       }
     }

@@ -22,11 +22,19 @@ struct BenchOptions {
 /// Throws tessera::Error.
 BenchOptions parse_bench_options(std::vector<std::string> arguments);
 
+/// Of FSDP, context and tensor parallelism.
+struct Degrees {
+  std::int64_t dp = 1, cp = 1, tp = 1;
+
+  std::int64_t ranks() const { return dp * cp * tp; }
+};
+
 /// One run.
 struct Trial {
   std::filesystem::path config;
   std::string ac;
-  std::int64_t batch = 0, dp = 1, tp = 1;
+  std::int64_t batch = 0;
+  Degrees mesh{};
 
   /// The model's name: that of the file, or of the folder of a config.json.
   std::string shape() const;

@@ -67,8 +67,9 @@ std::string error_in(const std::filesystem::path& log) {
 
 std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
   std::vector<std::string> flags{"--config", trial.config.string(),
-                                 "--dp",     std::to_string(trial.dp),
-                                 "--tp",     std::to_string(trial.tp),
+                                 "--dp",     std::to_string(trial.mesh.dp),
+                                 "--cp",     std::to_string(trial.mesh.cp),
+                                 "--tp",     std::to_string(trial.mesh.tp),
                                  "--batch",  std::to_string(trial.batch),
                                  "--seq",    std::to_string(o.seq),
                                  "--steps",  std::to_string(o.steps),
@@ -151,7 +152,7 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
   std::filesystem::create_directories(folder);
   const std::vector<std::string> flags = run_flags(trial, options);
   std::vector<std::string> command{program("tessera-run"), "--nproc",
-                                   std::to_string(trial.dp * trial.tp), "--",
+                                   std::to_string(trial.mesh.ranks()), "--",
                                    program("llama_train")};
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {"--tokens", tokens.string(), "--peak-flops", options.peak_flops,
@@ -164,7 +165,7 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
     const int code = run(command, folder / "run.log");
     TESSERA_CHECK(code == 0, error_in(folder / "run.log"));
     result.figures = figures_of(counted_steps(folder / "metrics.jsonl", options.warmup), flops,
-                                trial.dp * trial.tp);
+                                trial.mesh.ranks());
   } catch (const tessera::Error& error) {
     result.error = error.what();
   } catch (const json::exception& error) {

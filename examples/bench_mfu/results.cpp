@@ -31,7 +31,9 @@ std::string tera(const std::optional<double>& flops) {
 }
 
 std::string mesh_text(const Trial& trial) {
-  return fmt::format("{}x{}", trial.dp, trial.tp);
+  const Degrees& mesh = trial.mesh;
+  return mesh.cp == 1 ? fmt::format("{}x{}", mesh.dp, mesh.tp)
+                      : fmt::format("{}x{}x{}", mesh.dp, mesh.cp, mesh.tp);
 }
 
 std::string escaped(const std::string& text) {
@@ -131,8 +133,9 @@ std::string to_json(const std::vector<Result>& results, const BenchOptions& opti
                     {"ac", trial.ac},
                     {"batch", trial.batch},
                     {"seq", options.seq},
-                    {"dp", trial.dp},
-                    {"tp", trial.tp},
+                    {"dp", trial.mesh.dp},
+                    {"cp", trial.mesh.cp},
+                    {"tp", trial.mesh.tp},
                     {"step_time_s", ran ? ordered_json(figures.step_time_s) : ordered_json()},
                     {"tokens_per_s", ran ? ordered_json(figures.tokens_per_s) : ordered_json()},
                     {"peak_flops", or_null(figures.peak_flops)},
@@ -158,7 +161,7 @@ std::string to_html(const std::vector<Result>& results, const BenchOptions& opti
       "<p>{}, sequences of {} tokens; the share of a rank's peak, medians of {} steps"
       "<span class=\"key\"><i class=\"a\"></i>MFU<i class=\"b\"></i>MFU, causal"
       "<i class=\"c\"></i>HFU</span></p>\n"
-      "<div class=\"card\"><table><thead><tr><th>model</th><th>dp x tp</th><th>ac</th>"
+      "<div class=\"card\"><table><thead><tr><th>model</th><th>dp (x cp) x tp</th><th>ac</th>"
       "<th class=\"n\">batch</th><th>share of the peak</th><th class=\"n\">peak TFLOP/s</th><th "
       "class=\"n\">tokens/s</th>"
       "<th class=\"n\">active GiB</th><th class=\"n\">reserved GiB</th></tr></thead>\n"

@@ -129,9 +129,11 @@ TEST(Parallelize, KeepsFrozenParametersFrozen) {
     Tree tree;
     tree.norm->slot("weight")->get().set_requires_grad(false);
     tree.head->slot("weight")->get().set_requires_grad(false);
-    parallelize_module(
-        tree, rank.mesh({2}, {"tp"}),
-        {{"embed", leave_plain()}, {"norm", sequence_parallel()}, {"head", colwise_parallel()}});
+    parallelize_module(tree, rank.mesh({2}, {"tp"}),
+                       {{"embed", leave_plain()},
+                        {"layers", leave_plain()},
+                        {"norm", sequence_parallel()},
+                        {"head", colwise_parallel()}});
     EXPECT_FALSE(tree.norm->weight->requires_grad());
     EXPECT_FALSE(tree.head->weight->requires_grad());
     EXPECT_TRUE(tree.embed->weight->requires_grad());
@@ -144,6 +146,7 @@ TEST(Parallelize, KeepsTiedWeightsTied) {
     tree.head->tie_slot("weight", tree.embed->slot("weight"));
     parallelize_module(tree, rank.mesh({2}, {"tp"}),
                        {{"embed", rowwise_parallel({.input_layouts = Replicate{}})},
+                        {"layers", leave_plain()},
                         {"norm", leave_plain()},
                         {"head", colwise_parallel()}});
     EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));

@@ -41,6 +41,16 @@ class BenchMfu(programs.InFolder):
         self.assertIn("HFU", done.stdout)
         self.assertIn("</html>", (self.folder / "out/results.html").read_text())
 
+    def test_sequences_that_are_split_take_the_same_flops(self):
+        done = self.bench("--mesh", "1x1,1x2x1", "--batch", BATCH, "--peak-flops", PEAK)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        whole, split = self.runs()
+        self.assertEqual([whole["cp"], split["cp"]], [1, 2])
+        flops = [run["mfu"] * run["step_time_s"] * run["dp"] * run["cp"] * run["tp"]
+                 for run in (whole, split)]
+        self.assertAlmostEqual(flops[1] / flops[0], 1, delta=0.01)
+        self.assertIn("1x2x1", done.stdout)
+
     def test_a_run_that_fails_does_not_end_the_others(self):
         done = self.bench("--mesh", "1x1,1x3", "--ac", "none,full", "--peak-flops", "measure",
                           "--flags=--param-dtype bf16")
@@ -54,6 +64,8 @@ class BenchMfu(programs.InFolder):
         self.assertIn("--tp 3", done.stdout)
 
     def test_bad_flags_are_one_line(self):
+        for mesh in ("2x", "x2", "2x0", "1x1x1x1", "axb"):
+            self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
         self.assertIn("--mesh 2: is no mesh".replace(":", ""), self.bench("--mesh", "2").stderr)
         self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)
 
