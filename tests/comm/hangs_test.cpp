@@ -241,7 +241,7 @@ void for_each_backend(const std::string& body, Expect&& expect,
     job.backend = backend;
     threads.emplace_back([&job, &body] {
       job.ranks = RunProcesses(3, "DISABLED_Hangs." + body,
-                               {.environment = variables_of(job), .deadline = seconds(12)});
+                               {.environment = variables_of(job), .deadline = seconds(30)});
     });
   }
   for (std::thread& thread : threads) {

@@ -99,6 +99,19 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_EQ(to_string(results[0].decisions), "final_norm=rms, planted=wrong_gradient");
 }
 
+// With stock AdamW, whose eps makes steps of rounding here: flipped last bits alone change weights
+// by more than is allowed.
+TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
+  SearchOptions options{.seed = 52, .all = false, .shrink = false};
+  constexpr std::int64_t kIllConditioned = 4153;
+  const Result right = run_one(options, kIllConditioned);
+  EXPECT_FALSE(is_fault(right.outcome.verdict)) << right.outcome.what;
+  options.fixed = {{"planted", "wrong_gradient"}};
+  const Result wrong = run_one(options, kIllConditioned);
+  EXPECT_EQ(wrong.outcome.verdict, Verdict::kDifferent);
+  EXPECT_CONTAINS(wrong.outcome.what, "one rank with other last bits");
+}
+
 TEST(Fuzz, CallsAnErrorAfterTheFirstStepAFault) {
   const std::vector<Result> results = search_planted("late_error");
   ASSERT_EQ(results.size(), 1);

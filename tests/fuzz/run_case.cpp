@@ -90,10 +90,6 @@ Outcome refusal(const Runs& runs) {
   return {late ? Verdict::kRefusedLate : Verdict::kRefused, text};
 }
 
-bool close(double a, double b, double tolerance) {
-  return a == b || std::abs(a - b) <= tolerance * std::max(1.0, std::abs(b));
-}
-
 /// Compares with one rank's, and keeps what is worth saying.
 class Comparison {
  public:
@@ -114,7 +110,21 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
+  /// The largest difference, in multiples of what is allowed.
+  double worst() const { return worst_; }
+
  private:
+  /// Whether a difference is not allowed; one that is no number is not.
+  bool exceeds(double difference, double allowed) {
+    const double multiple = difference / allowed;
+    worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);
+    return !(multiple <= 1);
+  }
+
+  bool differ(double a, double b, double tolerance) {
+    return a != b && exceeds(std::abs(a - b), tolerance * std::max(1.0, std::abs(b)));
+  }
+
   template <class... Parts>
   void note(fmt::format_string<Parts...> format, Parts&&... parts) {
     if (++differences_ <= 4) {
@@ -130,7 +140,7 @@ class Comparison {
         sum += trace.losses[i];
       }
       const double mean = sum / static_cast<double>(traces.size());
-      if (!close(mean, oracle_.losses[i], tolerance_)) {
+      if (differ(mean, oracle_.losses[i], tolerance_)) {
         note("loss {} is {:.12g}, not {:.12g}", i, mean, oracle_.losses[i]);
       }
     }
@@ -138,7 +148,7 @@ class Comparison {
 
   void compare_norms(std::size_t rank, const Trace& trace) {
     for (std::size_t i = 0; i < oracle_.grad_norms.size(); ++i) {
-      if (!close(trace.grad_norms[i], oracle_.grad_norms[i], 1e-5)) {
+      if (differ(trace.grad_norms[i], oracle_.grad_norms[i], 1e-5)) {
         note("gradient norm {} of rank {} is {:.8g}, not {:.8g}", i, rank, trace.grad_norms[i],
              oracle_.grad_norms[i]);
       }
@@ -151,7 +161,7 @@ class Comparison {
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
       // A gradient that is zero but for rounding is as wrong as the largest one is rounded.
-      if (!(difference <= tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
+      if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
       }
@@ -161,6 +171,7 @@ class Comparison {
   const Trace& oracle_;
   double tolerance_;
   double largest_gradient_ = 0;
+  double worst_ = 0;
   int differences_ = 0;
   std::string text_;
 };
@@ -192,6 +203,40 @@ bool explodes(const Trace& oracle) {
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
+/// How different one rank is from itself, as worst() says, once last bits of its weights are
+/// others: the most of a few runs.
+double worst_of_rounding(const Case& c, const Trace& oracle) {
+  constexpr std::uint64_t kRuns = 4;
+  double worst = 0;
+  for (std::uint64_t flips = 1; flips <= kRuns; ++flips) {
+    Trace flipped;
+    seed_libtorch(c.seed);
+    testing::RunRanks(1, [&](testing::Rank&) { train_alone(c, flipped, flips); });
+    Comparison comparison(c, oracle);
+    comparison.outcome({flipped});
+    worst = std::max(worst, comparison.worst());
+  }
+  return worst;
+}
+
+/// The bounds of a comparison hold where rounding does not grow. Where one rank does not keep them
+/// with itself, a mesh that is no worse says nothing.
+Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
+  Comparison comparison(c, oracle);
+  Outcome outcome = comparison.outcome(traces);
+  if (outcome.verdict != Verdict::kDifferent) {
+    return outcome;
+  }
+  const double rounding = worst_of_rounding(c, oracle);
+  outcome.what +=
+      fmt::format("; {:.3g} times what is allowed, one rank with other last bits {:.3g}",
+                  comparison.worst(), rounding);
+  if (rounding > 1 && comparison.worst() <= rounding) {
+    outcome.verdict = Verdict::kNotComparable;
+  }
+  return outcome;
+}
+
 }  // namespace
 
 Outcome run_case(const Case& c, std::chrono::seconds timeout) {
@@ -211,7 +256,7 @@ Outcome run_case(const Case& c, std::chrono::seconds timeout) {
   seed_libtorch(c.seed);
   const Runs runs = run_ranks(c, timeout);
   const bool well = std::ranges::all_of(runs.ends, [](const Ended& e) { return e.well; });
-  return well ? Comparison(c, oracle).outcome(runs.traces) : refusal(runs);
+  return well ? compared(c, oracle, runs.traces) : refusal(runs);
 }
 
 }  // namespace tessera::fuzz

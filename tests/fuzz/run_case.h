@@ -12,7 +12,8 @@ namespace tessera::fuzz {
 enum class Verdict {
   kEqual,
   kRefused,
-  kNotComparable,  ///< training gets out of hand: rounding decides its values
+  kNotComparable,  ///< rounding decides: training gets out of hand, or one rank with flipped last
+                   ///< bits is as different from itself
   kRefusedLate,
   kDifferent,
   kHung,

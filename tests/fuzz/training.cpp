@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -144,7 +145,7 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 /// The model of one rank, and what becomes of it on a mesh.
 class Training {
  public:
-  explicit Training(const Case& c) : case_(c) {}
+  explicit Training(const Case& c, std::uint64_t flips = 0) : case_(c), flips_(flips) {}
   /// `mesh`: none for one rank alone.
   void run(const std::optional<DeviceMesh>& mesh, Trace& trace) {
     build(mesh);
@@ -177,6 +178,9 @@ class Training {
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
       nn::init_weights(*net_, case_.seed + static_cast<std::uint64_t>(other));
     }
+    if (flips_ != 0) {
+      flip_last_bits();
+    }
     for (const auto& [name, slot] : net_->named_slots()) {
       if (freezes(case_.train.frozen, name)) {
         slot->get().set_requires_grad(false);
@@ -192,6 +196,17 @@ class Training {
     }
     if (init == Init::kMeta) {
       nn::init_weights(*net_, case_.seed);
+    }
+  }
+
+  void flip_last_bits() {
+    std::mt19937_64 draw(flips_);
+    for (const auto& [name, slot] : net_->named_slots()) {
+      const at::Tensor& tensor = slot->persistent();
+      auto* bits = static_cast<std::uint64_t*>(tensor.mutable_data_ptr());
+      for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+        bits[i] ^= draw() & 1U;
+      }
     }
   }
 
@@ -414,6 +429,7 @@ class Training {
   }
 
   const Case& case_;
+  std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
   bool wrapped_ = false;  ///< by FSDP
@@ -423,9 +439,9 @@ class Training {
 
 }  // namespace
 
-void train_alone(const Case& c, Trace& trace) {
+void train_alone(const Case& c, Trace& trace, std::uint64_t flips) {
   tessera::manual_seed(c.seed);
-  Training(c).run(std::nullopt, trace);
+  Training(c, flips).run(std::nullopt, trace);
 }
 
 void train_distributed(const Case& c, const testing::Rank& rank, Trace& trace) {

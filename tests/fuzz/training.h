@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -19,8 +20,9 @@ struct Trace {
   int steps = 0;                                 ///< that have ended
 };
 
-/// Trains on this rank alone, on the whole batch.
-void train_alone(const Case& c, Trace& trace);
+/// Trains on this rank alone, on the whole batch. `flips`: of how weights begin, about half of the
+/// last bits are flipped, others with each number; 0: none.
+void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0);
 /// Trains as one of the ranks of the case's mesh.
 void train_distributed(const Case& c, const testing::Rank& rank, Trace& trace);
 
