@@ -1,8 +1,11 @@
-// The fused kernels beside the same in ATen operators, on one thread, in fp32.
+// The fused kernels beside the same in ATen operators: on one thread of the CPU in fp32, or on a
+// GPU in bf16 with the sizes of an 8B model's block.
 //
 //   bench_kernels --benchmark_enable_random_interleaving=true [--benchmark_filter=REGEX]
+//   bench_kernels cuda [TOKENS]            a multiple of 4 (16384)
 //
-// The median of repetitions that take turns is what to read.
+// The median of repetitions that take turns is what to read. bytes_per_second counts what must be
+// read and written at least.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
@@ -14,10 +17,18 @@
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/silu.h>
 #include <benchmark/benchmark.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <string>
+#include <vector>
 
+#include "tessera/comm/streams.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace {
@@ -25,68 +36,117 @@ namespace {
 using namespace tessera;
 using Call = std::function<at::Tensor()>;
 
-void add(const std::string& name, const Call& call) {
-  const auto run = [call](benchmark::State& state) {
-    for (auto _ : state) {
-      benchmark::DoNotOptimize(call());
+/// Of a model's block: sequences of tokens / batch, heads of head_dim.
+struct Sizes {
+  at::TensorOptions options;
+  std::int64_t tokens, dim, hidden, head_dim, vocabulary, batch = 4;
+
+  at::Tensor rand(at::IntArrayRef sizes) const { return at::rand(sizes, options); }
+};
+
+/// By the device's own clock, over enough calls that none waits for its launch.
+void time_on_gpu(benchmark::State& state, const Call& call) {
+  constexpr int kCalls = 20;
+  const auto device = c10::Device(c10::kCUDA, 0);
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
+  c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
+      end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+  call();
+  for (auto _ : state) {
+    begin.record(stream);
+    for (int i = 0; i < kCalls; ++i) {
+      call();
     }
+    end.record(stream);
+    end.synchronize();
+    // The fake CUDA of the tests takes no time.
+    state.SetIterationTime(std::max(begin.elapsedTime(end) / 1e3, 1e-6) / kCalls);
+  }
+}
+
+void time_on_cpu(benchmark::State& state, const Call& call) {
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(call());
+  }
+}
+
+void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_gpu) {
+  const auto run = [=](benchmark::State& state) {
+    (on_gpu ? time_on_gpu : time_on_cpu)(state, call);
+    state.SetBytesProcessed(state.iterations() * bytes);
   };
-  benchmark::RegisterBenchmark(name.c_str(), run)
-      ->Unit(benchmark::kMicrosecond)
-      ->Repetitions(9)
-      ->ReportAggregatesOnly();
+  auto* added = benchmark::RegisterBenchmark(name.c_str(), run)
+                    ->Unit(benchmark::kMicrosecond)
+                    ->Repetitions(9)
+                    ->ReportAggregatesOnly();
+  if (on_gpu) {
+    added->UseManualTime();
+  }
 }
 
-void add_pair(const std::string& name, const Call& ours, const Call& aten) {
-  add(name + "/tessera", ours);
-  add(name + "/aten", aten);
+/// Both read `inputs` and write as much as ours gives.
+void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
+              const Call& aten) {
+  std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());
+  for (const at::Tensor& input : inputs) {
+    bytes += static_cast<std::int64_t>(input.nbytes());
+  }
+  const bool on_gpu = inputs.front().is_cuda();
+  add(name + "/tessera", ours, bytes, on_gpu);
+  add(name + "/aten", aten, bytes, on_gpu);
 }
 
-void add_rms_norm() {
-  const at::Tensor x = at::rand({1024, 256}), weight = at::rand({256});
+void add_rms_norm(const Sizes& s) {
+  const at::Tensor x = s.rand({s.tokens, s.dim}), weight = s.rand({s.dim});
   add_pair(
-      "rms_norm 1024x256", [=] { return kernels::rms_norm(x, weight, 1e-5).out; },
-      [=] { return at::rms_norm(x, {256}, weight, 1e-5); });
+      fmt::format("rms_norm {}x{}", s.tokens, s.dim), {x, weight},
+      [=] { return kernels::rms_norm(x, weight, 1e-5).out; },
+      [=] { return at::rms_norm(x, {weight.size(0)}, weight, 1e-5); });
 }
 
-void add_rotary_embedding() {
-  const at::Tensor x = at::rand({4, 256, 4, 64}), cos = at::rand({256, 64}),
-                   sin = at::rand({256, 64});
+void add_rotary_embedding(const Sizes& s) {
+  const std::int64_t positions = s.tokens / s.batch, heads = s.dim / s.head_dim;
+  const at::Tensor x = s.rand({s.batch, positions, heads, s.head_dim}),
+                   cos = s.rand({positions, s.head_dim}), sin = s.rand({positions, s.head_dim});
   add_pair(
-      "rotary_embedding 4x256x4x64",
-      [=] { return kernels::rotary_embedding(x, cos, sin, /*transposed=*/false); },
-      [=] {
-        const at::Tensor turned = at::cat({x.narrow(-1, 32, 32).neg(), x.narrow(-1, 0, 32)}, -1);
+      fmt::format("rotary_embedding {}x{}x{}x{}", s.batch, positions, heads, s.head_dim),
+      {x, cos, sin}, [=] { return kernels::rotary_embedding(x, cos, sin, /*transposed=*/false); },
+      [=, half = s.head_dim / 2] {
+        const at::Tensor turned =
+            at::cat({x.narrow(-1, half, half).neg(), x.narrow(-1, 0, half)}, -1);
         return x.mul(cos.unsqueeze(1)).add(turned.mul(sin.unsqueeze(1)));
       });
 }
 
-void add_silu_mul() {
-  const at::Tensor gate = at::rand({1024, 688}), up = at::rand({1024, 688});
+void add_silu_mul(const Sizes& s) {
+  const at::Tensor gate = s.rand({s.tokens, s.hidden}), up = s.rand({s.tokens, s.hidden});
   add_pair(
-      "silu_mul 1024x688", [=] { return kernels::silu_mul(gate, up); },
-      [=] { return at::silu(gate).mul(up); });
+      fmt::format("silu_mul {}x{}", s.tokens, s.hidden), {gate, up},
+      [=] { return kernels::silu_mul(gate, up); }, [=] { return at::silu(gate).mul(up); });
 }
 
-void add_embedding() {
-  const at::Tensor table = at::rand({4096, 256}), grad = at::rand({1024, 256}),
-                   indices = at::randint(4096, {1024}, at::kLong);
+void add_embedding(const Sizes& s) {
+  const std::int64_t rows = s.vocabulary;
+  const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
+                   indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
+  const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
+  // What it reads of the table is as much as it gives.
   add_pair(
-      "embedding of 1024, 4096x256",
-      [=] { return kernels::embedding_rows(table, indices, 0, 4096); },
+      "embedding " + of, {grad, indices},
+      [=] { return kernels::embedding_rows(table, indices, 0, rows); },
       [=] { return at::embedding(table, indices); });
   add_pair(
-      "embedding backward of 1024, 4096x256",
-      [=] { return kernels::embedding_rows_backward(grad, indices, 0, 4096); },
-      [=] { return at::embedding_dense_backward(grad, indices, 4096, -1, false); });
+      "embedding backward " + of, {grad, indices},
+      [=] { return kernels::embedding_rows_backward(grad, indices, 0, rows); },
+      [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
 /// What nn::FusedLinear gains: the query, key and value of few tokens, as a rank of tensor
 /// parallelism has them.
-void add_fused_linear() {
-  const at::Tensor x = at::rand({64, 1024}), weight = at::rand({512, 1024});
+void add_fused_linear(const Sizes& s) {
+  const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(
-      "query, key and value of 64x1024", [=] { return at::linear(x, weight); },
+      "query, key and value of 64x1024", {x, weight}, [=] { return at::linear(x, weight); },
       [=] {
         at::linear(x, weight.narrow(0, 0, 256));
         at::linear(x, weight.narrow(0, 256, 128));
@@ -94,16 +154,44 @@ void add_fused_linear() {
       });
 }
 
+void add_all(const Sizes& sizes) {
+  for (const auto add :
+       {add_rms_norm, add_rotary_embedding, add_silu_mul, add_embedding, add_fused_linear}) {
+    add(sizes);
+  }
+}
+
+/// Of an 8B model.
+Sizes on_gpu(std::int64_t tokens) {
+  return {.options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16),
+          .tokens = tokens,
+          .dim = 4096,
+          .hidden = 14336,
+          .head_dim = 128,
+          .vocabulary = 32000};
+}
+
+Sizes on_cpu() {
+  return {
+      .options = {}, .tokens = 1024, .dim = 256, .hidden = 688, .head_dim = 64, .vocabulary = 4096};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  add_rms_norm();
-  add_rotary_embedding();
-  add_silu_mul();
-  add_embedding();
-  add_fused_linear();
   benchmark::Initialize(&argc, argv);
+  const bool cuda = argc > 1 && argv[1] == std::string("cuda");
+  const std::int64_t tokens = argc > 2 ? std::atoll(argv[2]) : 16384;
+  if (argc > (cuda ? 3 : 1) || tokens < 4 || tokens % 4 != 0) {
+    std::cerr << "usage: bench_kernels [cuda [TOKENS]], TOKENS a multiple of 4" << std::endl;
+    return 2;
+  }
+  at::set_num_threads(1);
+  // Loads the library that needs CUDA.
+  const comm::StreamsPtr streams = cuda ? comm::make_streams(c10::Device(c10::kCUDA, 0)) : nullptr;
+  add_all(cuda ? on_gpu(tokens) : on_cpu());
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
+  // Its tensors go before the library that they need.
+  benchmark::ClearRegisteredBenchmarks();
 }

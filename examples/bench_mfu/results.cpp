@@ -23,7 +23,7 @@ std::string percent(const std::optional<double>& share) {
 }
 
 std::string gib(const std::optional<std::int64_t>& bytes) {
-  return bytes ? fmt::format("{:.2f}", static_cast<double>(*bytes) / (1 << 30)) : "-";
+  return bytes ? fmt::format("{:.3g}", static_cast<double>(*bytes) / (1 << 30)) : "-";
 }
 
 std::string tera(const std::optional<double>& flops) {
@@ -60,6 +60,7 @@ th,td{padding:8px 14px;text-align:left;white-space:nowrap;border-bottom:1px soli
 th{color:var(--muted);font-weight:500}
 tr:last-child td{border-bottom:0}
 .n{text-align:right}
+.error{white-space:normal}
 .bars{width:38%;min-width:260px}
 .bars div{display:flex;align-items:center;gap:8px;font-size:12px;line-height:1.35}
 .bars i{display:block;height:8px;border-radius:4px;min-width:2px}
@@ -81,7 +82,8 @@ std::string row(const Result& result, double longest) {
   std::string html = fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>",
                                  escaped(trial.shape()), mesh_text(trial), trial.ac, trial.batch);
   if (!result.error.empty()) {
-    return html + fmt::format("<td colspan=\"5\">{}</td></tr>\n", escaped(result.error));
+    return html +
+           fmt::format("<td class=\"error\" colspan=\"5\">{}</td></tr>\n", escaped(result.error));
   }
   return html +
          fmt::format(

@@ -291,3 +291,24 @@ def compiled_peer(context):
         context.add("compiled_peer", "torch.compile", "not run: rehearsal")
     else:
         peer(context, "--compile", stage="compiled_peer")
+
+
+def copy_ceiling(context):
+    """Bytes/s, of the stage ceilings of these results; None without it."""
+    rows = map(json.loads, context.results.read_text().splitlines())
+    return next((row["value"] * 1e12 for row in rows if row["stage"] == "ceilings" and row["what"] == "copy"), None)
+
+
+def kernels(context):
+    """The fused kernels beside ATen's operators: medians, and of them the share that they reach of the
+    speed of a copy."""
+    flags = ["64", "--benchmark_min_time=1e-9"] if context.rehearse else ["16384", "--benchmark_min_time=0.02"]
+    done = subprocess.run([HERE / "bin" / "bench_kernels", "cuda", *flags, "--benchmark_format=json"],
+                          env=for_programs(context), stdout=subprocess.PIPE, text=True, check=True)
+    ceiling = copy_ceiling(context)
+    for row in json.loads(done.stdout)["benchmarks"]:
+        if row["aggregate_name"] == "median":
+            name = row["run_name"].split("/repeats:")[0]
+            context.add("kernels", name, row["real_time"], "us")
+            if ceiling:
+                context.add("kernels", name, 100 * row["bytes_per_second"] / ceiling, "% of the speed of a copy")

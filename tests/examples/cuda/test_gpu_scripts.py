@@ -1,4 +1,5 @@
 """scripts/gpu/pack and run, rehearsed on the fake CUDA: a machine with a GPU is not the place to mend them."""
+import collections
 import json
 import pathlib
 import sys
@@ -40,11 +41,16 @@ def test_every_stage_of_both_sizes_ends(packed, tmp_path):
     assert {row["unit"] for row in rows if row["stage"] == "train" and "unit" in row} >= {
         "ms a step", "tokens/s", "MFU, %"}
     assert (tmp_path / "results.md").read_text() in done.stdout
-    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer", "profile")
+    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer", "profile",
+                     "ceilings", "kernels")
     assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == (["not run: rehearsal"] * 2 + ["ended"]) * 2
     assert [row["value"] for row in rows if row["stage"] == "compiled_peer"] == ["not run: rehearsal", "ended"] * 2
     assert {row.get("unit") for row in rows if row["stage"] == "peer"} >= {"ms a step", "GiB, peak"}
     assert {row["what"] for row in rows if row["stage"] == "profile"} == {"kernels and copies", "stage"}
+    timed = collections.Counter((row["what"], row["unit"]) for row in rows
+                                if row["stage"] == "kernels" and row["what"] != "stage")
+    assert set(timed.values()) == {2} and {unit for _, unit in timed} == {"us", "% of the speed of a copy"}
+    assert {"silu_mul 64x14336/tessera", "silu_mul 64x14336/aten"} <= {what for what, _ in timed}
     assert done.returncode == 0, done.stderr
 
 
