@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "inspect/step_blocks.h"
-#include "sharded/stored_step.h"
+#include "load/stored_step.h"
 #include "tessera/checkpoint/inspect.h"
 
 namespace tessera::checkpoint {

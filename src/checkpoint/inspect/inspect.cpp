@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "checksum/granules.h"
-#include "sharded/files_of_step.h"
-#include "sharded/manifest.h"
-#include "sharded/shards_of_others.h"
-#include "sharded/step_folder.h"
+#include "step/files_of_step.h"
+#include "step/manifest.h"
+#include "step/shards_of_others.h"
+#include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/input_file.h"

@@ -8,8 +8,8 @@
 
 #include "blocks/blocks.h"
 #include "safetensors/format.h"
-#include "sharded/files_of_step.h"
-#include "sharded/shards_of_others.h"
+#include "step/files_of_step.h"
+#include "step/shards_of_others.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 

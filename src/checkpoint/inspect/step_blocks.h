@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 
 namespace tessera::checkpoint {
 

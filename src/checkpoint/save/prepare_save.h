@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "save/shard_files.h"
-#include "sharded/manifest.h"
-#include "sharded/step_folder.h"
+#include "step/manifest.h"
+#include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
 

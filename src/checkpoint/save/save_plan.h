@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sharded/state_entries.h"
+#include "parameters/state_entries.h"
 
 namespace tessera::checkpoint {
 

@@ -18,7 +18,7 @@
 
 #include "all_ranks.h"
 #include "save/write_shards.h"
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 #include "tessera/comm/detail/agreement.h"
 
 namespace tessera::checkpoint {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "save/shard_files.h"
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 
 namespace tessera::checkpoint {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "all_ranks.h"
-#include "sharded/objects.h"
+#include "step/objects.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "checkpoint/known_model.h"
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "checkpoint/all_ranks.h"
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/runs.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "checkpoint/known_model.h"
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 #include "fsdp/training/random_model.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/optim/adamw.h"

@@ -1,6 +1,6 @@
 // Manifests and shards of strangers: their checksums are right, and what they say is not.
 
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/inspect.h"

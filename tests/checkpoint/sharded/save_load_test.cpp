@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/sharded/manifest.h"
+#include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "tessera/nn/fused_linear.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "checkpoint/known_model.h"
-#include "checkpoint/sharded/task_threads.h"
+#include "checkpoint/load/task_threads.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"

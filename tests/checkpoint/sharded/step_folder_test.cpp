@@ -1,4 +1,4 @@
-#include "checkpoint/sharded/step_folder.h"
+#include "checkpoint/step/step_folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/load/stored_step.h"
 #include "checkpoint/save/write_shards.h"
-#include "checkpoint/sharded/manifest.h"
-#include "checkpoint/sharded/stored_step.h"
+#include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "testing/errors.h"

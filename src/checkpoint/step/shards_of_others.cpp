@@ -1,4 +1,4 @@
-#include "sharded/shards_of_others.h"
+#include "step/shards_of_others.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "safetensors/natural_numbers.h"
-#include "sharded/step_folder.h"
-#include "sharded/tiling.h"
+#include "step/step_folder.h"
+#include "step/tiling.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"

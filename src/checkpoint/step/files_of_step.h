@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {

@@ -1,4 +1,4 @@
-#include "sharded/stored_step.h"
+#include "load/stored_step.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "blocks/blocks.h"
-#include "sharded/files_of_step.h"
-#include "sharded/tiling.h"
+#include "step/files_of_step.h"
+#include "step/tiling.h"
 
 namespace tessera::checkpoint {
 

@@ -1,4 +1,4 @@
-#include "sharded/tiling.h"
+#include "step/tiling.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "sharded/objects.h"
+#include "step/objects.h"
 
 #include <algorithm>
 #include <cstddef>

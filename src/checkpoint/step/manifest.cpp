@@ -1,6 +1,6 @@
 // The text is one JSON object. Its last member is the CRC-32C of all that is in front of it.
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@
 #include "checksum/granules.h"
 #include "safetensors/format.h"
 #include "safetensors/natural_numbers.h"
-#include "sharded/tiling.h"
+#include "step/tiling.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"

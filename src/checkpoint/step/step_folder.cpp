@@ -1,4 +1,4 @@
-#include "sharded/step_folder.h"
+#include "step/step_folder.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/detail/atomic_file.h"

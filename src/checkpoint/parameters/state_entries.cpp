@@ -1,4 +1,4 @@
-#include "sharded/state_entries.h"
+#include "parameters/state_entries.h"
 
 #include <cstddef>
 #include <map>

@@ -1,4 +1,4 @@
-#include "sharded/task_threads.h"
+#include "load/task_threads.h"
 
 #include <ATen/ThreadLocalState.h>
 

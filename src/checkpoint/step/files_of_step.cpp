@@ -1,4 +1,4 @@
-#include "sharded/files_of_step.h"
+#include "step/files_of_step.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
 

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 
 namespace tessera::checkpoint {
 

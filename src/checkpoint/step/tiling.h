@@ -4,7 +4,7 @@
 #include <optional>
 #include <span>
 
-#include "sharded/manifest.h"
+#include "step/manifest.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::checkpoint {

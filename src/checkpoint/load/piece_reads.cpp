@@ -1,10 +1,10 @@
-#include "sharded/piece_reads.h"
+#include "load/piece_reads.h"
 
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 
-#include "sharded/task_threads.h"
+#include "load/task_threads.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
 

@@ -1,8 +1,8 @@
-#include "sharded/dropout_calls.h"
+#include "step/dropout_calls.h"
 
 #include <string>
 
-#include "sharded/objects.h"
+#include "step/objects.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/visit_modules.h"
 

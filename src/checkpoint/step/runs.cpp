@@ -12,8 +12,8 @@
 
 #include "all_ranks.h"
 #include "inspect/step_blocks.h"
-#include "sharded/manifest.h"
-#include "sharded/step_folder.h"
+#include "step/manifest.h"
+#include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/detail/agreement.h"

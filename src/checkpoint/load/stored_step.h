@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "sharded/manifest.h"
-#include "sharded/piece_reads.h"
+#include "load/piece_reads.h"
+#include "step/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {
