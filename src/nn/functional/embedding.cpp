@@ -5,8 +5,7 @@
 #include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/dtensor/detail/function_kind.h"
-#include "tessera/dtensor/strict_scope.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
@@ -46,7 +45,8 @@ void check(const at::Tensor& weight, const at::Tensor& indices) {
   refuse_partial("embedding", table);
   refuse_partial("embedding", places);
   // As at:: operators: ranks may hold different indices, of which a sum over ranks would make one.
-  TESSERA_CHECK(!table || places || indices.numel() <= 1 || plain_tensors_are_replicated(),
+  TESSERA_CHECK(!table || places || indices.numel() <= 1 ||
+                    tessera::detail::plain_is_replicated_on(table->mesh),
                 "embedding: the table", quoted_name(weight), " is distributed, but the indices, ",
                 indices.sizes(), ", are plain; call the module as (*m)(x) and not as ",
                 "m->forward(x), so that its hooks run, distribute the indices, or state in a "
@@ -142,8 +142,6 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     return {wrap_local(local, spread.weight_grad, context->saved_data["sizes"].toIntVector()), {}};
   }
 };
-
-const tessera::detail::KindOfFunction<EmbeddingFunction> kEmbeddingKind({});
 
 }  // namespace
 

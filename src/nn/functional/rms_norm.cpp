@@ -8,7 +8,6 @@
 
 #include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/function_kind.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
@@ -85,9 +84,6 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     return {wrap_local(x_grad, spec, x.sizes().vec()), weight_grad, {}};
   }
 };
-
-const tessera::detail::KindOfFunction<RmsNormFunction> kRmsNormKind({.aligned = true,
-                                                                     .reads_last_dim = true});
 
 }  // namespace
 

@@ -6,7 +6,6 @@
 
 #include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/function_kind.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
@@ -61,8 +60,6 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     return {wrap_local(x_grad, spec, grads[0].sizes().vec()), {}, {}};
   }
 };
-
-const tessera::detail::KindOfFunction<RotaryFunction> kRotaryKind({.aligned = true});
 
 }  // namespace
 

@@ -5,7 +5,6 @@
 
 #include "functional/autograd_helpers.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/function_kind.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/nn/functional.h"
 
@@ -39,8 +38,6 @@ struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
     return {wrap_local(gate_grad, spec, sizes), wrap_local(up_grad, spec, sizes)};
   }
 };
-
-const tessera::detail::KindOfFunction<SiluMulFunction> kSiluMulKind({.aligned = true});
 
 }  // namespace
 
