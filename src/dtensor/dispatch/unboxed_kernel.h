@@ -24,24 +24,29 @@
 #include "tensor/distributed_impl.h"
 #include "tensor/leaf_gradient.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "tessera/kernels/detail/fake_mode.h"
 
 namespace tessera::detail {
 
 /// The kernel of one operator with its arguments unboxed: a call whose plan is kept and of kind
 /// kDirect goes from the wrappers to the local tensors and back without a stack. Every other is
-/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops whose
-/// results are tensors; one without results writes to its first list.
+/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops, or a
+/// FusedOperator, whose results are tensors; one without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
+  /// For DispatchKey::Fake.
+  static torch::CppFunction function() {
+    return torch::CppFunction::makeFromUnboxedFunction(&call);
+  }
   static void implement(torch::Library& library) {
     const std::string overload = Op::overload_name;
     const std::string name = overload.empty() ? Op::name : std::string(Op::name) + "." + overload;
-    library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(&call));
+    library.impl(name.c_str(), function());
   }
 
  private:
@@ -87,7 +92,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
-    if (plan.kind != PlanKind::kDirect) {
+    if (plan.kind != PlanKind::kDirect || (plan.mixes_plain && !plain_tensors_are_replicated())) {
       return false;
     }
     if constexpr (kInPlace || kNothing) {
