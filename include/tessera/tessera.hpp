@@ -25,6 +25,7 @@
 #include "tessera/core/placement.h"
 #include "tessera/core/redistribute_plan.h"
 #include "tessera/core/register_rule.h"
+#include "tessera/core/rule_builder.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/core/stop_signals.h"
 #include "tessera/data/batch_loader.h"

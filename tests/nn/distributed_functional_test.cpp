@@ -61,16 +61,20 @@ TEST(DistributedRmsNorm, DoesNotCommunicate) {
     const at::Tensor x = leaf(spread(normal_values({6, 4}, 1), mesh, {Shard{0}}));
     const at::Tensor w = leaf(spread(normal_values({4}, 2), mesh, {Replicate{}}));
     const at::Tensor grad = spread(normal_values({6, 4}, 3), mesh, {Shard{0}}).tensor();
+    leave_gradient_pending(w);
     EXPECT_EQ(calls(rank, [&] { rms_norm(x, w, 1e-5).backward(grad); }), 0);
     EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
   });
 }
 
-TEST(DistributedRmsNorm, RefusesASplitLastDimension) {
+TEST(DistributedRmsNorm, GathersASplitLastDimension) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{1}}).tensor();
-    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "its last dimension must be whole");
+    const at::Tensor x0 = normal_values({6, 4}, 1);
+    const at::Tensor x = spread(x0, mesh, {Shard{1}}).tensor();
+    EXPECT_TRUE(full_tensor(rms_norm(x, {}, 1e-5)).equal(rms_norm(x0, {}, 1e-5)));
+    const StrictScope strict;
+    EXPECT_ERROR(rms_norm(x, {}, 1e-5), "tessera::rms_norm needs its inputs redistributed");
   });
 }
 
@@ -78,11 +82,12 @@ TEST(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "with the plain weight",
-                 "a style in the plan of parallelize_module");
+    EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "argument 1, [4], is plain");
     const at::Tensor weight = spread(at::ones({4}), mesh, {Replicate{}}).tensor();
-    EXPECT_ERROR(rms_norm(at::ones({6, 4}), weight, 1e-5), "of the plain tensor, [6, 4]",
-                 "(*m)(x) and not as m->forward(x)");
+    EXPECT_ERROR(rms_norm(at::ones({6, 4}), weight, 1e-5), "argument 0, [6, 4], is plain");
+    const ReplicationScope same_on_every_rank;
+    EXPECT_TRUE(full_tensor(rms_norm(x, at::ones({4}), 1e-5))
+                    .equal(rms_norm(normal_values({6, 4}, 1), at::ones({4}), 1e-5)));
   });
 }
 
@@ -107,16 +112,30 @@ TEST(DistributedSiluMul, WorksOnAnySharding) {
   }
 }
 
-TEST(DistributedSiluMul, RefusesOperandsOfDifferentLayouts) {
+TEST(DistributedSiluMul, BringsOperandsOfDifferentLayoutsTogether) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor a = spread(normal_values({4, 4}, 1), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(silu_mul(a, spread(normal_values({4, 4}, 1), mesh, {Shard{1}}).tensor()),
-                 "tensors of different layouts");
-    EXPECT_ERROR(silu_mul(a, normal_values({4, 4}, 1)), "tensors of different layouts");
-    const at::Tensor pending =
-        DistributedTensor::from_local(at::ones({4}), mesh, {Partial{}}).tensor();
-    EXPECT_ERROR(silu_mul(pending, pending), "which is a pending sum");
+    const at::Tensor x = normal_values({4, 4}, 1);
+    const at::Tensor rows = spread(x, mesh, {Shard{0}}).tensor();
+    const at::Tensor columns = spread(x, mesh, {Shard{1}}).tensor();
+    const at::Tensor pending = spread(x, mesh, {Partial{}}).tensor();
+    for (const auto& operands : {std::pair(rows, columns), std::pair(pending, pending)}) {
+      const at::Tensor result = silu_mul(operands.first, operands.second);
+      EXPECT_TRUE(full_tensor(result).allclose(silu_mul(x, x), 1e-6, 1e-6));
+      const StrictScope strict;
+      EXPECT_ERROR(silu_mul(operands.first, operands.second),
+                   "tessera::silu_mul needs its inputs redistributed");
+    }
+    EXPECT_ERROR(silu_mul(rows, x), "tessera::silu_mul mixes distributed tensors with plain ones");
+  });
+}
+
+TEST(DistributedSiluMul, RefusesOtherSizesOnEveryLayout) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor a = spread(at::ones({2, 4}), mesh, {Shard{0}}).tensor();
+    const at::Tensor b = spread(at::ones({4, 4}), mesh, {Shard{0}}).tensor();
+    EXPECT_ERROR(silu_mul(a, b), "of sizes [2, 4] and [4, 4]");
   });
 }
 
@@ -138,15 +157,34 @@ TEST(DistributedRotaryEmbedding, WorksOnSplitHeads) {
     const at::Tensor cos = normal_values({5, 4}, 2);
     const at::Tensor sin = normal_values({5, 4}, 3);
     const at::Tensor x = leaf(spread(x0, mesh, {Shard{2}}));
+    EXPECT_ERROR(rotary_embedding(x, cos, sin), "argument 1, [5, 4], is plain");
+    const ReplicationScope same_on_every_rank;
     const at::Tensor y = rotary_embedding(x, cos, sin);
     EXPECT_TRUE(full_tensor(y).allclose(rotary_embedding(x0, cos, sin)));
     y.backward(spread(x0, mesh, {Shard{2}}).tensor());
     const at::Tensor plain = x0.clone().requires_grad_();
     rotary_embedding(plain, cos, sin).backward(x0);
     EXPECT_TRUE(full_tensor(x.grad()).allclose(plain.grad()));
-    EXPECT_ERROR(rotary_embedding(spread(x0, mesh, {Shard{1}}).tensor(), cos, sin),
-                 "batch and heads may be split only");
   });
+}
+
+// Each rank turns its positions by its rows of the tables, which are cut without communication.
+TEST(DistributedRotaryEmbedding, WorksOnASplitSequence) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"cp", "tp"});
+    const at::Tensor x0 = normal_values({2, 5, 3, 4}, 1);
+    const at::Tensor cos = normal_values({5, 4}, 2), sin = normal_values({5, 4}, 3);
+    const at::Tensor x = spread(x0, mesh, {Shard{1}, Shard{2}}).tensor();
+    const ReplicationScope same_on_every_rank;
+    at::Tensor y;
+    EXPECT_EQ(calls(rank, [&] { y = rotary_embedding(x, cos, sin); }), 0);
+    EXPECT_TRUE(full_tensor(y).equal(rotary_embedding(x0, cos, sin)));
+  });
+}
+
+TEST(DistributedRotaryEmbedding, RefusesTablesThatNeedAGradient) {
+  const at::Tensor x = at::ones({1, 2, 1, 4}), table = at::ones({2, 4});
+  EXPECT_ERROR(rotary_embedding(x, table.clone().requires_grad_(), table), "need no gradient");
 }
 
 struct Vocabulary {

@@ -6,23 +6,26 @@
 
 namespace tessera::nn {
 
-// Fused operations on plain or distributed tensors. On distributed tensors they work on the local
-// ones and do not communicate in forward; a layout for which that is impossible is an Error. In
-// backward, a gradient of another layout than the result's is redistributed first, which is
-// collective. Differentiable once: create_graph throws Error.
+// Fused operations on plain or distributed tensors: operators of the library, "tessera::rms_norm"
+// and so on, with a sharding rule each. They communicate where their rule has to bring an argument
+// to another layout, which a StrictScope refuses. In backward, a gradient of another layout than
+// the result's is redistributed first, which is collective. Differentiable once: create_graph
+// throws Error.
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019). Statistics
-/// in fp32 (fp64 for fp64), rounded once. weight: (x.size(-1)) or undefined; replicated on x's
-/// mesh. The last dimension of x must not be sharded. The gradient of weight is Partial over the
-/// mesh dimensions that shard x.
+/// in fp32 (fp64 for fp64), rounded once. weight: (x.size(-1)) or undefined. Any dimension of x but
+/// the last may be sharded. The gradient of weight is Partial over the mesh dimensions that shard
+/// x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Same shape, type and layout.
+/// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Same shape and type; any dimension may
+/// be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
 /// Rotary position embedding (Su et al. 2021), Hugging Face's half-split convention:
 /// x * cos + rotate_half(x) * sin. x: (batch, sequence, heads, head_dim), head_dim even; cos, sin:
-/// (sequence, head_dim) plain, without gradient. A distributed x may be sharded on batch and heads.
+/// (sequence, head_dim), without gradient. Any dimension of x but the last may be sharded; of the
+/// tables each rank takes the positions that it has.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 /// Rows `indices` of `weight`: (...) -> (..., weight.size(1)). indices: int64, on the

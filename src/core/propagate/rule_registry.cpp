@@ -13,6 +13,7 @@
 
 #include "rules/rule_builder.h"
 #include "rules/rule_table.h"
+#include "tessera/core/detail/library_rule.h"
 #include "tessera/core/error.h"
 #include "tessera/core/register_rule.h"
 
@@ -51,6 +52,18 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
+/// What layers above have added, until the registry is made.
+struct AddedRules {
+  std::mutex mutex;
+  std::map<std::string, RuleFunction::Entry> rules;
+  bool taken = false;
+};
+
+AddedRules& added_rules() {
+  static auto* instance = new AddedRules;
+  return *instance;
+}
+
 /// All tables. Never changes once it is made, so that a lookup takes no lock.
 struct Registry {
   std::deque<std::string> names;  // keep their addresses: the keys below refer to them
@@ -68,20 +81,38 @@ struct Registry {
           rules::optimizer_table, rules::random_table}) {
       add(table());
     }
+    take_added();
   }
 
   void add(const rules::Table& table) {
     RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
     for (const rules::Row& row : table.rows) {
       for (std::string& name : expand_names(row.names)) {
-        // A deque does not move its elements when it grows.
-        const std::string_view op = names.emplace_back(std::move(name));
-        TESSERA_CHECK(entries.emplace(op, RuleFunction::Entry{row.body, row.reads_numbers}).second,
-                      "rule table: two rules for ", op);
-        family.operators.push_back(op);
+        add(family, std::move(name), {row.body, row.reads_numbers});
       }
     }
     std::sort(family.operators.begin(), family.operators.end());
+  }
+
+  /// The last family: of operators that libtorch does not have.
+  void take_added() {
+    AddedRules& added = added_rules();
+    const std::lock_guard lock(added.mutex);
+    added.taken = true;
+    if (added.rules.empty()) {
+      return;
+    }
+    RuleFamily& family = families.emplace_back(RuleFamily{"of this library", {}});
+    for (const auto& [op, entry] : added.rules) {
+      add(family, op, entry);
+    }
+  }
+
+  /// A deque does not move its elements when it grows.
+  void add(RuleFamily& family, std::string name, RuleFunction::Entry entry) {
+    const std::string_view op = names.emplace_back(std::move(name));
+    TESSERA_CHECK(entries.emplace(op, std::move(entry)).second, "rule table: two rules for ", op);
+    family.operators.push_back(op);
   }
 };
 
@@ -180,6 +211,13 @@ const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
 }
 
 }  // namespace
+
+void detail::add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
+  AddedRules& added = added_rules();
+  const std::lock_guard lock(added.mutex);
+  TESSERA_CHECK(!added.taken, "internal: the rule of ", op, " came after the first lookup");
+  added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
+}
 
 /// Refused after the first use, as a plan by the old rule may be in the dispatch cache of some
 /// thread.

@@ -221,7 +221,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   // Before is_decomposed, which asks for it.
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
   decomposes = is_decomposed(*this, op);
-  is_own = !name.starts_with("aten::");
+  is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
   writes_lists = traits.has(Trait::kForeach) && returns.empty() && !written.empty();
   if (!traits.functional().empty()) {
     functional = find_operator("aten::" + std::string(traits.functional()));

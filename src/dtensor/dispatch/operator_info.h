@@ -46,7 +46,7 @@ struct OperatorInfo {
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)
   bool draws_random = false;
-  bool is_own = false;  ///< a library's beside libtorch: autograd need not know it
+  bool is_own = false;  ///< another library's: autograd need not know it
   bool writes_lists =
       false;  ///< _foreach_add_ and its like: writes to its first list, returns nothing
 

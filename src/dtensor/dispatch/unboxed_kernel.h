@@ -23,6 +23,7 @@
 #include "tensor/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tensor/leaf_gradient.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/kernels/detail/fake_mode.h"
 
@@ -30,18 +31,22 @@ namespace tessera::detail {
 
 /// The kernel of one operator with its arguments unboxed: a call whose plan is kept and of kind
 /// kDirect goes from the wrappers to the local tensors and back without a stack. Every other is
-/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops whose
-/// results are tensors; one without results writes to its first list.
+/// boxed and left to dispatch(), with what was looked up. `Op` is a struct of at::_ops, or a
+/// FusedOperator, whose results are tensors; one without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
+  /// For DispatchKey::Fake.
+  static torch::CppFunction function() {
+    return torch::CppFunction::makeFromUnboxedFunction(&call);
+  }
   static void implement(torch::Library& library) {
     const std::string overload = Op::overload_name;
     const std::string name = overload.empty() ? Op::name : std::string(Op::name) + "." + overload;
-    library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(&call));
+    library.impl(name.c_str(), function());
   }
 
  private:
@@ -87,7 +92,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
-    if (plan.kind != PlanKind::kDirect) {
+    if (plan.kind != PlanKind::kDirect ||
+        (plan.mixes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }
     if constexpr (kInPlace || kNothing) {
@@ -97,14 +103,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// For every distributed argument, as localize_arguments does on the boxed way. Arguments of
-  /// other types hold none.
+  /// For every tensor, as localize_arguments and check_policy do on the boxed way. Arguments of other
+  /// types hold none.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       auto* impl = argument.defined() ? as_distributed(argument) : nullptr;
       if (impl != nullptr) {
         keep_gradient_layout(*impl, argument);
+      } else if (argument.defined() && argument.requires_grad()) {
+        keep_gradient_plain(argument);
       }
     } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
       if (argument) {

@@ -150,7 +150,7 @@ bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
 /// UnboxedKernel::run does just that: whatever a step of run_local could have to do for this plan
 /// must be refused here.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
-  if (plan.takes_plain || plan.local_call || info.changes_shape) {
+  if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
   }
   const bool one_result = info.returns.size() == 1 && plan.outputs.size() == 1;

@@ -2,7 +2,6 @@
 // plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
 // scopes of the calling thread say whether it may.
 
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
@@ -180,7 +179,7 @@ void check_policy(const PlannedCall& call) {
   if (call.plan.mixes_plain && !plain_is_replicated_on(call.plan.replicated.mesh)) {
     fail_of_mixing(call);
   }
-  if (call.plan.takes_plain && c10::GradMode::is_enabled()) {
+  if (call.plan.takes_plain) {
     keep_gradients_plain(call);
   }
   if (call.plan.moves && !call.plan.asked_for) {

@@ -57,7 +57,7 @@ c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor
 }
 
 RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments) {
-  const std::string full = "aten::" + op;
+  const std::string full = op.find("::") == std::string::npos ? "aten::" + op : op;
   const auto dot = full.find('.');
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
       full.substr(0, dot).c_str(), dot == std::string::npos ? "" : full.substr(dot + 1).c_str());

@@ -24,7 +24,7 @@ c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
 /// Undefined tensors are None.
 c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
 
-/// A case of `op`, named without "aten::". Missing arguments get the schema's defaults.
+/// A case of `op`, of libtorch named without "aten::". Missing arguments get the schema's defaults.
 RuleCase make_case(const std::string& op, std::vector<c10::IValue> arguments);
 
 template <class... Arguments>
@@ -38,5 +38,6 @@ std::vector<RuleCase> view_cases();
 std::vector<RuleCase> indexing_cases();
 std::vector<RuleCase> network_cases();
 std::vector<RuleCase> list_cases();
+std::vector<RuleCase> fused_cases();
 
 }  // namespace tessera::testing

@@ -114,6 +114,9 @@ TEST_P(Rules, Indexing) {
 TEST_P(Rules, Networks) {
   expect_right(network_cases());
 }
+TEST_P(Rules, Fused) {
+  expect_right(fused_cases());
+}
 TEST_P(Rules, Lists) {
   expect_right(list_cases());
 }

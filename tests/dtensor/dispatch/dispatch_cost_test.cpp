@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/dispatch_cache.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -110,6 +111,7 @@ std::vector<Case> cases() {
       {"addmm", {x, x, x}, [](auto& t) { return Tensors{at::addmm(t[0], t[1], t[2])}; }},
       {"sum", {x}, [](auto& t) { return Tensors{at::sum(t[0], 1)}; }},
       {"softmax", {x}, [](auto& t) { return Tensors{at::softmax(t[0], -1)}; }},
+      {"silu_mul", {x, x}, [](auto& t) { return Tensors{detail::silu_mul(t[0], t[1])}; }},
       {"split", {x}, [](auto& t) { return t[0].split(4, 1); }, 2},
   };
 }

@@ -77,7 +77,7 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   out << "\n### " << family.name << " (" << family.operators.size() << ")\n\n";
   std::vector<std::string> names;
   for (const auto op : family.operators) {
-    names.emplace_back(op.substr(kNamespace.size()));
+    names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
   }
   for (const auto& [name, list] : by_operator(names)) {
     out << "* `" << name << "`" << list << "\n";
@@ -157,7 +157,8 @@ std::string render() {
          "How each operator of libtorch that takes a tensor is run on distributed ones. Generated "
          "from the\ntables in `src/core/rules/` and from libtorch's dispatcher: after a change, "
          "run "
-         "`dtensor_test` with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator.\n\n"
+         "`dtensor_test` with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. The "
+         "library's own operators\n(`src/dtensor/fused/`) are the last family.\n\n"
          "## With a sharding rule ("
       << ruled_operators().size() << " overloads in " << rule_families().size()
       << " families)\n\n"

@@ -59,6 +59,9 @@ std::vector<KindCase> kind_cases() {
       plain("NoDistributedTensor", "aten::mm", {values({4, 4}), values({4, 4})}, PlanKind::kPlain),
       plain("WrittenInTermsOfOthers", "aten::rand_like", {rows}, PlanKind::kDecomposed),
       plain("NothingToMove", "aten::mm", {rows, whole}, PlanKind::kDirect),
+      plain("APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})},
+            PlanKind::kDirect),
+      plain("AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, PlanKind::kDirect),
       // Ranks that have one row of three would not agree on the order of columns in memory.
       plain("AResultOfThinParts", "aten::sum.dim_IntList", {thin, std::vector<std::int64_t>{0}},
             PlanKind::kLocal),

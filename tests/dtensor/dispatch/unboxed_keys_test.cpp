@@ -97,6 +97,20 @@ std::vector<UnboxedCalls> network_calls() {
   };
 }
 
+std::vector<UnboxedCalls> fused_calls() {
+  const auto x = spread(values({4, 6})), weight = spread(values({6}), Replicate{});
+  const auto rows = spread(values({4, 1}).abs());
+  const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
+  const c10::IValue none;
+  return {
+      {"tessera::silu_mul", {{x, x}}},
+      {"tessera::silu_mul_backward", {{x, x, x}}},
+      {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},
+      {"tessera::rms_norm_backward", {{x, x, weight, rows}, {x, x, none, rows}}},
+      {"tessera::rotary_embedding", {{heads, table, table}, {heads, table, table, true}}},
+  };
+}
+
 std::vector<UnboxedCalls> view_calls() {
   const auto x = spread(values({4, 6})), flat = spread(values({4, 1, 6}));
   using Sizes = std::vector<std::int64_t>;
@@ -142,7 +156,8 @@ std::vector<UnboxedCalls> list_calls() {
 
 std::vector<UnboxedCalls> all_calls() {
   std::vector<UnboxedCalls> all;
-  for (auto& calls : {elementwise_calls(), network_calls(), view_calls(), list_calls()}) {
+  for (auto& calls :
+       {elementwise_calls(), network_calls(), fused_calls(), view_calls(), list_calls()}) {
     all.insert(all.end(), calls.begin(), calls.end());
   }
   return all;
@@ -150,8 +165,9 @@ std::vector<UnboxedCalls> all_calls() {
 
 c10::OperatorHandle find(const std::string& name) {
   const auto dot = std::min(name.find('.'), name.size());
+  const std::string library = name.find("::") == std::string::npos ? "aten::" : "";
   return c10::Dispatcher::singleton().findSchemaOrThrow(
-      ("aten::" + name.substr(0, dot)).c_str(),
+      (library + name.substr(0, dot)).c_str(),
       dot < name.size() ? name.substr(dot + 1).c_str() : "");
 }
 
@@ -191,7 +207,8 @@ TEST(UnboxedKey, IsThatOfTheBoxedCall) {
 std::set<std::string> unboxed_operators() {
   std::set<std::string> names;
   for (const auto name : ruled_operators()) {
-    const std::string short_name(name.substr(std::string_view("aten::").size()));
+    const bool libtorchs = name.starts_with("aten::");
+    const std::string short_name(name.substr(libtorchs ? std::string_view("aten::").size() : 0));
     const bool own = detail::OperatorTraits(name).has(detail::Trait::kOwnKernel);
     if (!own && find(short_name).hasKernelForDispatchKey(c10::DispatchKey::Fake)) {
       names.insert(short_name);

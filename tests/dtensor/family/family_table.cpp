@@ -54,7 +54,7 @@ std::vector<Family> families() {
   std::vector<Family> all;
   for (const auto part :
        {elementwise_families, matmul_families, reduction_families, normalisation_families,
-        view_families, indexing_families, network_families, optimizer_families}) {
+        view_families, indexing_families, network_families, fused_families, optimizer_families}) {
     auto families = part();
     all.insert(all.end(), std::make_move_iterator(families.begin()),
                std::make_move_iterator(families.end()));

@@ -56,6 +56,7 @@ std::vector<Family> elementwise_families();
 std::vector<Family> matmul_families();
 std::vector<Family> reduction_families();
 std::vector<Family> normalisation_families();
+std::vector<Family> fused_families();
 std::vector<Family> view_families();
 std::vector<Family> indexing_families();
 std::vector<Family> network_families();

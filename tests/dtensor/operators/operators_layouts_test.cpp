@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/case_name.h"
 #include "testing/full_tensor.h"
@@ -98,6 +99,16 @@ std::vector<Case> cases() {
       {"rms norm",
        {{7, 8}, {8}},
        [](const Tensors& t) { return t[0] * (t[0].pow(2).mean(-1, true) + 1e-5).rsqrt() * t[1]; }},
+      {"silu_mul", {{7, 6}, {7, 6}}, [](const Tensors& t) { return detail::silu_mul(t[0], t[1]); }},
+      {"own rms norm",
+       {{7, 4, 6}, {6}},
+       [](const Tensors& t) { return detail::rms_norm(t[0], t[1], 1e-5); }},
+      {"rotary embedding",
+       {{2, 5, 6, 4}, {5, 4}, {5, 4}},
+       [](const Tensors& t) {
+         const auto turned = detail::rotary_embedding(t[0], t[1].detach(), t[2].detach());
+         return turned + t[1].sum() + t[2].sum();  // so that every leaf has a gradient
+       }},
       {"log softmax, uneven", {{5, 7}}, [](const Tensors& t) { return at::log_softmax(t[0], 1); }},
       {"logsumexp", {{8, 6}}, [](const Tensors& t) { return at::logsumexp(t[0], {1}, true); }},
       {"largest", {{7, 6}}, [](const Tensors& t) { return at::amax(t[0], {0}); }},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "operator_case.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera {
@@ -52,6 +53,23 @@ const std::vector<OperatorCase>& cases() {
        {{7, 5}, {5}, {5}},
        [](auto& t) { return at::layer_norm(t[0], {5}, t[1], t[2]); }},
       {"rms_norm", {{7, 5}, {5}}, [](auto& t) { return at::rms_norm(t[0], {5}, t[1], 1e-5); }},
+      {"silu_mul", {{7, 5}, {7, 5}}, [](auto& t) { return detail::silu_mul(t[0], t[1]); }},
+      {"silu_mul_empty", {{1, 3}, {1, 3}}, [](auto& t) { return detail::silu_mul(t[1], t[0]); }},
+      {"own_rms_norm",
+       {{7, 3, 5}, {5}},
+       [](auto& t) { return detail::rms_norm(t[0], t[1], 1e-5); }},
+      {"own_rms_norm_empty",
+       {{1, 5}, {5}},
+       [](auto& t) { return detail::rms_norm(t[0], t[1], 1e-5); }},
+      {"own_rms_norm_no_weight",
+       {{7, 5}},
+       [](auto& t) { return detail::rms_norm(t[0], {}, 1e-5); }},
+      {"own_rms_norm_weight",
+       {{5}, {7, 5}},
+       [](auto& t) { return detail::rms_norm(t[1], t[0], 1e-5); }},
+      {"rotary_embedding",
+       {{3, 5, 3, 4}, {5, 4}, {5, 4}},
+       [](auto& t) { return detail::rotary_embedding(t[0], t[1].detach(), t[2].detach()); }},
       {"t", {{7, 5}}, [](auto& t) { return t[0].t().mul(2); }},
       {"view_flat", {{7, 5}}, [](auto& t) { return t[0].view({35}).mul(2); }},
       {"view_split", {{6, 4}}, [](auto& t) { return t[0].view({3, 2, 4}).mul(2); }},

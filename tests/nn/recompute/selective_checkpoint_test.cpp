@@ -7,6 +7,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/functional.h"
 #include "testing/errors.h"
 #include "testing/memory/allocated_bytes.h"
 #include "testing/ranks.h"
@@ -59,6 +60,23 @@ TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
                                       {"aten::sin", 0}}));
   EXPECT_EQ(counted->replayed_operators, 1);
   EXPECT_EQ(counted->recomputed_operators, 3);
+}
+
+TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
+  const auto gated = [](const at::Tensor& x, const at::Tensor& weight) {
+    const at::Tensor y = rms_norm(x, weight, 1e-5);
+    return silu_mul(y, x).sin();
+  };
+  const Counted counted = keeping(save_operators({"tessera::rms_norm", "tessera::silu_mul"}));
+  const at::Tensor x = leaf({5, 7}, 1), w = leaf({7}, 2);
+  const at::Tensor y = leaf({5, 7}, 1), v = leaf({7}, 2);
+  gated(x, w).sum().backward();
+  checkpoint(counted.options, gated, y, v).sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), y.grad()));
+  EXPECT_TRUE(at::equal(w.grad(), v.grad()));
+  EXPECT_EQ(counted->kept_operators, 2);
+  EXPECT_EQ(counted->replayed_operators, 2);
+  EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
 TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {

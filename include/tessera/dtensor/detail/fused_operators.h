@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+/// Calls of this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/), on plain
+/// and distributed tensors. nn/functional.h says what they compute.
+namespace tessera::detail {
+
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
+/// weight: undefined for ones.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+}  // namespace tessera::detail

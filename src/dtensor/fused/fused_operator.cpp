@@ -1,0 +1,80 @@
+// The parts that need no operator's type: the way of a gradient through a FusedNode, and the rule
+// that several share.
+
+#include "fused/fused_operator.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include <mutex>
+#include <utility>
+
+#include "tensor/autograd_functions.h"
+#include "tensor/distributed_impl.h"
+#include "tessera/core/error.h"
+#include "tessera/core/rule_builder.h"
+
+namespace tessera::detail {
+
+using torch::autograd::variable_list;
+
+torch::CppFunction refuse_gradient() {
+  return torch::autograd::autogradNotImplementedFallback();
+}
+
+/// Gradient mode is on in a backward only if that is recorded (create_graph).
+variable_list FusedNode::apply(variable_list&& gradients) {
+  TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
+                " is differentiable once; a gradient of its gradient was asked for "
+                "(create_graph): write it with at:: operators there");
+  if (!gradients[0].defined()) {
+    return variable_list(num_outputs());
+  }
+  const std::lock_guard lock(mutex_);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return differentiate(in_layout_of_result(gradients[0]));
+}
+
+/// Kept in the list: unpacking one that was released says what is wrong.
+void FusedNode::release_variables() {
+  const std::lock_guard lock(mutex_);
+  for (torch::autograd::SavedVariable& variable : saved_) {
+    variable.reset_data();
+  }
+}
+
+void FusedNode::record(const at::Tensor& result) {
+  if (const DistributedTensorImpl* impl = as_distributed(result)) {
+    result_ = impl->spec();
+  }
+  torch::autograd::set_history(result, shared_from_this());
+}
+
+/// A pending sum and a gradient that is split otherwise are brought there first, so that the
+/// gradients of the inputs lie as these and nothing is left pending that need not be. Of a
+/// replicated one the operator takes its part itself.
+at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient) const {
+  const DistributedTensorImpl* given = as_distributed(gradient);
+  if (result_ == nullptr || given == nullptr || given->spec()->sharding.layout->is_replicated()) {
+    return gradient;
+  }
+  const ShardingSpec& sharding = result_->sharding;
+  return as_layout(gradient, {sharding.mesh, gradient_layout(sharding.layout)});
+}
+
+RuleFunction::Body elementwise_rule(std::size_t results) {
+  return [results](const OpCall& call) -> std::optional<ShardingRule> {
+    ShardingRule rule = rules::start(call);
+    const rules::TensorFactors elements = rules::add_factors(rule, call.tensors.front().sizes);
+    for (std::size_t i = 0; i < call.tensors.size(); ++i) {
+      if (call.tensors[i].sizes != call.tensors.front().sizes) {
+        return std::nullopt;
+      }
+      rule.inputs[i] = elements;
+    }
+    rule.outputs.assign(results, elements);
+    return rule;
+  };
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,116 @@
+// What the operators of this room share. Each is defined in one file, by a FusedOperator for its
+// name and schema, a kernel, a rule and a node for its gradient; its backward is an operator too.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <string>
+
+#include "dispatch/unboxed_kernel.h"
+#include "tensor/tensor_spec.h"
+#include "tessera/core/detail/library_rule.h"
+
+namespace tessera::detail {
+
+/// Calls of an operator of this library, as at::_ops has those of libtorch's. `Op` derives from it
+/// and has a `name`, "tessera::silu_mul", and a `signature`, "(Tensor gate, Tensor up) -> Tensor".
+template <class Op, class Schema>
+class FusedOperator;
+
+template <class Op, class Result, class... Arguments>
+class FusedOperator<Op, Result(Arguments...)> {
+ public:
+  using schema = Result(Arguments...);
+  static constexpr const char* overload_name = "";
+
+  static Result call(Arguments... arguments) { return handle().call(arguments...); }
+  /// For kernels of autograd, which have passed its keys.
+  static Result call_below_autograd(Arguments... arguments) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return handle().call(arguments...);
+  }
+  static Result redispatch(c10::DispatchKeySet keys, Arguments... arguments) {
+    return handle().redispatch(keys, arguments...);
+  }
+
+ private:
+  static const c10::TypedOperatorHandle<schema>& handle() {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, "").template typed<schema>();
+    return op;
+  }
+};
+
+/// A kernel for autograd of an operator that has no gradient: backward through it throws.
+torch::CppFunction refuse_gradient();
+
+/// Defines an operator: `kernel` is for local tensors of every device, without values too, and
+/// `differentiable` for autograd; nullptr: a gradient of the operator is refused.
+template <class Op>
+void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
+            typename Op::schema* differentiable = nullptr) {
+  using c10::DispatchKey;
+  library.def((std::string(Op::name) + Op::signature).c_str());
+  library.impl(Op::name, torch::dispatch(DispatchKey::CompositeExplicitAutograd, kernel));
+  library.impl(Op::name, torch::dispatch(DispatchKey::Fake, UnboxedKernel<Op>::function()));
+  library.impl(Op::name,
+               torch::dispatch(DispatchKey::Autograd, differentiable != nullptr
+                                                          ? torch::CppFunction(differentiable)
+                                                          : refuse_gradient()));
+  add_library_rule(Op::name, std::move(rule));
+}
+
+/// The gradient of an operator, as autograd records it. Differentiable once.
+class FusedNode : public torch::autograd::Node {
+ public:
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) final;
+  void release_variables() final;
+  std::string name() const final { return name_; }
+
+  template <class... Tensors>
+  void save(const Tensors&... tensors) {
+    (saved_.emplace_back(tensors, /*is_output=*/false), ...);
+  }
+  /// `result`, as the one whose gradient the node takes.
+  void record(const at::Tensor& result);
+
+ protected:
+  /// Literals: of the operator, for messages, and of the node.
+  FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
+
+  /// The gradients of the inputs of a call. `gradient` is defined, and has the result's layout.
+  virtual torch::autograd::variable_list differentiate(const at::Tensor& gradient) = 0;
+  at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
+
+ private:
+  at::Tensor in_layout_of_result(const at::Tensor& gradient) const;
+
+  const char* op_;
+  const char* name_;
+  c10::SmallVector<torch::autograd::SavedVariable, 4> saved_;
+  TensorSpecPtr result_;  ///< nullptr: it is plain
+};
+
+/// The node of a call with these tensors; nullptr where no gradient of any is wanted.
+template <class NodeOfOperator, class... Tensors>
+std::shared_ptr<NodeOfOperator> node_for(const Tensors&... inputs) {
+  if (!torch::autograd::compute_requires_grad(inputs...)) {
+    return nullptr;
+  }
+  std::shared_ptr<NodeOfOperator> node(new NodeOfOperator, torch::autograd::deleteNode);
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  return node;
+}
+
+/// The rule of an operator on elements: all tensors and results have the sizes of the first tensor.
+RuleFunction::Body elementwise_rule(std::size_t results);
+
+}  // namespace tessera::detail

@@ -1,0 +1,136 @@
+// RMS norm in one kernel: x / rms(x) * weight along the last dimension. Rows are independent, so
+// that any other dimension may be split. Backward needs x and one number a row.
+
+#include "fused/fused_operator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/rule_builder.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/kernels/detail/fused.h"
+
+namespace tessera::detail {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+
+struct RmsNorm
+    : FusedOperator<RmsNorm, TwoTensors(const at::Tensor&, const OptionalTensor&, double)> {
+  static constexpr const char* name = "tessera::rms_norm";
+  static constexpr const char* signature =
+      "(Tensor x, Tensor? weight, float eps) -> (Tensor out, Tensor rstd)";
+};
+
+struct RmsNormBackward
+    : FusedOperator<RmsNormBackward, TwoTensors(const at::Tensor&, const at::Tensor&,
+                                                const OptionalTensor&, const at::Tensor&)> {
+  static constexpr const char* name = "tessera::rms_norm_backward";
+  static constexpr const char* signature =
+      "(Tensor grad, Tensor x, Tensor? weight, Tensor rstd) -> (Tensor, Tensor)";
+};
+
+void check_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
+  TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
+  TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
+                "rms_norm of sizes ", x, " was asked for with a weight of sizes ",
+                weight.value_or(c10::IntArrayRef()));
+}
+
+at::Tensor defined_or_not(const OptionalTensor& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+TwoTensors run(const at::Tensor& x, const OptionalTensor& weight, double eps) {
+  const at::Tensor scale = defined_or_not(weight);
+  check_sizes(x.sizes(), scale.defined() ? std::optional(scale.sizes()) : std::nullopt);
+  auto [out, rstd] = kernels::rms_norm(x, scale, eps);
+  return {std::move(out), std::move(rstd)};
+}
+
+TwoTensors run_backward(const at::Tensor& grad, const at::Tensor& x, const OptionalTensor& weight,
+                        const at::Tensor& rstd) {
+  return kernels::rms_norm_backward(grad, x, defined_or_not(weight), rstd);
+}
+
+/// The factors of x, of one number a row, and of the weight.
+struct NormFactors {
+  rules::TensorFactors x, rows, weight;
+
+  NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
+    for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
+      // Each shard of the rows has its terms of the weight's gradient.
+      x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
+    }
+    rows = x;
+    rows.emplace_back();
+    weight = {{rules::add_unsharded(rule, sizes.back())}};
+    x.push_back(weight.front());
+  }
+};
+
+void set_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
+                const NormFactors& factors) {
+  if (call.has_tensor(arg)) {
+    rules::input_of(rule, call.tensor_index(arg)) = factors.weight;
+  }
+}
+
+std::optional<ShardingRule> rule(const OpCall& call) {
+  check_sizes(call.tensor(0).sizes, call.has_tensor(1)
+                                        ? std::optional<c10::IntArrayRef>(call.tensor(1).sizes)
+                                        : std::nullopt);
+  ShardingRule rule = rules::start(call);
+  const NormFactors factors(rule, call.tensor(0).sizes);
+  rules::input_of(rule, call.tensor_index(0)) = factors.x;
+  set_weight(rule, call, 1, factors);
+  rule.outputs = {factors.x, factors.rows};
+  return rule;
+}
+
+std::optional<ShardingRule> backward_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const NormFactors factors(rule, call.tensor(1).sizes);
+  rules::input_of(rule, call.tensor_index(0)) = factors.x;
+  rules::input_of(rule, call.tensor_index(1)) = factors.x;
+  set_weight(rule, call, 2, factors);
+  rules::input_of(rule, call.tensor_index(3)) = factors.rows;
+  rule.outputs = {factors.x, factors.weight};
+  return rule;
+}
+
+struct RmsNormNode final : FusedNode {
+  RmsNormNode() : FusedNode("rms_norm", "RmsNormBackward") {}
+
+ private:
+  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
+    auto [of_x, of_weight] = RmsNormBackward::call(gradient, saved(0), saved(1), saved(2));
+    return {std::move(of_x), std::move(of_weight)};
+  }
+};
+
+TwoTensors differentiable(const at::Tensor& x, const OptionalTensor& weight, double eps) {
+  const auto node = node_for<RmsNormNode>(x, weight);
+  if (node != nullptr) {
+    node->save(x, defined_or_not(weight));
+  }
+  TwoTensors result = RmsNorm::call_below_autograd(x, weight, eps);
+  if (node != nullptr) {
+    // It saves a pass over x in backward.
+    node->save(std::get<1>(result));
+    node->record(std::get<0>(result));
+  }
+  return result;
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  define<RmsNorm>(library, &run, rule, &differentiable);
+  define<RmsNormBackward>(library, &run_backward, backward_rule);
+}
+
+}  // namespace
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return std::get<0>(
+      RmsNorm::call(x, weight.defined() ? OptionalTensor(weight) : std::nullopt, eps));
+}
+
+}  // namespace tessera::detail

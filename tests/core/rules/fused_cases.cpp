@@ -1,0 +1,34 @@
+// The operators of this library (src/dtensor/fused/).
+#include "rule_cases.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+
+namespace tessera::testing {
+namespace {
+
+std::vector<RuleCase> norm_cases() {
+  const auto rows = [] { return units({2, 7, 1}); };
+  return {
+      row("tessera::rms_norm", reals({2, 7, 5}), units({5}), 1e-5),
+      row("tessera::rms_norm", reals({7, 5}), c10::IValue(), 1e-5),
+      row("tessera::rms_norm_backward", reals({2, 7, 5}), reals({2, 7, 5}), units({5}), rows()),
+  };
+}
+
+}  // namespace
+
+std::vector<RuleCase> fused_cases() {
+  // A call, so that the program is linked with the library that defines the operators.
+  const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
+  std::vector<RuleCase> cases{
+      row("tessera::silu_mul", product, units({7, 5})),
+      row("tessera::silu_mul_backward", reals({7, 5}), reals({7, 5}), units({7, 5})),
+      row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4})),
+      row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4}), true),
+  };
+  for (RuleCase& each : norm_cases()) {
+    cases.push_back(std::move(each));
+  }
+  return cases;
+}
+
+}  // namespace tessera::testing

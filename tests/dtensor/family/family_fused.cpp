@@ -1,0 +1,45 @@
+// The operators of this library (src/dtensor/fused/).
+#include "family_table.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+
+namespace tessera::testing {
+
+std::vector<Family> fused_families() {
+  return {
+      {"operators of this library",
+       {
+           {"silu_mul",
+            {{{8, 8}}, {{8, 8}}},
+            [](auto& t) { return Tensors{detail::silu_mul(t[0], t[1])}; },
+            {{"S0 S0", "S0", "-", "S0 S0", "-"},
+             {"S1 S1", "S1", "-", "S1 S1", "-"},
+             {"S0 R", "S0", "-", "S0 S0", "-"},
+             {"R R", "R", "-", "R R", "-"},
+             {"S0 S1", "S0", "all_to_all 128", "S0 S0", "all_to_all 128"},
+             {"P R", "R", "all_reduce 512", "R R", "all_reduce 512"},
+             {"S0,S1 S0,S1", "S0,S1", "-", "S0,S1 S0,S1", "-"}}},
+           {"rms_norm",
+            {{{4, 8, 6}}, {{6}}},
+            [](auto& t) { return Tensors{detail::rms_norm(t[0], t[1], 1e-5)}; },
+            {{"S0 R", "S0", "-", "S0 P", "-"},
+             {"S1 R", "S1", "-", "S1 P", "-"},
+             {"R R", "R", "-", "R R", "-"},
+             {"R S0", "R", "all_gather 16", "R R", "all_gather 16"},
+             {"S0,S1 R,R", "S0,S1", "-", "S0,S1 P,P", "-"},
+             {"S2 R", "R", "all_gather 512", "R R", "all_gather 512"}}},
+           {"rotary_embedding",
+            {{{4, 8, 4, 8}}, {{8, 8}}, {{8, 8}}},
+            [](auto& t) {
+              return Tensors{detail::rotary_embedding(t[0], t[1].detach(), t[2].detach())};
+            },
+            {{"S0 R R", "S0", "-", "S0 - -", "-"},
+             {"S1 R R", "S1", "-", "S1 - -", "-"},
+             {"S2 R R", "S2", "-", "S2 - -", "-"},
+             {"S1 S0 S0", "S1", "-", "S1 - -", "-"},
+             {"S0,S2 R,R R,R", "S0,S2", "-", "S0,S2 - -", "-"},
+             {"S3 R R", "R", "all_gather 2048", "R - -", "-"}}},
+       }},
+  };
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,175 @@
+// What is asked of every operator of this library beside its values, which operators_test and
+// operators_layouts_test compare: that modes see it, that it has shapes without values, and what
+// gradients it refuses.
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/meta_world.h"
+#include "tessera/core/sharding_rule.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/kernels/detail/fake_mode.h"
+#include "testing/errors.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+using Tensors = std::vector<at::Tensor>;
+
+struct Function {
+  const char* name;  ///< of the operator, without "tessera::"
+  Tensors inputs;
+  std::size_t differentiable;  ///< how many of the first inputs have a gradient
+  std::function<at::Tensor(const Tensors&)> run;
+  std::vector<std::string> operators;  ///< of a forward and a backward
+};
+
+std::vector<Function> functions() {
+  return {
+      {"silu_mul",
+       {values({4, 6}), values({4, 6}, 1)},
+       2,
+       [](const Tensors& t) { return detail::silu_mul(t[0], t[1]); },
+       {"tessera::silu_mul", "tessera::silu_mul_backward"}},
+      {"rms_norm",
+       {values({4, 6}), values({6}, 1)},
+       2,
+       [](const Tensors& t) { return detail::rms_norm(t[0], t[1], 1e-5); },
+       {"tessera::rms_norm", "tessera::rms_norm_backward"}},
+      {"rotary_embedding",
+       {values({4, 3, 2, 4}), values({3, 4}, 1), values({3, 4}, 2)},
+       1,
+       [](const Tensors& t) { return detail::rotary_embedding(t[0], t[1], t[2]); },
+       {"tessera::rotary_embedding", "tessera::rotary_embedding"}},
+  };
+}
+
+/// Lists the operators of this library, without what brings a gradient to its layout.
+class Listing final : public OperatorMode {
+ public:
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    if (op.name.starts_with("tessera::") && op.name != "tessera::redistribute") {
+      names.push_back(op.name);
+    }
+    return run();
+  }
+  std::vector<std::string> names;
+};
+
+Tensors leaves_of(const Function& function, const Tensors& inputs) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.detach().requires_grad_(leaves.size() < function.differentiable));
+  }
+  return leaves;
+}
+
+/// The inputs on a mesh of `world`, the first split by rows and those of its sizes too.
+Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
+  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
+  Tensors distributed;
+  for (const at::Tensor& input : inputs) {
+    const bool split = input.sizes() == inputs.front().sizes();
+    distributed.push_back(
+        distribute_tensor(input, mesh, {split ? Placement(Shard{0}) : Placement(Replicate{})}));
+  }
+  return distributed;
+}
+
+TEST(FusedOperators, AreSeenByModesOnPlainAndDistributedTensors) {
+  for (const Function& function : functions()) {
+    const Tensors distributed = spread(function.inputs, comm::fake_world(0, 2));
+    for (const Tensors& inputs : {function.inputs, distributed}) {
+      Listing mode;
+      const OperatorModeScope scope(mode);
+      function.run(leaves_of(function, inputs)).sum().backward();
+      EXPECT_EQ(mode.names, function.operators);
+    }
+  }
+}
+
+TEST(FusedOperators, HaveARuleEach) {
+  const auto ruled = ruled_operators();
+  const std::set<std::string_view> rules(ruled.begin(), ruled.end());
+  for (const Function& function : functions()) {
+    for (const std::string& name : function.operators) {
+      EXPECT_TRUE(rules.contains(name)) << name;
+    }
+  }
+}
+
+TEST(FusedOperators, HaveShapesWithoutValues) {
+  for (const Function& function : functions()) {
+    const auto sizes = function.run(function.inputs).sizes().vec();
+    Tensors meta;
+    for (const at::Tensor& input : function.inputs) {
+      meta.push_back(input.to(at::kMeta));
+    }
+    for (const Tensors& inputs : {meta, spread(meta, comm::meta_world(1, 2))}) {
+      const Tensors leaves = leaves_of(function, inputs);
+      const at::Tensor result = function.run(leaves);
+      EXPECT_EQ(result.sizes().vec(), sizes) << function.name;
+      result.sum().backward();
+      EXPECT_EQ(leaves[0].grad().sizes(), leaves[0].sizes()) << function.name;
+    }
+  }
+}
+
+TEST(FusedOperators, TakeNoTimeForValuesInAFakeMode) {
+  for (const Function& function : functions()) {
+    const Tensors leaves = leaves_of(function, function.inputs);
+    const kernels::FakeMode fake;
+    function.run(leaves).sum().backward();
+    EXPECT_EQ(leaves[0].grad().sizes(), leaves[0].sizes()) << function.name;
+  }
+}
+
+TEST(FusedOperators, RefuseASecondDerivative) {
+  for (const Function& function : functions()) {
+    const Tensors leaves = leaves_of(function, function.inputs);
+    const at::Tensor sum = function.run(leaves).sum();
+    EXPECT_ERROR(torch::autograd::grad({sum}, {leaves[0]}, {}, std::nullopt, /*create_graph=*/true),
+                 std::string(function.name) + " is differentiable once");
+  }
+}
+
+TEST(FusedOperators, RefuseASecondBackwardOfFreedTensors) {
+  for (const Function& function : functions()) {
+    const at::Tensor sum = function.run(leaves_of(function, function.inputs)).sum();
+    sum.backward();
+    EXPECT_ANY_THROW(sum.backward()) << function.name;
+  }
+}
+
+TEST(FusedOperators, RunInInferenceMode) {
+  for (const Function& function : functions()) {
+    const at::Tensor expected = function.run(function.inputs);
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(function.run(function.inputs).equal(expected)) << function.name;
+    const Tensors distributed = spread(function.inputs, comm::fake_world(0, 1));
+    EXPECT_TRUE(local_tensor(function.run(distributed)).equal(expected)) << function.name;
+  }
+}
+
+TEST(FusedOperators, ABackwardIsNotDifferentiable) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::silu_mul_backward", "");
+  const at::Tensor x = values({4, 6}).requires_grad_();
+  torch::jit::Stack stack{x, x, x};
+  op.callBoxed(stack);
+  EXPECT_ANY_THROW(stack[0].toTensor().sum().backward());
+}
+
+}  // namespace
+}  // namespace tessera
