@@ -185,7 +185,7 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 /// to a module, but only one may place its parameters.
 /// In the forward of `module` a tensor is distributed, or it is plain and the same on every rank of
 /// `mesh`: plain tensors that meet distributed ones count as replicated, and get gradients that are
-/// plain and whole. tensor_parallel::verify compares all of it with one rank.
+/// plain and whole. observe::verify compares a step with one rank's.
 /// Call it before fully_shard. Not collective: every rank has the values and keeps its shard. In
 /// the first forward the ranks compare the values of parameters that are not split, and of the plain
 /// inputs.
