@@ -70,15 +70,22 @@ class RowMaker {
     PlanRow row{fqn, "no entry", {}, {}};
     for (const auto& [name, slot] : module.slots()) {
       if (!placed_.contains(slot.get())) {
-        row.parameters.push_back(
-            planned(name, *slot,
-                    unnamed_.contains(slot.get()) ? std::optional<Placement>(Replicate{})
-                                                  : std::nullopt));
+        row.parameters.push_back(planned(name, *slot, placement_without_entry(*slot)));
       }
     }
     if (!row.parameters.empty()) {
       rows_.push_back(std::move(row));
     }
+  }
+
+  /// That of an earlier plan, or the one of parameters that no plan has named; nullopt: it stays
+  /// plain.
+  std::optional<Placement> placement_without_entry(const nn::ParameterSlot& slot) const {
+    const at::Tensor& tensor = slot.persistent();
+    if (tessera::is_distributed(tensor) && sharding_spec(tensor).mesh == mesh_) {
+      return to_placements(*sharding_spec(tensor).layout, tensor.sizes()).front();
+    }
+    return unnamed_.contains(&slot) ? std::optional<Placement>(Replicate{}) : std::nullopt;
   }
 
   /// `placement`: nullopt for one that the plan leaves as it is.
