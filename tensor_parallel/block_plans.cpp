@@ -14,7 +14,7 @@ namespace {
 /// One gather that the projections of the block's input share. Without sequence parallelism the
 /// input is only made distributed: the gradients are then summed once.
 std::pair<std::string, StylePtr> gathered(const std::string& fqn, const BlockPlanOptions& options) {
-  return {fqn, prepare_module_input({.input_layouts = {options.activations},
+  return {fqn, prepare_module_input({.input_layouts = {Replicate{}},
                                      .desired_input_layouts = {Replicate{}},
                                      .regather = options.regather})};
 }
@@ -28,8 +28,7 @@ StylePtr back(const BlockPlanOptions& options, std::int64_t heads = 0) {
 }  // namespace
 
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options) {
-  return {{fqn, rowwise_parallel({.input_layouts = Replicate{},
-                                  .output_layouts = options.activations,
+  return {{fqn, rowwise_parallel({.output_layouts = options.activations,
                                   .use_local_output = options.use_local_output})}};
 }
 
@@ -45,7 +44,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
   TESSERA_CHECK(!o.fused_qkv || !options.replicate_kv_heads, "attention_plan: '", fqn,
                 "' has its key and value heads in one projection with the queries, which can't be "
                 "replicated; set fused_qkv = false");
-  // Whole heads, on which attention computes as on plain local tensors.
+  // Whole heads.
   if (o.fused_qkv) {
     plan.emplace_back(below(names.fused), fused_colwise_parallel());
   } else {
@@ -54,8 +53,8 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // (batch, tokens, heads, head_dim), of this rank's heads.
-    const StylePtr norm = sequence_parallel({.sequence_dim = 2, .use_local_output = true});
+    // (batch, tokens, heads, head_dim).
+    const StylePtr norm = sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);
     plan.emplace_back(below("k_norm"), norm);
   }
@@ -66,7 +65,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
 /// Distributed between the Linears: the width of an MLP need not divide.
 ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
                              const BlockPlanOptions& options) {
-  const StylePtr width = colwise_parallel({.use_local_output = false});
+  const StylePtr width = colwise_parallel();
   return {gathered(fqn, options),
           {nn::join_fqn(fqn, names.gate), width},
           {nn::join_fqn(fqn, names.up), width},
@@ -76,7 +75,7 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names,
                               const BlockPlanOptions& options) {
   return {gathered(fqn, options),
-          {nn::join_fqn(fqn, names.up), colwise_parallel({.use_local_output = false})},
+          {nn::join_fqn(fqn, names.up), colwise_parallel()},
           {nn::join_fqn(fqn, names.down), back(options)}};
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/style_helpers.h"
@@ -13,8 +14,14 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// The global sizes of a Linear's input whose last dimension is sharded. The module knows them, the
-/// local tensor does not where the shards are uneven. nullopt: the last dimension is not sharded.
+/// What a plain input is taken for.
+Placement layout_of_plain(const RowwiseOptions& options) {
+  return options.input_layouts.value_or(Replicate{});
+}
+
+/// The global sizes of a Linear's plain input whose last dimension is sharded. The module knows
+/// them, the local tensor does not where the shards are uneven. nullopt: the last dimension is not
+/// sharded.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -25,6 +32,19 @@ std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linea
   std::vector<std::int64_t> sizes = input.sizes().vec();
   sizes.back() = linear.slot("weight")->get().size(1);
   return sizes;
+}
+
+/// A plain tensor that a style before handed out (use_local_output) is a part, which only its caller
+/// can say.
+void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
+                    const RowwiseOptions& options) {
+  const std::int64_t features = linear.slot("weight")->get().size(1);
+  TESSERA_CHECK(tessera::is_distributed(input) || options.input_layouts || !input.defined() ||
+                    input.dim() == 0 || input.size(-1) == features,
+                "rowwise_parallel: a Linear of ", features, " input features was given the plain "
+                "tensor ", input.sizes(), "; a plain tensor is the same on every rank: hand it on "
+                "distributed (use_local_output = false in the style before), or say what part it is "
+                "with input_layouts = Shard{-1}");
 }
 
 /// Shards the input features of a module: the rows of W in Megatron-LM's x W, or the rows of a
@@ -38,9 +58,10 @@ class Rowwise final : public ParallelStyle {
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
     if (is_embedding(module)) {
-      TESSERA_CHECK(is_replicate(options_.input_layouts),
+      const Placement indices = layout_of_plain(options_);
+      TESSERA_CHECK(is_replicate(indices),
                     "rowwise_parallel of an Embedding takes the same indices on every rank, not ",
-                    to_string(options_.input_layouts), "; pass input_layouts = Replicate{}");
+                    to_string(indices), "; leave out input_layouts");
       return {{module.slot("weight"), Shard{0}}};
     }
     if (!is_linear(module)) {
@@ -75,8 +96,10 @@ class Rowwise final : public ParallelStyle {
     // at::linear would add it to each rank's term.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(module, *inputs[0], mesh, options.input_layouts, Shard{-1},
-                                 input_sizes(module, *inputs[0], options.input_layouts));
+      check_features(module, *inputs[0], options);
+      const Placement plain = layout_of_plain(options);
+      *inputs[0] = prepare_input(module, *inputs[0], mesh, plain, Shard{-1},
+                                 input_sizes(module, *inputs[0], plain));
     });
     const bool has_bias = linear.slots().size() > 1;
     linear.add_forward_hook([options = options_, has_bias](auto& module, nn::TensorList outputs) {
@@ -93,7 +116,7 @@ class Rowwise final : public ParallelStyle {
     // Indices whole on every rank: each looks up those in its rows and gives zeros for the others,
     // so that the results are terms of a sum.
     embedding.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{});
+      *inputs[0] = prepare_input(self, *inputs[0], mesh, layout_of_plain(options), Replicate{});
     });
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
       *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);

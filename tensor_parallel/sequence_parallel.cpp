@@ -34,7 +34,7 @@ class ReplicatedParameters final : public ParallelStyle {
       TESSERA_CHECK(!inputs.empty(), self.name(),
                     " was called without a tensor, but has a style that "
                     "splits its first one; leave it out of the plan");
-      *inputs[0] = prepare_input(self, *inputs[0], mesh, layout, layout);
+      *inputs[0] = prepare_input(self, *inputs[0], mesh, Replicate{}, layout);
     });
     module.add_forward_hook(
         [layout = activations_, local = use_local_output_](auto& self, nn::TensorList outputs) {

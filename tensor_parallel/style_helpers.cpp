@@ -1,6 +1,5 @@
 // How the styles bring a module's tensors to the placements that they want. A plain tensor becomes
-// a distributed one with the placement that the plan says it has, as far as its Region knows
-// better.
+// a distributed one: it is the same on every rank, unless the plan says what part it is.
 
 #include "tessera/tensor_parallel/style_helpers.h"
 
@@ -11,8 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "equal_copies.h"
 #include "gathered_input.h"
-#include "region.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -65,16 +64,16 @@ std::vector<std::int64_t> agreed_sizes(const std::string& module, const at::Tens
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
                              std::optional<std::vector<std::int64_t>> sizes) {
-  const auto region = module.attached<Region>();
-  if (region != nullptr) {
-    region->check(module, tensor, layout);
+  const auto copies = module.attached<EqualCopies>();
+  if (copies != nullptr && is_replicate(layout)) {
+    copies->check_input(module, tensor);
   }
   const auto* shard = std::get_if<Shard>(&layout);
   const bool in_range =
       shard != nullptr && shard->dim >= -tensor.dim() && shard->dim < tensor.dim();
   // Shapes alone (meta) are computed by one process that need not have peers.
   if (in_range && !sizes && !tensor.is_meta()) {
-    sizes = agreed_sizes(region != nullptr ? region->name_of(module) : module.name(), tensor, mesh,
+    sizes = agreed_sizes(copies != nullptr ? copies->name_of(module) : module.name(), tensor, mesh,
                          shard->dim);
   }
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));

@@ -12,17 +12,16 @@ using namespace tessera;
 
 /// y = x * scale, with a factor for each feature.
 struct Scale : nn::Module<Scale> {
-  explicit Scale(std::int64_t size) : features(size) { scale = register_slot("scale", {size}); }
+  explicit Scale(std::int64_t features) { scale = register_slot("scale", {features}); }
   at::Tensor forward(const at::Tensor& x) { return x * scale; }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(scale, nn::init::uniform(0.5, 1.5));
   }
-  std::int64_t features;
   nn::Parameter scale;
 };
 
 // [style]
-/// A Scale between a column-wise and a row-wise Linear: each rank has the factors of its features.
+/// For a Scale: each rank has the factors of its features.
 class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "featurewise_parallel"; }
@@ -35,14 +34,10 @@ class FeaturewiseParallel final : public tensor_parallel::ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    // What comes is plain: this rank's features. Their sum over the ranks need not divide.
+    // To Shard(-1). What a column-wise Linear hands out is so already; of a plain tensor, the same
+    // on every rank, each takes its features.
     module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList inputs) {
-      std::vector<std::int64_t> sizes = inputs[0]->sizes().vec();
-      sizes.back() = static_cast<const Scale&>(self).features;
-      *inputs[0] = DistributedTensor::from_local(*inputs[0], mesh, {Shard{-1}}, sizes);
-    });
-    module.add_forward_hook([](nn::ModuleBase&, nn::TensorList outputs) {
-      *outputs[0] = DistributedTensor(*outputs[0]).to_local();
+      *inputs[0] = tensor_parallel::prepare_input(self, *inputs[0], mesh, Replicate{}, Shard{-1});
     });
   }
 };
@@ -77,7 +72,8 @@ int main() {
   // The same computation on one rank is the test of the split one.
   whole(x).square().sum().backward();
   split(x).square().sum().backward();
-  TESSERA_CHECK(at::allclose(split(x), whole(x), 1e-5, 1e-6), "the result is wrong");
+  const at::Tensor result = DistributedTensor(split(x)).full_tensor();
+  TESSERA_CHECK(at::allclose(result, whole(x), 1e-5, 1e-6), "the result is wrong");
   const DistributedTensor grad(split.scale->scale->grad());
   TESSERA_CHECK(at::allclose(grad.full_tensor(), whole.scale->scale->grad(), 1e-5, 1e-6),
                 "the gradient is wrong");

@@ -6,6 +6,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include <cmath>
 #include <iostream>
 
 #include "tessera/tessera.hpp"
@@ -15,12 +16,11 @@ using namespace tessera;
 // [module]
 /// A factor for each head of (batch, sequence, heads, head_dim).
 struct HeadScale : nn::Module<HeadScale> {
-  explicit HeadScale(std::int64_t heads) : heads(heads) { scale = register_slot("scale", {heads}); }
+  explicit HeadScale(std::int64_t heads) { scale = register_slot("scale", {heads}); }
   at::Tensor forward(const at::Tensor& x) { return x * scale->unsqueeze(1); }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(scale, nn::init::uniform(0.5, 1.5));
   }
-  std::int64_t heads;
   nn::Parameter scale;
 };
 
@@ -39,7 +39,7 @@ struct Attention : nn::Module<Attention> {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    // Calls, and not forward: that would skip the hooks. -1: a rank of tp has some of the heads.
+    // Calls, and not forward: that would skip the hooks.
     const at::Tensor q = (*q_scale)((*q_norm)(split((*q_proj)(x))));
     const at::Tensor k = (*k_norm)(split((*k_proj)(x)));
     const at::Tensor v = split((*v_proj)(x));
@@ -48,7 +48,7 @@ struct Attention : nn::Module<Attention> {
     return (*dropout)((*out_proj)(mixed.transpose(1, 2).flatten(2)));
   }
   at::Tensor split(const at::Tensor& x) const {
-    return x.view({x.size(0), x.size(1), -1, head_dim});
+    return x.view({x.size(0), x.size(1), -1, head_dim});  // sizes are global, on any mesh
   }
 
   std::int64_t head_dim;
@@ -56,6 +56,14 @@ struct Attention : nn::Module<Attention> {
   std::shared_ptr<nn::RMSNorm> q_norm, k_norm;
   std::shared_ptr<HeadScale> q_scale;
   std::shared_ptr<nn::Dropout> dropout;
+};
+
+/// With the loss, so that a plain target meets a distributed result in forward.
+struct Model : nn::Module<Model> {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
+    return at::mse_loss(attention(x), target);
+  }
+  nn::Child<Attention> attention{*this, "attention", /*heads=*/4, /*size=*/8};
 };
 // [module]
 
@@ -73,31 +81,25 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
+    // Heads are dimension 2 of what comes. If they are split already, this moves nothing.
     module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList inputs) {
-      std::vector<std::int64_t> sizes = inputs[0]->sizes().vec();
-      sizes[2] = static_cast<const HeadScale&>(self).heads;
-      *inputs[0] = DistributedTensor::from_local(*inputs[0], mesh, {Shard{2}}, sizes);
-    });
-    module.add_forward_hook([](nn::ModuleBase&, nn::TensorList outputs) {
-      *outputs[0] = DistributedTensor(*outputs[0]).to_local();
+      *inputs[0] = tensor_parallel::prepare_input(self, *inputs[0], mesh, Replicate{}, Shard{2});
     });
   }
 };
 // [own_style]
 
 // [own_plan]
-std::shared_ptr<Attention> split_attention(const DeviceMesh& mesh) {
+std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {
   auto model = [] {
     const nn::MetaDevice meta;
-    return std::make_shared<Attention>(/*heads=*/4, /*size=*/8);
+    return std::make_shared<Model>();
   }();
   using namespace tensor_parallel;
-  parallelize_module(
-      *model, mesh["tp"],
-      {{"[qkv]_proj", colwise_parallel()},
-       {"[qk]_norm", sequence_parallel({.sequence_dim = 2, .use_local_output = true})},
-       {"q_scale", std::make_shared<HeadwiseParallel>()},
-       {"out_proj", rowwise_parallel()}});
+  parallelize_module(*model, mesh["tp"],
+                     {{"attention.[qkv]_proj", colwise_parallel({.heads = 4})},
+                      {"attention.q_scale", std::make_shared<HeadwiseParallel>()},
+                      {"attention.out_proj", rowwise_parallel({.heads = 4})}});
   fsdp::fully_shard(*model, mesh["dp"]);
   nn::to_empty(*model, at::kCPU);
   nn::init_weights(*model, /*seed=*/0);
@@ -105,28 +107,43 @@ std::shared_ptr<Attention> split_attention(const DeviceMesh& mesh) {
 }
 // [own_plan]
 
+/// The same step on one rank is the test of the split model: its loss and every gradient.
+void compare_with_one_rank(Model& model) {
+  Model whole;
+  nn::init_weights(whole, /*seed=*/0);
+  // eval() turns dropout off. The same sample on all ranks, of whose gradients FSDP takes the mean.
+  whole.eval();
+  model.eval();
+  at::manual_seed(0);
+  const at::Tensor x = at::randn({2, 6, 32}), target = at::randn({2, 6, 32});
+  const at::Tensor expected = whole(x, target), loss = model(x, target);
+  TESSERA_CHECK(std::abs(loss.item<float>() - expected.item<float>()) < 1e-5,
+                "the split model computes something else");
+  expected.backward();
+  loss.backward();
+  const auto slots = whole.named_slots();
+  const auto split_slots = model.named_slots();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const DistributedTensor grad(split_slots[i].second->persistent().grad());
+    TESSERA_CHECK(at::allclose(grad.full_tensor(), slots[i].second->get().grad(), 1e-4, 1e-6),
+                  "the gradient of ", slots[i].first, " is wrong");
+  }
+  model.train();
+}
+
 int main() {
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
-  const std::shared_ptr<Attention> model = split_attention(mesh);
-
-  // The same module on one rank is the test of the split one. eval() turns dropout off.
-  Attention whole(4, 8);
-  nn::init_weights(whole, /*seed=*/0);
-  whole.eval();
-  model->eval();
-  at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
-  const at::Tensor sample = at::randn({2, 6, 32});
-  // With gradients: in their graph the styles find plain operators that a part does not allow.
-  TESSERA_CHECK(at::allclose((*model)(sample), whole(sample), 1e-4, 1e-5),
-                "the split module computes something else");
-
-  model->train();
+  const std::shared_ptr<Model> model = split_model(mesh);
   optim::AdamW optimizer(*model, {.lr = 1e-2});
+  compare_with_one_rank(*model);
+  optimizer.zero_grad();
+
+  at::manual_seed(mesh.local_rank("dp"));  // the ranks of a tp group see the same samples
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x = at::randn({16, 6, 32});
-    const at::Tensor loss = at::mse_loss((*model)(x), x.cumsum(1) / 6);
+    const at::Tensor loss = (*model)(x, x.cumsum(1) / 6);
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();

@@ -69,13 +69,11 @@ struct Gpt2 : nn::Module<Gpt2> {
 tensor_parallel::ParallelizePlan plan() {
   using namespace tensor_parallel;
   const Placement tokens = Shard{1};  // between the blocks, of (batch, tokens, hidden)
-  return joined(
-      {embedding_plan("wte", {.activations = tokens}),
-       embedding_plan("wpe", {.activations = Shard{0}}),  // of (tokens, hidden)
-       attention_plan("h.*.attn", attention, {.activations = tokens}),
-       gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
-       {{"**.ln_*", sequence_parallel()},
-        {"lm_head", colwise_parallel({.input_layouts = tokens, .use_local_output = false})}}});
+  return joined({embedding_plan("wte", {.activations = tokens}),
+                 embedding_plan("wpe", {.activations = Shard{0}}),  // of (tokens, hidden)
+                 attention_plan("h.*.attn", attention, {.activations = tokens}),
+                 gelu_mlp_plan("h.*.mlp", mlp_options.names, {.activations = tokens}),
+                 {{"**.ln_*", sequence_parallel()}, {"lm_head", colwise_parallel()}}});
 }
 // [gpt2]
 

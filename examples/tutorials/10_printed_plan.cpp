@@ -35,10 +35,7 @@ class HeadwiseParallel final : public tensor_parallel::ParallelStyle {
   }
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
     module.add_forward_pre_hook([mesh](nn::ModuleBase& self, nn::TensorList x) {
-      *x[0] = tensor_parallel::prepare_input(self, *x[0], mesh, Shard{1}, Shard{1});
-    });
-    module.add_forward_hook([](nn::ModuleBase&, nn::TensorList y) {
-      *y[0] = tensor_parallel::prepare_output(*y[0], Shard{1}, /*use_local_output=*/true);
+      *x[0] = tensor_parallel::prepare_input(self, *x[0], mesh, Replicate{}, Shard{1});
     });
   }
 };
@@ -55,14 +52,14 @@ struct Heads : nn::Module<Heads>, tensor_parallel::DeclaresPlan {
     o_proj = register_module("o_proj", std::make_shared<nn::Linear>(kDim, kDim));
   }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor heads = (*q_proj)(x).view({x.size(0), -1, kSize});  // this rank's heads
+    const at::Tensor heads = (*q_proj)(x).view({x.size(0), -1, kSize});
     return x + (*o_proj)((*gain)((*q_norm)(heads)).flatten(1));
   }
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions&) const override {
     using namespace tensor_parallel;
     return {{"q_proj", colwise_parallel({.heads = kHeads})},
-            {"q_norm", sequence_parallel({.sequence_dim = 1, .use_local_output = true})},
+            {"q_norm", sequence_parallel({.sequence_dim = 1})},
             {"gain", std::make_shared<HeadwiseParallel>()},
             {"o_proj", rowwise_parallel({.heads = kHeads})}};
   }

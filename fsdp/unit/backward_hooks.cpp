@@ -12,11 +12,8 @@
 
 #include <memory>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
-
-#include "tessera/dtensor/detail/function_kind.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -45,11 +42,6 @@ struct CallAfter final : torch::autograd::Node {
 
   GradientHook callback;
 };
-
-const bool kCallAfterIsKnown = [] {
-  tessera::detail::register_function_kind(typeid(CallAfter), {.each_aligned = true});
-  return true;
-}();
 
 /// The same values as a view, which libtorch refuses to change in place: the node would be lost,
 /// and `tensor` would have new values with its old history.

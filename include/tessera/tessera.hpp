@@ -97,6 +97,7 @@
 #include "tessera/observe/step_trace.h"
 #include "tessera/observe/tensor_memory.h"
 #include "tessera/observe/tensorboard.h"
+#include "tessera/observe/verify.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/ema.h"

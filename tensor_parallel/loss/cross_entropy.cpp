@@ -10,6 +10,7 @@
 #include "loss/targets.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -60,6 +61,7 @@ at::Tensor to_local(const at::Tensor& logits) {
   TESSERA_CHECK(!sharding_spec(logits).layout->is_partial(),
                 "cross_entropy: the logits are laid out as ",
                 to_string(*sharding_spec(logits).layout), "; redistribute them to Shard(1)");
+  const tessera::detail::LocalPartsScope within_the_loss;
   return DistributedTensor(logits).to_local();
 }
 

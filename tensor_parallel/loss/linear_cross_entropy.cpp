@@ -19,6 +19,7 @@
 #include "loss/targets.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -212,6 +213,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     const DistributedTensor own =
         states.placements() == placements.hidden ? states : states.redistribute(placements.hidden);
     rows = token_sharding(own);
+    const tessera::detail::LocalPartsScope within_the_loss;
     problem.hidden = own.to_local(placements.hidden_gradient);
     problem.weight = head.to_local(placements.weight_gradient);
   }

@@ -4,6 +4,7 @@
 
 #include "plan/checked_plan.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -76,6 +77,9 @@ class PlacementTable {
       return;
     }
     const ShardingSpec& spec = sharding_spec(tensor);
+    if (slot.replicated_by_default() && spec.mesh == mesh_) {
+      return;
+    }
     // With one owner the module itself was parallelized before.
     const bool tied = slot.owners().size() > 1;
     TESSERA_CHECK(tied && spec.mesh == mesh_ && spec.layout == layout,
@@ -90,14 +94,35 @@ class PlacementTable {
   std::vector<PlacedParameter> placed_;
 };
 
+nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh& mesh,
+                                  const CheckedPlan& plan) {
+  nn::NamedSlots unnamed = module.named_slots();
+  std::erase_if(unnamed, [&](const auto& entry) {
+    const nn::SlotPtr& slot = entry.second;
+    return slot->has_persistent() || is_distinct_on(*slot, mesh) ||
+           tessera::is_distributed(slot->get()) ||
+           std::ranges::find(plan.parameters, slot, &PlacedParameter::slot) !=
+               plan.parameters.end();
+  });
+  return unnamed;
+}
+
 }  // namespace
+
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
+  const DeviceMesh& distinct = slot.distinct_along();
+  return distinct && std::ranges::any_of(distinct.ranks(), [&](int rank) {
+           return rank != mesh.world()->rank() &&
+                  std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end();
+         });
+}
 
 CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
                           const ParallelizePlan& plan) {
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // refuses parameters without slots, and names the others
+  module.named_slots();  // refuses parameters without slots
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {
@@ -109,7 +134,7 @@ CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
     }
   }
   checked.parameters = placements.take();
-  check_coverage(module, checked);
+  checked.unnamed = unnamed_parameters(module, mesh, checked);
   return checked;
 }
 

@@ -27,15 +27,17 @@ struct PlacedParameter {
 struct CheckedPlan {
   std::vector<Application> applications;    ///< in the plan's order
   std::vector<PlacedParameter> parameters;  ///< each once, in the plan's order
+  /// Those that no entry names, which become replicated. Not those that are distributed already, or
+  /// of which each rank has another.
+  nn::NamedSlots unnamed;
 };
+
+/// Whether each rank of `mesh` has another parameter in the slot (ParameterSlot::set_distinct_along).
+bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Changes nothing and communicates nothing. Throws Error as parallelize_module() does.
 CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
                           const ParallelizePlan& plan);
-
-/// Throws Error for a trainable parameter that no entry covers, while a module beside its own has
-/// parameters that the plan splits: what is split may meet it.
-void check_coverage(const nn::ModuleBase& root, const CheckedPlan& plan);
 
 /// Distributes the parameters and adds the styles' hooks, seen by `recorder`, if any.
 void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMesh& mesh,

@@ -34,6 +34,9 @@ class RowMaker {
     for (const PlacedParameter& parameter : plan.parameters) {
       placed_.insert(parameter.slot.get());
     }
+    for (const auto& [name, slot] : plan.unnamed) {
+      unnamed_.insert(slot.get());
+    }
   }
 
   void add(const std::string& fqn, const nn::ModuleBase& module) {
@@ -43,7 +46,7 @@ class RowMaker {
         add_style(fqn, application, i);
       }
     }
-    add_plain(fqn, module);
+    add_unnamed(fqn, module);
   }
 
   std::vector<PlanRow> take() { return std::move(rows_); }
@@ -54,10 +57,6 @@ class RowMaker {
 
  private:
   void add_style(const std::string& fqn, const Application& application, std::size_t number) {
-    // Says something of rows that come without it.
-    if (!application.style->plain_parameters(*application.target.module).empty()) {
-      return;
-    }
     applications_.emplace(rows_.size(), number);
     PlanRow& row = rows_.emplace_back(PlanRow{fqn, application.style->name(), {}, {}});
     for (const auto& [slot, placement] :
@@ -67,11 +66,11 @@ class RowMaker {
     }
   }
 
-  void add_plain(const std::string& fqn, const nn::ModuleBase& module) {
-    PlanRow row{fqn, "plain", {}, {}};
+  void add_unnamed(const std::string& fqn, const nn::ModuleBase& module) {
+    PlanRow row{fqn, "no entry", {}, {}};
     for (const auto& [name, slot] : module.slots()) {
       if (!placed_.contains(slot.get())) {
-        row.parameters.push_back(planned(name, *slot, std::nullopt));
+        row.parameters.push_back(planned(name, *slot, placement_without_entry(*slot)));
       }
     }
     if (!row.parameters.empty()) {
@@ -79,7 +78,17 @@ class RowMaker {
     }
   }
 
-  /// `placement`: nullopt for a plain one.
+  /// That of an earlier plan, or the one of parameters that no plan has named; nullopt: it stays
+  /// plain.
+  std::optional<Placement> placement_without_entry(const nn::ParameterSlot& slot) const {
+    const at::Tensor& tensor = slot.persistent();
+    if (tessera::is_distributed(tensor) && sharding_spec(tensor).mesh == mesh_) {
+      return to_placements(*sharding_spec(tensor).layout, tensor.sizes()).front();
+    }
+    return unnamed_.contains(&slot) ? std::optional<Placement>(Replicate{}) : std::nullopt;
+  }
+
+  /// `placement`: nullopt for one that the plan leaves as it is.
   PlannedParameter planned(const std::string& name, const nn::ParameterSlot& slot,
                            const std::optional<Placement>& placement) {
     const at::Tensor& tensor = slot.persistent();
@@ -109,7 +118,7 @@ class RowMaker {
 
   const CheckedPlan& plan_;
   const DeviceMesh& mesh_;
-  std::unordered_set<const nn::ParameterSlot*> placed_, seen_;
+  std::unordered_set<const nn::ParameterSlot*> placed_, unnamed_, seen_;
   std::vector<PlanRow> rows_;
   std::unordered_map<std::size_t, std::size_t> applications_;
 };

@@ -28,15 +28,4 @@ std::string pattern_of(const std::string& fqn) {
   return pattern;
 }
 
-std::string owner_of(const std::string& parameter) {
-  const std::size_t dot = parameter.rfind('.');
-  return dot == std::string::npos ? "" : parameter.substr(0, dot);
-}
-
-std::string line_for_parts(const std::string& fqn) {
-  return detail::concat("{\"", pattern_of(fqn),
-                        "\", sequence_parallel({.sequence_dim = D, .use_local_output = true})}, "
-                        "where D is the dimension of its input that is split");
-}
-
 }  // namespace tessera::tensor_parallel

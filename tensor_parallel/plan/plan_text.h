@@ -12,10 +12,4 @@ std::string quoted(const std::string& fqn);
 /// `fqn` for all layers: "layers.3.attn.q_norm" becomes "layers.*.attn.q_norm".
 std::string pattern_of(const std::string& fqn);
 
-/// The FQN of the module that has a parameter.
-std::string owner_of(const std::string& parameter);
-
-/// The line of a plan for a module that computes on parts.
-std::string line_for_parts(const std::string& fqn);
-
 }  // namespace tessera::tensor_parallel

@@ -43,7 +43,9 @@ std::vector<double> train(const DeviceMesh& mesh, int steps) {
   }();
   tensor_parallel::parallelize_module(
       *network, mesh["tp"],
-      {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
+      {{"up", tensor_parallel::colwise_parallel()},
+       // Plain, for the loss outside of forward.
+       {"down", tensor_parallel::rowwise_parallel({.use_local_output = true})}});
   fsdp::fully_shard(*network, mesh["dp"]);
   nn::to_empty(*network, at::kCPU);
   nn::init_weights(*network, 7);

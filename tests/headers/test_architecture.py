@@ -50,14 +50,6 @@ class Architecture(unittest.TestCase):
                 with self.subTest(file=path.relative_to(ROOT).as_posix(), includes=used):
                     self.assertIn(used, below(layer, arrows))
 
-    def test_functions_of_nn_say_what_they_do_along_dimensions(self):
-        """Without a KindOfFunction they would be taken for a program's."""
-        for path in (ROOT / "src/nn").rglob("*.cpp"):
-            source = path.read_text()
-            for name in re.findall(r": (?:public )?torch::autograd::Function<(\w+)>", source):
-                with self.subTest(file=path.relative_to(ROOT).as_posix(), function=name):
-                    self.assertIn(f"KindOfFunction<{name}>", source)
-
     def test_every_room_is_in_the_table(self):
         page = (ROOT / "docs/architecture.md").read_text()
         table = page.split("\n## Rooms\n")[1].split("\n## ")[0]

@@ -99,7 +99,7 @@ TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
                          {{"", fused_colwise_parallel({.parts = 3})}});
       const std::vector<at::Tensor> parts = linear(x).chunk(3, -1);
       for (std::size_t i = 0; i < 3; ++i) {
-        EXPECT_TRUE(parts[i].allclose(
+        EXPECT_TRUE(local_tensor(parts[i]).allclose(
             whole[i].chunk(ranks, -1)[static_cast<std::size_t>(rank.rank())], 1e-5, 1e-6));
       }
     });
@@ -117,7 +117,7 @@ TEST(FusedColwise, SharesOutGroupsOfUnequalParts) {
     parallelize_module(fused, rank.mesh({2}, {"tp"}), {{"", fused_colwise_parallel()}});
     const std::vector<at::Tensor> parts = fused.split(fused(x));
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_TRUE(parts[i].allclose(whole[i].chunk(2, -1)[static_cast<std::size_t>(rank.rank())],
+      EXPECT_TRUE(local_tensor(parts[i]).allclose(whole[i].chunk(2, -1)[static_cast<std::size_t>(rank.rank())],
                                     1e-5, 1e-6));
     }
   });
@@ -195,7 +195,7 @@ TEST_P(FusedUnderFsdp, TrainsAsOneRank) {
     fill(model);
     parallelize_module(model, mesh["tp"],
                        {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
-                        {"down", rowwise_parallel()}});
+                        {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
     fsdp::Options options;
     if (shape.extension) {
       options.all_gather_extension = [](const auto&, const auto&) {

@@ -23,7 +23,7 @@ namespace {
 
 using testing::fill;
 
-/// x scaled by a number that is learnt, between two projections.
+/// A number that is learnt and a norm between two projections.
 class ScaledMlp : public nn::Module<ScaledMlp> {
  public:
   ScaledMlp() {
@@ -40,27 +40,11 @@ class ScaledMlp : public nn::Module<ScaledMlp> {
   nn::Parameter scale;
 };
 
-/// Its result stays distributed.
-StylePtr colwise_distributed() {
-  return colwise_parallel({.output_layouts = Replicate{}, .use_local_output = false});
-}
-
-TEST(Mistakes, AModuleThatThePlanLeavesPlainBesideDistributedActivations) {
-  RunRanks(2, [](Rank& rank) {
-    ScaledMlp model;
-    parallelize_module(
-        model, rank.mesh({2}, {"tp"}),
-        {{"up", colwise_distributed()}, {"norm", leave_plain()}, {"down", rowwise_parallel()}});
-    EXPECT_ERROR(model(at::ones({3, 4})), "aten::", "'norm.weight', [6], is plain",
-                 "give the module of 'norm.weight' a style", "replicate_parallel");
-  });
-}
-
 TEST(Mistakes, ForwardInsteadOfTheCall) {
   RunRanks(2, [](Rank& rank) {
     ScaledMlp model;
     parallelize_module(model, rank.mesh({2}, {"tp"}),
-                       {{"up", colwise_parallel()}, {"", leave_plain()}});
+                       {{"up", colwise_parallel()}});
     EXPECT_ERROR(model.up->forward(at::ones({3, 4})), "has hooks", "(*m)(x)");
     // What a forward of one's own does: nothing tells it that the hooks have not run.
     EXPECT_ERROR(at::linear(at::ones({3, 4}), *model.up->weight), "argument 0, [3, 4], is plain",
@@ -72,7 +56,7 @@ TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     ScaledMlp model;
-    parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}, {"", leave_plain()}});
+    parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
     fsdp::fully_shard(model, mesh["dp"]);
     const at::Tensor x = distribute_tensor(at::ones({3, 4}), mesh["tp"], {Replicate{}});
     EXPECT_ERROR(at::linear(x, *model.up->weight), "different meshes", "'up.weight'",
@@ -80,26 +64,12 @@ TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
   });
 }
 
-TEST(Mistakes, AScalarParameterBesideDistributedActivations) {
-  RunRanks(2, [](Rank& rank) {
-    ScaledMlp model;
-    parallelize_module(model, rank.mesh({2}, {"tp"}),
-                       {{"up", colwise_distributed()},
-                        {"norm", replicate_parallel()},
-                        {"down", rowwise_parallel()}});
-    optim::Sgd optimizer(model, {.lr = 0.1});
-    model(at::ones({3, 4})).sum().backward();
-    EXPECT_ERROR(optimizer.step(), "parameter 'scale' is plain, its gradient distributed",
-                 "replicate_parallel", "distribute_parameter");
-  });
-}
-
 TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
   RunRanks(2, [](Rank& rank) {
     ScaledMlp model;
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-    parallelize_module(model, mesh, {{"up", colwise_parallel()}, {"", leave_plain()}});
-    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "parameter 'up.weight' is split over",
+    parallelize_module(model, mesh, {{"up", colwise_parallel()}});
+    EXPECT_ERROR(fsdp::fully_shard(model, mesh), "is split over DeviceMesh((dp=2), cpu) already",
                  "by parallelize_module", "mesh[\"tp\"] and mesh[\"dp\"]");
   });
 }

@@ -51,7 +51,7 @@ DeviceMesh mesh_of(int ranks) {
 }
 
 StylePtr norm_of_shares() {
-  return sequence_parallel({.sequence_dim = 1, .use_local_output = true});
+  return sequence_parallel({.sequence_dim = 1});
 }
 
 TEST(PlanRefusals, AWildcardThatMatchesOnlySomeLayers) {
@@ -79,66 +79,10 @@ TEST(PlanRefusals, AWildcardWithinASharedModule) {
   EXPECT_EQ(match_modules(model, "a*.q").size(), 1U);
 }
 
-TEST(PlanRefusals, AParameterBesideSplitOnesThatNoEntryCovers) {
-  Stack stack;
-  const ParallelizePlan plan{{"layers.*.q", colwise_parallel()},
-                             {"layers.*.o", rowwise_parallel()}};
-  EXPECT_ERROR(parallelize_module(stack, mesh_of(2), plan),
-               "no entry of the plan covers parameter 'layers.0.q_norm.weight'",
-               "its neighbour 'layers.0.q' is split",
-               "{\"layers.*.q_norm\", sequence_parallel({.sequence_dim = D",
-               "{\"layers.*.q_norm\", leave_plain()}");
-  EXPECT_FALSE(tessera::is_distributed(stack.layer(0).q->weight));
-}
-
-TEST(PlanRefusals, AParameterBelowAModuleBesideSplitOnesThatNoEntryCovers) {
-  Stack stack;
-  const auto adapter = std::make_shared<nn::ModuleList>();
-  adapter->push_back(std::make_shared<nn::Linear>(8, 2));
-  stack.layer(2).register_module("adapter", adapter);
-  ParallelizePlan plan{{"layers.*.q", colwise_parallel()},
-                       {"layers.*.o", rowwise_parallel()},
-                       {"**.q_norm", leave_plain()}};
-  EXPECT_ERROR(parallelize_module(stack, mesh_of(2), plan),
-               "no entry of the plan covers parameter 'layers.2.adapter.0.weight'",
-               "its neighbour 'layers.2.q' is split", "{\"layers.*.adapter\", leave_plain()}");
-  plan.emplace_back("**.adapter", leave_plain());
-  parallelize_module(stack, mesh_of(2), plan);
-}
-
-TEST(PlanRefusals, NoNormBesideABlockWhoseProjectionsAreSplit) {
-  class Block : public nn::Module<Block> {
-   public:
-    Block() {
-      register_module("norm", std::make_shared<nn::RMSNorm>(8));
-      attention = register_module("attention", std::make_shared<Projections>(false));
-    }
-    at::Tensor forward(const at::Tensor& x) { return x; }
-    std::shared_ptr<Projections> attention;
-  };
-  Block block;
-  parallelize_module(block, mesh_of(2),
-                     {{"attention.q", colwise_parallel()}, {"attention.o", rowwise_parallel()}});
-  EXPECT_TRUE(tessera::is_distributed(block.attention->q->weight));
-}
-
 TEST(PlanRefusals, AnEntryWithoutAStyle) {
   Stack stack;
   EXPECT_ERROR(parallelize_module(stack, mesh_of(2), {{"layers.*.q", nullptr}}),
                "the entry \"layers.*.q\" has no style");
-}
-
-TEST(PlanRefusals, NoParameterThatIsFrozenOrLeftPlain) {
-  ParallelizePlan plan{{"layers.*.q", colwise_parallel()}, {"layers.*.o", rowwise_parallel()}};
-  Stack frozen;
-  for (const NamedModule& norm : match_modules(frozen, "**.q_norm")) {
-    norm.module->slot("weight")->get().set_requires_grad(false);
-  }
-  parallelize_module(frozen, mesh_of(2), plan);
-  Stack plain;
-  plan.emplace_back("**.q_norm", leave_plain());
-  parallelize_module(plain, mesh_of(2), plan);
-  EXPECT_TRUE(tessera::is_distributed(plain.layer(0).q->weight));
 }
 
 TEST(PlanRefusals, HeadsThatTheRanksDoNotDivide) {

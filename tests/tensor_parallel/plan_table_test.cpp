@@ -107,18 +107,15 @@ TEST(PlanTable, SaysHowUnevenItIs) {
   EXPECT_EQ(embed.largest_bytes, 160);
 }
 
-TEST(PlanTable, NamesPlainAndSharedParameters) {
+TEST(PlanTable, NamesUnnamedAndSharedParameters) {
   const auto model = on_meta();
   model->head->tie_slot("weight", model->embed->slot("weight"));
   const PlanTable table = check_plan(*model, paper_mesh(0, 2),
-                                     {{"embed", rowwise_parallel({.input_layouts = Replicate{}})},
-                                      {"head", colwise_parallel()},
-                                      {"", leave_plain()}});
+                                     {{"embed", rowwise_parallel()}, {"head", colwise_parallel()}});
   EXPECT_FALSE(row_of(table, "embed").parameters.at(0).shared);
   EXPECT_TRUE(row_of(table, "head").parameters.at(0).shared);
-  EXPECT_EQ(row_of(table, "norm").style, "plain");
-  EXPECT_EQ(row_of(table, "norm").parameters.at(0).placement, "plain");
-  EXPECT_EQ(table.rows.front().fqn, "embed");  // leave_plain is no row of its own
+  EXPECT_EQ(row_of(table, "norm").style, "no entry");
+  EXPECT_EQ(row_of(table, "norm").parameters.at(0).placement, "Replicate()");
 }
 
 TEST(PlanTable, RefusesWhatParallelizeModuleRefuses) {

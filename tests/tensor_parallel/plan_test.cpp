@@ -89,11 +89,10 @@ TEST(Parallelize, ShardsParametersAsTheStylesSay) {
     const at::Tensor up = tree.layer(1).up->weight->detach().clone();
     const at::Tensor down = tree.layer(1).down->weight->detach().clone();
     parallelize_module(tree, rank.mesh({4}, {"tp"}),
-                       {{"embed", rowwise_parallel({.input_layouts = Replicate{}})},
+                       {{"embed", rowwise_parallel()},
                         {"layers.*.up", colwise_parallel()},
                         {"layers.*.down", rowwise_parallel()},
-                        {"norm", sequence_parallel({.sequence_dim = 0})},
-                        {"head", leave_plain()}});
+                        {"norm", sequence_parallel({.sequence_dim = 0})}});
     const auto r = static_cast<std::size_t>(rank.rank());
     // 6 over 4 ranks: 2, 2, 2, 0.
     EXPECT_EQ(local_tensor(tree.layer(1).up->weight).size(0), r < 3 ? 2 : 0);
@@ -103,7 +102,8 @@ TEST(Parallelize, ShardsParametersAsTheStylesSay) {
     EXPECT_EQ(DistributedTensor(tree.layer(2).down->bias).placements(), Placements{Replicate{}});
     EXPECT_EQ(DistributedTensor(tree.embed->weight).placements(), Placements{Shard{0}});
     EXPECT_EQ(DistributedTensor(tree.norm->weight).placements(), Placements{Replicate{}});
-    EXPECT_FALSE(tessera::is_distributed(tree.head->weight));
+    // No entry names it.
+    EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Replicate{}});
   });
 }
 
@@ -111,7 +111,7 @@ TEST(Parallelize, NeedsNoCommunication) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
     parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"layers.*.up", colwise_parallel()}, {"layers.*.down", leave_plain()}});
+                       {{"layers.*.up", colwise_parallel()}});
     EXPECT_TRUE(rank.world()->traffic().table().empty());
   });
 }
@@ -130,9 +130,7 @@ TEST(Parallelize, KeepsFrozenParametersFrozen) {
     tree.norm->slot("weight")->get().set_requires_grad(false);
     tree.head->slot("weight")->get().set_requires_grad(false);
     parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"embed", leave_plain()},
-                        {"layers", leave_plain()},
-                        {"norm", sequence_parallel()},
+                       {{"norm", sequence_parallel()},
                         {"head", colwise_parallel()}});
     EXPECT_FALSE(tree.norm->weight->requires_grad());
     EXPECT_FALSE(tree.head->weight->requires_grad());
@@ -145,10 +143,7 @@ TEST(Parallelize, KeepsTiedWeightsTied) {
     Tree tree;
     tree.head->tie_slot("weight", tree.embed->slot("weight"));
     parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"embed", rowwise_parallel({.input_layouts = Replicate{}})},
-                        {"layers", leave_plain()},
-                        {"norm", leave_plain()},
-                        {"head", colwise_parallel()}});
+                       {{"embed", rowwise_parallel()}, {"head", colwise_parallel()}});
     EXPECT_TRUE(tree.head->weight->is_same(*tree.embed->weight));
     EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
   });
@@ -193,7 +188,7 @@ TEST(Parallelize, RefusesAStyleThatDoesNotFit) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
     EXPECT_ERROR(parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                                    {{"embed", rowwise_parallel({.input_layouts = Replicate{}})},
+                                    {{"embed", rowwise_parallel()},
                                      {"norm", colwise_parallel()}}),
                  "colwise_parallel");
     EXPECT_FALSE(tessera::is_distributed(tree.embed->weight));
@@ -211,11 +206,26 @@ TEST(Parallelize, RefusesTwoStylesForOneModule) {
   });
 }
 
-TEST(Parallelize, RefusesASecondPlan) {
+// As torchtitan: one plan of the model, then one of each block.
+TEST(Parallelize, TakesASecondPlanOfWhatTheFirstDidNotName) {
+  RunRanks(2, [](Rank& rank) {
+    Tree tree;
+    const at::Tensor up = tree.layer(1).up->weight->detach().clone();
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
+    parallelize_module(tree.layer(1), mesh, {{"up", colwise_parallel()}});
+    EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(DistributedTensor(tree.layer(1).up->weight).full_tensor().equal(up));
+    EXPECT_EQ(DistributedTensor(tree.layer(1).down->weight).placements(), Placements{Replicate{}});
+    EXPECT_EQ(DistributedTensor(tree.layer(0).up->weight).placements(), Placements{Replicate{}});
+  });
+}
+
+TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    parallelize_module(tree, mesh, {{"head", colwise_parallel()}, {"", leave_plain()}});
+    parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
     EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}),
                  "is distributed already");
   });

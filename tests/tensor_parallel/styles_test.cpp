@@ -40,7 +40,7 @@ TEST(Colwise, SplitsTheColumnsOfALinear) {
     fill(linear);
     parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", colwise_parallel()}});
     const std::vector<at::Tensor> parts = alone(x).detach().chunk(4, 1);
-    EXPECT_TRUE(linear(x).allclose(parts[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_TRUE(local_tensor(linear(x)).allclose(parts[static_cast<std::size_t>(rank.rank())]));
   });
 }
 
@@ -70,20 +70,49 @@ TEST(Colwise, GathersItsOutputWhenAsked) {
     fill(linear);
     parallelize_module(linear, rank.mesh({2}, {"tp"}),
                        {{"", colwise_parallel({.output_layouts = Replicate{}})}});
-    EXPECT_TRUE(linear(x).allclose(alone(x)));
+    EXPECT_TRUE(full_tensor(linear(x)).allclose(alone(x)));
   });
 }
 
-TEST(Rowwise, KnowsTheSizeOfAnUnevenInput) {
+TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
+  nn::Linear alone(7, 5);
+  fill(alone);
+  const at::Tensor expected = uniform_values({3, 7}, 0.5).requires_grad_();
+  alone(expected).square().sum().backward();
+  RunRanks(4, [&](Rank& rank) {
+    nn::Linear linear(7, 5);
+    fill(linear);
+    parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", rowwise_parallel()}});
+    const at::Tensor x = uniform_values({3, 7}, 0.5).requires_grad_();
+    const at::Tensor y = linear(x);
+    EXPECT_TRUE(full_tensor(y).allclose(alone(expected), 1e-5, 1e-5));
+    y.square().sum().backward();
+    EXPECT_FALSE(tessera::is_distributed(x.grad()));
+    EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-5, 1e-5));
+  });
+}
+
+TEST(Rowwise, RefusesAPlainPartThatNobodyNamedOne) {
+  RunRanks(2, [](Rank& rank) {
+    nn::Linear linear(6, 5);
+    fill(linear);
+    parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
+    EXPECT_ERROR(linear(uniform_values({3, 3}, 0.5)), "a Linear of 6 input features was given the "
+                 "plain tensor [3, 3]", "input_layouts = Shard{-1}");
+  });
+}
+
+TEST(Rowwise, KnowsTheSizeOfAnUnevenPart) {
   nn::Linear alone(7, 5);
   fill(alone);
   const at::Tensor x = uniform_values({3, 7}, 0.5);
   RunRanks(4, [&](Rank& rank) {
     nn::Linear linear(7, 5);
     fill(linear);
-    parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", rowwise_parallel()}});
+    parallelize_module(linear, rank.mesh({4}, {"tp"}),
+                       {{"", rowwise_parallel({.input_layouts = Shard{-1}})}});
     const at::Tensor part = x.chunk(4, 1)[static_cast<std::size_t>(rank.rank())];
-    EXPECT_TRUE(linear(part).allclose(alone(x), 1e-5, 1e-5));
+    EXPECT_TRUE(full_tensor(linear(part)).allclose(alone(x), 1e-5, 1e-5));
   });
 }
 
@@ -93,7 +122,7 @@ TEST(Rowwise, AddsTheBiasOnceAndUnchanged) {
     linear.weight->detach().zero_();
     linear.bias->detach().fill_(0.1);  // a third of it, three times, would not be it
     parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
-    EXPECT_TRUE(linear(uniform_values({4, 2}, 1)).equal(at::full({4, 2}, 0.1f)));
+    EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1f)));
   });
 }
 
@@ -108,10 +137,10 @@ TEST(Rowwise, SplitsTheRowsOfAnEmbedding) {
     fill(embedding);
     parallelize_module(
         embedding, rank.mesh({4}, {"tp"}),
-        {{"", rowwise_parallel({.input_layouts = Replicate{}, .output_layouts = Shard{0}})}});
+        {{"", rowwise_parallel({.output_layouts = Shard{0}})}});
     const StrictScope strict;
     const at::Tensor part = embedding(ids);
-    EXPECT_TRUE(part.equal(out.detach().chunk(4)[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_TRUE(local_tensor(part).equal(out.detach().chunk(4)[static_cast<std::size_t>(rank.rank())]));
     part.square().sum().backward();
     EXPECT_TRUE(full_tensor(embedding.weight->grad()).allclose(alone.weight->grad()));
   });
@@ -120,7 +149,8 @@ TEST(Rowwise, SplitsTheRowsOfAnEmbedding) {
 TEST(Rowwise, RefusesAnEmbeddingOfSplitIndices) {
   RunRanks(2, [](Rank& rank) {
     nn::Embedding embedding(10, 3);
-    EXPECT_ERROR(parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}}),
+    EXPECT_ERROR(parallelize_module(embedding, rank.mesh({2}, {"tp"}),
+                                    {{"", rowwise_parallel({.input_layouts = Shard{0}})}}),
                  "rowwise_parallel of an Embedding takes the same indices on every rank");
   });
 }
@@ -134,10 +164,10 @@ TEST(Sequence, NormsEachRanksTokens) {
     nn::RMSNorm norm(4);
     fill(norm);
     parallelize_module(norm, rank.mesh({3}, {"tp"}),
-                       {{"", sequence_parallel({.sequence_dim = 0, .use_local_output = true})}});
+                       {{"", sequence_parallel({.sequence_dim = 0})}});
     const StrictScope strict;
-    const at::Tensor part = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);
-    EXPECT_TRUE(part.allclose(alone(x).chunk(3)[static_cast<std::size_t>(rank.rank())]));
+    const at::Tensor part = norm(x);
+    EXPECT_TRUE(local_tensor(part).allclose(alone(x).chunk(3)[static_cast<std::size_t>(rank.rank())]));
     part.square().sum().backward();
     EXPECT_EQ(DistributedTensor(norm.weight->grad()).placements(), Placements{Replicate{}});
     EXPECT_TRUE(full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
@@ -164,12 +194,13 @@ TEST(PrepareOutput, GathersWhatItIsTold) {
     nn::RMSNorm norm(4);
     fill(norm);
     parallelize_module(norm, rank.mesh({2}, {"tp"}),
-                       {{"", prepare_module_output({.output_layouts = {Shard{0}},
+                       {{"", prepare_module_input({.input_layouts = {Shard{0}},
+                                                   .desired_input_layouts = {Shard{0}}})},
+                        {"", prepare_module_output({.output_layouts = {Shard{0}},
                                                     .desired_output_layouts = {Replicate{}}})}});
     const at::Tensor x = uniform_values({6, 4}, 0.1);
-    // The weight is in no plan, and would have the gradient of a part.
-    norm.slot("weight")->get().set_requires_grad(false);
-    EXPECT_TRUE(norm(x.chunk(2)[static_cast<std::size_t>(rank.rank())]).allclose(alone(x)));
+    const at::Tensor part = x.chunk(2)[static_cast<std::size_t>(rank.rank())];
+    EXPECT_TRUE(full_tensor(norm(part)).allclose(alone(x)));
   });
 }
 

@@ -5,7 +5,7 @@
 #include "examples/llama/model/kv_cache.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/new_empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    kept = {at::empty(sizes, keys.options()), at::empty(sizes, keys.options())};
+    kept = {keys.new_empty(sizes), keys.new_empty(sizes)};  // distributed as the keys are
   }
   return kept;
 }

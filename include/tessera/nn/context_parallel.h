@@ -53,10 +53,10 @@ class ContextParallel {
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,
-  /// heads, tokens, width), plain; k, v: the same with as many heads, or fewer, which divide them;
-  /// returns as q. Collective: one all-gather of keys and values; in backward one reduce-scatter of
-  /// their gradients. Differentiable once. Throws Error for distributed tensors and for an odd
-  /// number of tokens. The masks of a sequence are kept for the next call: (2n + 1) tokens^2 / 4
+  /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns as
+  /// q. Plain, or distributed over another mesh, split by batch and heads alone. Collective: one
+  /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
+  /// Differentiable once. Throws Error for an odd number of tokens. The masks of a sequence are kept for the next call: (2n + 1) tokens^2 / 4
   /// elements of q's type.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
@@ -67,6 +67,8 @@ class ContextParallel {
     std::int64_t first, length;
   };
   std::array<Chunk, 2> chunks(std::int64_t sequence) const;
+  at::Tensor attention_of_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const ContextAttentionOptions& options);
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Chunk queries,
                     std::int64_t window);
   const at::Tensor& mask(Chunk queries, Chunk keys, std::int64_t window, const at::Tensor& q);

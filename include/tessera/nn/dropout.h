@@ -27,6 +27,7 @@ class Dropout : public Module<Dropout> {
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
+  RandomKey key() const { return key_; }
   void set_key(RandomKey key) { key_ = key; }
   /// The number of calls so far, which selects the next mask. Set it back to repeat a call;
   /// activation checkpointing does so by itself.

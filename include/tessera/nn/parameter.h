@@ -73,6 +73,11 @@ class ParameterSlot {
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
+  /// For tensor parallelism: whether the parameter is replicated because no plan has named it so far.
+  /// A later plan may.
+  bool replicated_by_default() const { return replicated_by_default_; }
+  void set_replicated_by_default(bool by_default) { replicated_by_default_ = by_default; }
+
   /// Where files hold the parameter by parts. Saving and loading read it, nothing else does.
   const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
   void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
@@ -102,6 +107,7 @@ class ParameterSlot {
   std::optional<StoredParts> stored_parts_;
   std::string fqn_;
   bool gathered_ = false;
+  bool replicated_by_default_ = false;
   bool initialized_;
   std::uint64_t unfilled_version_ = 0;  ///< of persistent(), when nobody had written to it
   std::vector<Owner> owners_;

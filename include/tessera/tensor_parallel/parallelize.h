@@ -44,12 +44,6 @@ class ParallelStyle {
   /// them alone. Changes nothing. Throws Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Parameters of `module` or of modules below it that the plan leaves plain on purpose, since
-  /// every rank computes the same with them. Changes nothing.
-  virtual std::vector<nn::SlotPtr> plain_parameters(const nn::ModuleBase& module) const {
-    (void)module;
-    return {};
-  }
   /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; asked after
   /// parameters().
   virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
@@ -67,15 +61,17 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // The styles of PyTorch, with the names and defaults of their options there. In all of them:
-// * input_layouts: the placement of the first tensor of forward's arguments. A plain tensor is
-//   taken to be the local part of one with this placement; a distributed one has its own. Throws
-//   Error where autograd's graph tells otherwise (docs/tensor_parallel.md).
+// * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By default
+//   it is the same on every rank; another placement says that it is this rank's part. A distributed
+//   tensor has its own.
 // * output_layouts: the placement of the first tensor of the result.
 // * regather: where a split input is gathered, nn::Linear and nn::FusedLinear with a column-wise
 //   style keep its shard for backward, and gather it again there, once for all that share it:
 //   Korthikanti et al. 2022. Such a backward cannot be differentiated itself. The styles of the
 //   gather and of the products must both have it; without it the gathered input is kept.
-// * use_local_output: whether the result is the local tensor, or a distributed one.
+// * use_local_output: hand out the local tensor, plain, in place of the distributed one. Of a split
+//   result that is this rank's part: what it means from then on is the caller's word
+//   (docs/tensor_parallel.md).
 // Redistributing is collective over the mesh and differentiable.
 
 /// For Linear and Embedding. Shards the output features: of a Linear weight (and bias) Shard(0), of
@@ -83,7 +79,7 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 struct ColwiseOptions {
   Placement input_layouts = Replicate{};
   Placement output_layouts = Shard{-1};
-  bool use_local_output = true;
+  bool use_local_output = false;
   /// How many heads the output features are, each rank's whole: Error at plan time if the ranks
   /// don't divide them. 0: features that may be cut anywhere.
   std::int64_t heads = 0;
@@ -102,7 +98,7 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
-  bool use_local_output = true;
+  bool use_local_output = false;
   bool regather = true;  ///< of its own gather: its product always follows the gather of its input
 };
 /// See ReplicatedHeadsOptions.
@@ -115,7 +111,7 @@ StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 struct FusedColwiseOptions {
   std::int64_t parts = 0;  ///< of an nn::Linear; an nn::FusedLinear knows its own
   Placement input_layouts = Replicate{};
-  bool use_local_output = true;
+  bool use_local_output = false;
   bool regather = true;
 };
 /// See FusedColwiseOptions. MLX's shard_linear(..., segments).
@@ -123,11 +119,11 @@ StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
 /// For Linear and Embedding. Shards the input features of a Linear: weight Shard(1); the bias is
 /// replicated and added after the reduction. Shards the vocabulary of an Embedding: weight
-/// Shard(0); pass input_layouts = Replicate{}, since every rank looks up all indices.
+/// Shard(0); every rank looks up all indices.
 struct RowwiseOptions {
-  Placement input_layouts = Shard{-1};
+  std::optional<Placement> input_layouts{};  ///< Shard{-1}: a plain input is this rank's features
   Placement output_layouts = Replicate{};  ///< Replicate: all-reduce; Shard: reduce-scatter
-  bool use_local_output = true;
+  bool use_local_output = false;
   std::int64_t heads = 0;  ///< of a Linear's input features, as ColwiseOptions::heads
 };
 /// PyTorch's RowwiseParallel.
@@ -143,18 +139,13 @@ struct SequenceOptions {
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// The same without sequence parallelism: parameters, input and output are replicated, so that a
-/// norm takes and returns distributed tensors. torchtitan's NoParallel. Not for parts: a norm of
-/// local heads takes sequence_parallel with the dimension that is split.
+/// norm takes and returns distributed tensors. torchtitan's NoParallel. A split input is gathered: a
+/// norm of heads takes sequence_parallel with the dimension that is split, or no style.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// See ReplicateOptions.
 StylePtr replicate_parallel(ReplicateOptions options = {});
-
-/// Leaves the parameters of a module, and of those below it, plain: the module is given the same on
-/// every rank and computes the same. Adds nothing to its calls. A plan asks for it where a
-/// neighbour's parameters are split, so that none is forgotten.
-StylePtr leave_plain();
 
 /// For any module. One entry for each tensor of forward's arguments, in order (nullopt: leave it
 /// alone): its placement, and the one to redistribute it to.
@@ -171,7 +162,7 @@ StylePtr prepare_module_input(PrepareModuleInputOptions options);
 struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
-  bool use_local_output = true;
+  bool use_local_output = false;
 };
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
@@ -183,22 +174,25 @@ struct PrepareModuleInputOutputOptions {
   bool use_local_input = false;
   std::vector<std::optional<Placement>> output_layouts{};
   std::vector<std::optional<Placement>> desired_output_layouts{};
-  bool use_local_output = true;
+  bool use_local_output = false;
 };
 /// PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
-/// Applies a plan on a 1-D mesh. The parameters that the styles name become distributed, the others
-/// are left alone; several styles may add hooks to a module, but only one may place its parameters.
+/// Applies a plan on a 1-D mesh. The parameters that the styles name become distributed as these
+/// say, all others Replicate(), so that whatever meets them gives them the right gradient; not those
+/// of which each rank has another (ParameterSlot::set_distinct_along). Several styles may add hooks
+/// to a module, but only one may place its parameters.
+/// In the forward of `module` a tensor is distributed, or it is plain and the same on every rank of
+/// `mesh`: plain tensors that meet distributed ones count as replicated, and get gradients that are
+/// plain and whole. observe::verify compares a step with one rank's.
 /// Call it before fully_shard. Not collective: every rank has the values and keeps its shard. In
-/// the first forward the ranks compare the values of parameters that are not split, named by the
-/// plan or not; a parameter that is not named must not meet a part of a tensor
-/// (docs/tensor_parallel.md).
+/// the first forward the ranks compare the values of parameters that are not split, and of the plain
+/// inputs.
 /// Throws Error, before anything is changed, for a pattern that matches no module, or only below
 /// some of the modules of one class that its wildcard stands for; a style that does not fit its
-/// module, heads that the ranks don't divide; a parameter that is distributed already, and a
-/// trainable one that no entry covers while a module beside its own (with the same parent) is
-/// split. PyTorch's parallelize_module.
+/// module, heads that the ranks don't divide; and a parameter that is distributed already. PyTorch's
+/// parallelize_module.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});

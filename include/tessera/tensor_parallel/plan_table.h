@@ -15,7 +15,7 @@ namespace tessera::tensor_parallel {
 /// What a plan makes of a parameter.
 struct PlannedParameter {
   std::string name;                       ///< "weight"; of a module below the row's: its FQN there
-  std::string placement;                  ///< "Shard(0)"; "plain": no style has it
+  std::string placement;                  ///< "Shard(0)"; "plain": the plan leaves it as it is
   std::vector<std::int64_t> sizes;        ///< global
   std::vector<std::int64_t> local_sizes;  ///< on this rank
   std::int64_t bytes = 0;                 ///< on this rank
@@ -33,10 +33,10 @@ struct PlannedCollective {
   comm::Traffic traffic;   ///< calls, and bytes of this rank's inputs, as metrics count them
 };
 
-/// A style on a module, or the parameters of a module that stay plain.
+/// A style on a module, or the parameters of a module that no entry names.
 struct PlanRow {
   std::string fqn;    ///< of the module; "" is the one that the plan is applied to
-  std::string style;  ///< ParallelStyle::name(), or "plain"
+  std::string style;  ///< ParallelStyle::name(), or "no entry"
   std::vector<PlannedParameter> parameters;
   std::vector<PlannedCollective> collectives;  ///< of the style; empty unless recorded
 };
@@ -53,7 +53,7 @@ struct PlanTable {
 };
 
 /// What `plan` would make of `module`: a row for each style on each module, and one for each module
-/// with parameters that stay plain, in the module's order. Changes nothing and communicates
+/// with parameters that no entry names, in the module's order. Changes nothing and communicates
 /// nothing; parameters may be on the meta device, and the mesh on a comm::fake_world of any size.
 /// Throws Error as parallelize_module does, which checks the same.
 ///

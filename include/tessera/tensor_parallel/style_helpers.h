@@ -15,12 +15,12 @@ namespace tessera::tensor_parallel {
 // What the styles have in common, for those of a program as well.
 
 /// `tensor`, of a call of `module`, as a distributed tensor with placement `desired` on the 1-D
-/// `mesh`. A plain tensor is taken to be this rank's part of one with placement `layout` and global
-/// sizes `sizes` (default: those that the ranks' parts add up to, which they tell each other). With
-/// `regather`, what has to be gathered is by gather_again_in_backward().
+/// `mesh`. A plain tensor is the same on every rank if `layout` is Replicate; else it is this rank's
+/// part of one with that placement and global sizes `sizes` (default: those that the ranks' parts
+/// add up to, which they tell each other). With `regather`, what has to be gathered is by
+/// gather_again_in_backward().
 /// Collective if data must move, or sizes be told; differentiable. Throws Error if `tensor` is
-/// undefined or on another mesh, on all ranks if their parts are no shards of one tensor, and for
-/// plain tensors that are not what `layout` says (docs/tensor_parallel.md).
+/// undefined or on another mesh, on all ranks if their parts are no shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

@@ -21,6 +21,7 @@
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/module_names.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
@@ -98,7 +99,7 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
     replicas.push_back({fmt::format("plain tensor {}", i), tensors[i]});
   }
   check_replicas(peers_of(mesh), replicas, Equality::kBitwise,
-                 fmt::format("{} takes plain tensors that a ReplicationScope vouches for", what),
+                 fmt::format("{}{} takes plain tensors for the same on every rank", what, in_module()),
                  "make them equal on all ranks, or distribute them");
 }
 

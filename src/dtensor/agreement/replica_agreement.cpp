@@ -23,6 +23,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/module_names.h"
 
 namespace tessera::detail {
 namespace {
@@ -268,6 +269,30 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
   if (std::ranges::any_of(all, [&](const Numbers& own) { return own != all.front(); })) {
     Report(peers, replicas, equality, what, remedy).run(hashes);
   }
+}
+
+namespace {
+
+std::vector<std::string>& module_names() {
+  thread_local std::vector<std::string> names;
+  return names;
+}
+
+}  // namespace
+
+void push_module_name(std::string fqn) {
+  module_names().push_back(std::move(fqn));
+}
+
+void pop_module_name() {
+  if (!module_names().empty()) {
+    module_names().pop_back();
+  }
+}
+
+std::string in_module() {
+  const std::vector<std::string>& names = module_names();
+  return names.empty() ? "" : names.back().empty() ? " in the root module" : " in '" + names.back() + "'";
 }
 
 }  // namespace tessera::detail

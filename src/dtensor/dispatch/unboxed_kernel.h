@@ -23,8 +23,8 @@
 #include "tensor/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tensor/leaf_gradient.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/kernels/detail/fake_mode.h"
 
 namespace tessera::detail {
@@ -92,7 +92,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
-    if (plan.kind != PlanKind::kDirect || (plan.mixes_plain && !plain_tensors_are_replicated())) {
+    if (plan.kind != PlanKind::kDirect ||
+        (plan.mixes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }
     if constexpr (kInPlace || kNothing) {
@@ -102,14 +103,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// For every distributed argument, as localize_arguments does on the boxed way. Arguments of
-  /// other types hold none.
+  /// For every tensor, as localize_arguments and check_policy do on the boxed way. Arguments of other
+  /// types hold none.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
       auto* impl = argument.defined() ? as_distributed(argument) : nullptr;
       if (impl != nullptr) {
         keep_gradient_layout(*impl, argument);
+      } else if (argument.defined() && argument.requires_grad()) {
+        keep_gradient_plain(argument);
       }
     } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
       if (argument) {

@@ -13,8 +13,7 @@
 
 #include "tensor/autograd_functions.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/local_history.h"
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 
 namespace tessera {
@@ -74,34 +73,6 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
   return Layout::intern(argument.mesh_sizes(), argument.dims(), partial);
 }
 
-bool divides_work(const DeviceMesh& mesh, const std::vector<Placements>& results) {
-  for (int dim = 0; dim < mesh.ndim(); ++dim) {
-    const auto replicates = [dim](const Placements& result) {
-      return static_cast<std::size_t>(dim) >= result.size() ||
-             is_replicate(result[static_cast<std::size_t>(dim)]);
-    };
-    if (mesh.size(dim) > 1 && !std::ranges::all_of(results, replicates)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/// A plain argument is passed on with its history. Of a parameter behind it each rank would find
-/// the gradient of its own part of the results, with nothing to add those up.
-void check_plain(const at::Tensor& argument, std::size_t number) {
-  for (const at::Tensor& leaf : detail::LocalHistory().trace(argument).leaves) {
-    const std::string name = detail::parameter_name(leaf);
-    fail(
-        "local_map: argument ", number, " is plain and ",
-        name.empty() ? std::string("wants a gradient")
-                     : "is, or comes from, parameter '" + name + "'",
-        ", but the results are split over the mesh, so that each rank would find the gradient of "
-        "its part alone: distribute it first (for a parameter: a style in the plan of "
-        "parallelize_module), or say in in_grad_placements that the function reduces its gradient");
-  }
-}
-
 /// `tensor` as the function takes it.
 at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
                     const std::vector<Placements>& results, const LocalMapOptions& options) {
@@ -113,12 +84,23 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-at::Tensor local_argument(const at::Tensor& argument, std::size_t number,
+/// A plain argument is the same on every rank: where it gets a gradient, each rank may find that of
+/// its own part of the results alone.
+DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
+  if (tessera::is_distributed(argument)) {
+    return DistributedTensor(argument);
+  }
+  const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  return DistributedTensor::from_local(argument, mesh, whole);
+}
+
+at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, std::size_t number,
                           const std::vector<Placements>& results, const LocalMapOptions& options) {
-  if (!tessera::is_distributed(argument)) {
+  const bool recorded = c10::GradMode::is_enabled() && argument.requires_grad();
+  if (!tessera::is_distributed(argument) && !recorded) {
     return argument;
   }
-  DistributedTensor tensor(argument);
+  DistributedTensor tensor = as_distributed(argument, mesh);
   if (const auto wanted = item(options.in_placements, number)) {
     TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == *wanted,
                   "local_map: argument ", number, " must have placements ", to_string(*wanted),
@@ -136,13 +118,10 @@ std::vector<at::Tensor> local_map(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& arguments, const DeviceMesh& mesh,
     const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
+  const detail::LocalPartsScope local_parts;
   std::vector<at::Tensor> locals;
-  const bool divided = divides_work(mesh, out_placements);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (divided && !tessera::is_distributed(arguments[i]) && !item(options.in_grad_placements, i)) {
-      check_plain(arguments[i], i);
-    }
-    locals.push_back(local_argument(arguments[i], i, out_placements, options));
+    locals.push_back(local_argument(arguments[i], mesh, i, out_placements, options));
   }
   auto results = function(locals);
   TESSERA_CHECK(results.size() == out_placements.size(), "local_map: the function returned ",

@@ -85,7 +85,8 @@ struct CallPlan {
   bool seeded = false;          ///< draws from a generator that all ranks seed alike
   bool moves = false;           ///< an input is redistributed with a collective
   bool asked_for = false;       ///< what moves is one value that the caller asks for
-  bool mixes_plain = false;     ///< a plain tensor of more than one element takes part
+  bool takes_plain = false;     ///< a plain tensor takes part that is no wrapped number
+  bool mixes_plain = false;     ///< one of more than one element
   bool compares_plain = false;  ///< ranks compare those first (TESSERA_DEBUG)
   std::vector<Input> inputs;    ///< every defined tensor, in schema order
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
@@ -122,7 +123,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
 /// Throws Error, on all ranks, where the scopes of this thread (strict_scope.h) don't allow what
-/// the plan does: they are no part of a call's key. Else warns once of an operator without a rule.
+/// the plan does: they are no part of a call's key. Else warns once of an operator without a rule,
+/// and sees to it that plain tensors among the arguments get plain gradients.
 void check_policy(const PlannedCall& call);
 
 /// What to do if one of `tensors` is a parameter that is computed with although the hooks of its

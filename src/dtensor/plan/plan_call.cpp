@@ -87,8 +87,10 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
   for (const at::Tensor& tensor : bound.tensors) {
-    if (as_distributed(tensor) == nullptr && tensor.numel() > 1) {
-      plan.mixes_plain = true;
+    if (as_distributed(tensor) == nullptr) {
+      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      plan.takes_plain = plan.takes_plain || !is_number;
+      plan.mixes_plain = plan.mixes_plain || tensor.numel() > 1;
     }
     plan.inputs.push_back(input_of(tensor, plan.replicated));
   }

@@ -16,8 +16,10 @@
 #include "dispatch/rank_state.h"
 #include "plan/bound_call.h"
 #include "plan/call_plan.h"
+#include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {
@@ -106,8 +108,10 @@ std::string remedy_of_mixing(const std::vector<at::Tensor>& tensors) {
   }
   const std::string remedy = remedy_of_calling(tensors);
   return remedy.empty()
-             ? "distribute those first, or state in a ReplicationScope that they are equal on all "
-               "ranks"
+             ? "compute it in the forward of the parallelized module, where plain tensors are the "
+               "same on every rank; have the last style hand out a plain one (use_local_output = "
+               "true), distribute those first, or state in a ReplicationScope that they are equal "
+               "on all ranks"
              : remedy;
 }
 
@@ -149,6 +153,14 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(bound.tensors));
 }
 
+void keep_gradients_plain(const PlannedCall& call) {
+  for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+    if (!tessera::is_distributed(tensor) && tensor.requires_grad()) {
+      keep_gradient_plain(tensor);
+    }
+  }
+}
+
 }  // namespace
 
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
@@ -164,8 +176,11 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
 
 // Every rank has the same plan and the same scopes, and throws here before it has moved anything.
 void check_policy(const PlannedCall& call) {
-  if (call.plan.mixes_plain && !plain_tensors_are_replicated()) {
+  if (call.plan.mixes_plain && !plain_is_replicated_on(call.plan.replicated.mesh)) {
     fail_of_mixing(call);
+  }
+  if (call.plan.takes_plain) {
+    keep_gradients_plain(call);
   }
   if (call.plan.moves && !call.plan.asked_for) {
     check_movement(call);

@@ -1,6 +1,6 @@
 // Which elements of what one rank would have a rank draws for. Of the batch the rows of the forward
 // tell (BatchRows), by the convention that dimension 0 is the batch; of other dimensions a layout
-// does, or autograd's history of a plain tensor (local_part.h).
+// does. A plain tensor is the same on every rank but for its rows.
 
 #include "tessera/dtensor/detail/random_region.h"
 
@@ -10,7 +10,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include "random/local_part.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -41,36 +40,6 @@ RandomPlace place_of_shard(const at::Tensor& tensor) {
   return {{std::move(boxes), std::move(sizes)},
           local_tensor(tensor).sizes().vec(),
           !spec.layout->is_replicated()};
-}
-
-/// The digits of a part become dimensions: row-major order is the same.
-RandomPlace place_of_part(const LocalPart& part) {
-  RandomPlace place;
-  place.is_part = !part.is_whole();
-  Box box;
-  for (const LocalPart::Dim& dim : part.dims) {
-    for (const LocalPart::Digit& digit : dim) {
-      place.local_sizes.push_back(digit.local);
-      place.elements.sizes.push_back(digit.global);
-      box.sizes.push_back(digit.local);
-      box.global_offset.push_back(digit.offset);
-      box.local_offset.push_back(0);
-    }
-  }
-  place.elements.boxes.push_back(std::move(box));
-  return place;
-}
-
-std::vector<std::int64_t> global_sizes(const LocalPart& part) {
-  std::vector<std::int64_t> sizes;
-  for (const LocalPart::Dim& dim : part.dims) {
-    std::int64_t size = 1;
-    for (const LocalPart::Digit& digit : dim) {
-      size *= digit.global;
-    }
-    sizes.push_back(size);
-  }
-  return sizes;
 }
 
 }  // namespace
@@ -218,19 +187,25 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
 
 // The region.
 
-RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows)
-    : outer_(std::move(outer)), rows_(std::move(rows)) {
-  if (outer_ != nullptr) {
-    rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
-    parts_ = outer_->parts_;
-    unrecorded_parts_ = outer_->unrecorded_parts_;
+RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
+                           DeviceMesh replicated_on)
+    : outer_(std::move(outer)), rows_(std::move(rows)), replicated_on_(std::move(replicated_on)) {
+  if (outer_ == nullptr) {
+    return;
   }
+  // A BatchPart says for which elements plain tensors are drawn, whatever was handed out before.
+  hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
+  rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
 
-void RandomRegion::note_part(bool recorded) {
+bool RandomRegion::replicates_on(const DeviceMesh& mesh) const {
+  return (replicated_on_ && replicated_on_ == mesh) ||
+         (outer_ != nullptr && outer_->replicates_on(mesh));
+}
+
+void RandomRegion::note_part() {
   for (RandomRegion* region = this; region != nullptr; region = region->outer_.get()) {
-    region->parts_ = true;
-    region->unrecorded_parts_ = region->unrecorded_parts_ || !recorded;
+    region->hands_out_parts_ = true;
   }
 }
 
@@ -250,39 +225,20 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
   return place;
 }
 
-RandomPlace RandomRegion::find_place(const RandomCall& call) {
-  RandomPlace place;
-  std::vector<std::int64_t> sizes = call.tensor.sizes().vec();
-  if (!tessera::is_distributed(call.tensor) && parts_ && call.tensor.numel() > 1 &&
-      !plain_tensors_are_replicated()) {
-    const LocalPart part = part_of_plain(call);
-    place = place_of_part(part);
-    sizes = global_sizes(part);
-  } else {
-    place = own_place(call.tensor);
-  }
+RandomPlace RandomRegion::find_place(const RandomCall& call) const {
+  const bool plain = !tessera::is_distributed(call.tensor);
+  TESSERA_CHECK(!plain || !hands_out_parts_ || call.tensor.numel() <= 1 ||
+                    plain_tensors_are_replicated(),
+                call.name, " draws for a plain tensor ", call.tensor.sizes(),
+                " after a distributed one has handed out its local part (to_local, "
+                "use_local_output): for which elements this rank draws is not known; keep the "
+                "tensor distributed, say with a BatchPart which part it is, or draw in a "
+                "ReplicationScope if it is the same on all ranks");
+  RandomPlace place = own_place(call.tensor);
   if (rows_ != nullptr) {
-    rows_->move(place, call, sizes);
+    rows_->move(place, call, call.tensor.sizes());
   }
   return place;
-}
-
-/// Before a part was given away, every plain tensor is the same on all ranks of other dimensions
-/// than the batch's.
-LocalPart RandomRegion::part_of_plain(const RandomCall& call) const {
-  const at::Tensor& source = call.source;
-  const bool traced = source.defined() && source.requires_grad() &&
-                      source.sizes() == call.tensor.sizes() && !tessera::is_distributed(source);
-  LocalPart part =
-      traced ? local_part(source) : LocalPart{.unknown = "no gradient is recorded for it"};
-  if (traced && unrecorded_parts_ && part.is_whole()) {
-    part.unknown = "a local tensor without a gradient was given away";
-  }
-  TESSERA_CHECK(part.unknown.empty(), call.name, " draws for a plain tensor ", call.tensor.sizes(),
-                " that may be a part of what one rank has, and its place in ",
-                "that is not known (", part.unknown, "); keep it distributed (use_local_output = ",
-                "false), or draw in a ReplicationScope if it is the same on all ranks");
-  return part;
 }
 
 const RandomRegionPtr& random_region() {
@@ -296,6 +252,23 @@ RandomPlace random_place(const RandomCall& call) {
     return region->place_of(call);
   }
   return own_place(call.tensor);
+}
+
+bool plain_is_replicated_on(const DeviceMesh& mesh) {
+  if (plain_tensors_are_replicated()) {
+    return true;
+  }
+  const RandomRegionPtr& region = random_region();
+  return region != nullptr && region->replicates_on(mesh);
+}
+
+LocalPartsScope::LocalPartsScope()
+    : region_(random_region()), before_(region_ != nullptr && region_->hands_out_parts_) {}
+
+LocalPartsScope::~LocalPartsScope() {
+  for (RandomRegion* region = region_.get(); region != nullptr; region = region->outer_.get()) {
+    region->hands_out_parts_ = before_;
+  }
 }
 
 RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)

@@ -16,7 +16,6 @@
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tensor/leaf_gradient.h"
-#include "tensor/to_local_node.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
@@ -62,6 +61,15 @@ struct FromLocalBackward final : Node {
   }
   std::string name() const override { return "FromLocalBackward"; }
   ShardingSpec sharding;
+};
+
+/// What the caller's code gives is a local tensor as well: it is this rank's part of a gradient with
+/// the layout in `spec`. Sizes are the global ones, for a local gradient tells its own only.
+struct ToLocalBackward final : Node {
+  explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
+  variable_list apply(variable_list&& gradients) override;
+  std::string name() const override { return "ToLocalBackward"; }
+  TensorSpecPtr spec;
 };
 
 /// Back to the layout of the source, in the type in which gradients are to travel, then in the type
@@ -166,8 +174,6 @@ void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec)
   }
 }
 
-}  // namespace
-
 variable_list ToLocalBackward::apply(variable_list&& gradients) {
   if (!gradients[0].defined()) {
     return {at::Tensor()};
@@ -178,6 +184,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
   return {from_local_with_gradient(gradients[0], spec->sharding, spec->sizes,
                                    gradient_layout(spec->sharding.layout))};
 }
+
+}  // namespace
 
 LayoutPtr gradient_layout(LayoutPtr layout) {
   if (!layout->is_partial()) {
@@ -213,10 +221,9 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
   const bool gives_part =
       !layout->is_replicated() && c10::multiply_integers(layout->mesh_sizes()) > 1;
   if (const RandomRegionPtr& region = random_region(); region && gives_part) {
-    region->note_part(torch::autograd::compute_requires_grad(tensor));
+    region->note_part();
   }
-  return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient),
-                                 layout);
+  return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient));
 }
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,

@@ -1,10 +1,15 @@
 // The gradient of a leaf, for which backward may choose any layout that is cheap for it, while
 // optimizers expect it to be sharded as the leaf is. The hook is installed late, at a leaf's first
-// use: most distributed tensors are no leaves, and a flag is all that others pay for.
+// use: most distributed tensors are no leaves, and a flag is all that others pay for. Likewise the
+// gradient of a plain tensor that took part in an operator on distributed ones.
 
 #include "tensor/leaf_gradient.h"
 
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
 
 #include "tensor/autograd_functions.h"
 #include "tessera/core/error.h"
@@ -28,6 +33,39 @@ void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor
     }
     return as_layout(gradient, {spec->sharding.mesh, gradient_layout(spec->sharding.layout)});
   });
+}
+
+namespace {
+
+/// A class rather than a lambda, so that it is found among a tensor's hooks.
+struct MakePlain {
+  at::TensorBase operator()(const at::TensorBase& base) const {
+    const at::Tensor gradient(base);
+    if (!gradient.defined() || !tessera::is_distributed(gradient)) {
+      return base;
+    }
+    const ShardingSpec& spec = sharding_spec(gradient);
+    const LayoutPtr whole =
+        Layout::replicated(spec.layout->mesh_sizes(), static_cast<int>(gradient.dim()));
+    return to_local_with_gradient(as_layout(gradient, {spec.mesh, whole}), whole);
+  }
+};
+
+/// A leaf meets operators in every step, and keeps its hooks.
+bool has_hook(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->cpp_hooks_list_ != nullptr &&
+         std::ranges::any_of(*meta->cpp_hooks_list_, [](const auto& hook) {
+           return hook.template target<MakePlain>() != nullptr;
+         });
+}
+
+}  // namespace
+
+void keep_gradient_plain(const at::Tensor& tensor) {
+  if (c10::GradMode::is_enabled() && !has_hook(tensor)) {
+    at::impl::GetVariableHooks()->_register_hook(tensor, MakePlain{});
+  }
 }
 
 }  // namespace tessera::detail

@@ -16,6 +16,7 @@
 #include "functional/gather_sequence.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/local_map.h"
 #include "tessera/nn/attention_kernel.h"
 
 namespace tessera::nn {
@@ -33,9 +34,6 @@ std::int64_t counted_dim(const at::Tensor& tensor, std::int64_t dim) {
 
 void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
-    TESSERA_CHECK(!tessera::is_distributed(*tensor),
-                  "context-parallel attention was given a distributed tensor of sizes ",
-                  tensor->sizes(), "; pass this rank's heads and tokens, as plain tensors");
     TESSERA_CHECK(tensor->dim() == 4 && tensor->size(kTokensDim) == q.size(kTokensDim),
                   "context-parallel attention was given queries of sizes ", q.sizes(),
                   " and keys or values of ", tensor->sizes(),
@@ -48,6 +46,17 @@ void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   TESSERA_CHECK(q.size(kTokensDim) % 2 == 0, "context-parallel attention was given ",
                 q.size(kTokensDim),
                 " tokens of a rank, which are no two chunks; take them from shard()");
+}
+
+/// Tensor parallelism's, of which each rank has whole heads of its tokens.
+void check_heads_alone(const at::Tensor& tensor) {
+  const bool distributed = tessera::is_distributed(tensor);
+  const Layout* layout = distributed ? sharding_spec(tensor).layout.get() : nullptr;
+  TESSERA_CHECK(distributed && !layout->is_partial() && layout->mesh_dims_of(2).empty() &&
+                    layout->mesh_dims_of(3).empty(),
+                "context-parallel attention was given queries, keys or values of sizes ",
+                tensor.sizes(), ", ", distributed ? to_string(*layout) : std::string("plain"),
+                "; all three may be split by batch and heads alone, all alike");
 }
 
 }  // namespace
@@ -92,6 +101,9 @@ at::Tensor ContextParallel::unshard(const at::Tensor& part, std::int64_t dim) co
 
 at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const ContextAttentionOptions& options) {
+  if (tessera::is_distributed(q)) {
+    return attention_of_heads(q, k, v, options);
+  }
   check_queries(q, k, v);
   TESSERA_CHECK(options.causal || options.window == 0 || options.mask.defined(),
                 "context-parallel attention with a window of ", options.window,
@@ -109,6 +121,24 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
                            own[static_cast<std::size_t>(i)], options.window));
   }
   return at::cat(mixed, kTokensDim);
+}
+
+/// On each rank's heads.
+at::Tensor ContextParallel::attention_of_heads(const at::Tensor& q, const at::Tensor& k,
+                                               const at::Tensor& v,
+                                               const ContextAttentionOptions& options) {
+  for (const at::Tensor* tensor : {&q, &k, &v}) {
+    check_heads_alone(*tensor);
+  }
+  const DistributedTensor query(q);
+  std::vector<std::int64_t> sizes = q.sizes().vec();
+  sizes.back() = v.size(-1);
+  const auto of_locals = [&](const std::vector<at::Tensor>& locals) {
+    return std::vector{attention(locals[0], locals[1], locals[2], options)};
+  };
+  return local_map(of_locals, {q, k, v}, query.mesh(), {query.placements()},
+                   {.out_sizes = {std::move(sizes)}})
+      .front();
 }
 
 at::Tensor ContextParallel::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

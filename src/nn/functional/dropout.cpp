@@ -2,7 +2,6 @@
 // equal on every mesh. The mask is drawn again in backward, so that it takes no memory.
 
 #include "functional/autograd_helpers.h"
-#include "tessera/dtensor/detail/function_kind.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/functional.h"
@@ -45,8 +44,6 @@ struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
     return {draw(mask, local_gradient(grads[0], mask.spec), grads[0]), {}};
   }
 };
-
-const tessera::detail::KindOfFunction<DropoutFunction> kDropoutKind({.aligned = true});
 
 /// Keys are the callers', who may use one twice.
 RandomKey next_id() {

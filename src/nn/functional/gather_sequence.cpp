@@ -1,7 +1,6 @@
 // All-gather of a sequence that is split into head and tail chunks. One autograd function rather
-// than a redistribution with views around it: keys and values are one collective, the chunks are
-// put in order as they are copied out of its buffer, and to what looks for parts of tensors in
-// autograd's graph (docs/tensor_parallel.md) a head stays a head.
+// than a redistribution with views around it: keys and values are one collective, and the chunks are
+// put in order as they are copied out of its buffer.
 
 #include "functional/gather_sequence.h"
 
@@ -13,7 +12,6 @@
 #include "functional/autograd_helpers.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
-#include "tessera/dtensor/detail/function_kind.h"
 
 namespace tessera::nn {
 namespace {
@@ -126,9 +124,6 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     return of_arguments;
   }
 };
-
-const tessera::detail::KindOfFunction<GatherSequenceFunction> kGatherSequenceKind(
-    {.each_aligned = true});
 
 }  // namespace
 

@@ -5,7 +5,6 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -41,22 +40,6 @@ bool is_of_batch(Kind kind) {
 
 std::string of_module(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
-}
-
-/// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
-std::string layout_of(const at::Tensor& tensor) {
-  const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
-  if (!tessera::is_distributed(tensor)) {
-    return sizes + ", plain";
-  }
-  const ShardingSpec& spec = sharding_spec(tensor);
-  std::string placements;
-  try {
-    placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // a layout that no list of placements describes
-    placements = to_string(*spec.layout);
-  }
-  return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
 }
 
 template <class Number>

@@ -21,21 +21,6 @@ at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
-double epsilon_of(const at::Tensor& tensor) {
-  switch (c10::toRealValueType(tensor.scalar_type())) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kFloat:
-      return std::numeric_limits<float>::epsilon();
-    case at::kHalf:
-      return 1.0 / (1 << 10);
-    case at::kBFloat16:
-      return 1.0 / (1 << 7);
-    default:
-      return 0;  // integers are exact
-  }
-}
-
 /// The element that differs most, and how that compares with what is allowed.
 struct Worst {
   double excess = 0;  ///< difference / allowed; at most 1: they agree
@@ -45,38 +30,23 @@ struct Worst {
   std::string rank{};
 };
 
-std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes) {
-  std::vector<std::int64_t> coordinate(sizes.size());
-  for (std::size_t dim = sizes.size(); dim-- > 0;) {
-    coordinate[dim] = index % sizes[dim];
-    index /= sizes[dim];
-  }
-  return coordinate;
-}
-
-/// NaN beside NaN and infinity beside itself are equal; NaN beside a number is not.
 Worst worst_of(const Whole& whole, const at::Tensor& recorded, const Allowance& allowance) {
   Worst worst{.rank = whole.rank};
   if (recorded.numel() == 0) {
     return worst;
   }
-  const at::Tensor ours = as_doubles(whole.tensor);
-  const at::Tensor theirs = as_doubles(recorded);
-  const at::Tensor same = ours.eq(theirs).logical_or(ours.isnan().logical_and(theirs.isnan()));
-  const at::Tensor apart = at::where(same, at::zeros_like(ours), ours.sub(theirs).abs())
-                               .nan_to_num(std::numeric_limits<double>::infinity());
-  const auto index = apart.flatten().argmax().item<std::int64_t>();
-  const double epsilon = std::max(epsilon_of(whole.tensor), epsilon_of(recorded));
+  const Farthest found = farthest(whole.tensor, recorded);
+  const double epsilon =
+      std::max(epsilon_of(whole.tensor.scalar_type()), epsilon_of(recorded.scalar_type()));
   worst.largest = largest_of(recorded);
   worst.allowed = allowance.share.value_or(std::sqrt(epsilon)) * worst.largest +
                   kRoundings * epsilon * allowance.magnitude;
-  const double distance = apart.flatten()[index].item<double>();
-  worst.excess = distance == 0       ? 0
-                 : worst.allowed > 0 ? distance / worst.allowed
+  worst.excess = found.distance == 0 ? 0
+                 : worst.allowed > 0 ? found.distance / worst.allowed
                                      : std::numeric_limits<double>::infinity();
-  worst.at = coordinate_of(index, ours.sizes());
-  worst.value = ours.flatten()[index].item<double>();
-  worst.recorded = theirs.flatten()[index].item<double>();
+  worst.at = coordinate_of(found.index, recorded.sizes());
+  worst.value = found.value;
+  worst.recorded = found.recorded;
   return worst;
 }
 
@@ -105,6 +75,45 @@ std::string describe(const Worst& worst) {
 }
 
 }  // namespace
+
+double epsilon_of(c10::ScalarType type) {
+  switch (c10::toRealValueType(type)) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kHalf:
+      return 1.0 / (1 << 10);
+    case at::kBFloat16:
+      return 1.0 / (1 << 7);
+    default:
+      return 0;
+  }
+}
+
+std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes) {
+  std::vector<std::int64_t> coordinate(sizes.size());
+  for (std::size_t dim = sizes.size(); dim-- > 0;) {
+    coordinate[dim] = index % sizes[dim];
+    index /= sizes[dim];
+  }
+  return coordinate;
+}
+
+Farthest farthest(const at::Tensor& tensor, const at::Tensor& recorded) {
+  if (recorded.numel() == 0) {
+    return {};
+  }
+  const at::Tensor ours = as_doubles(tensor);
+  const at::Tensor theirs = as_doubles(recorded);
+  const at::Tensor same = ours.eq(theirs).logical_or(ours.isnan().logical_and(theirs.isnan()));
+  const at::Tensor apart = at::where(same, at::zeros_like(ours), ours.sub(theirs).abs())
+                               .nan_to_num(std::numeric_limits<double>::infinity())
+                               .flatten();
+  const auto index = apart.argmax().item<std::int64_t>();
+  return {apart[index].item<double>(), recorded.is_complex() ? index / 2 : index,
+          ours.flatten()[index].item<double>(), theirs.flatten()[index].item<double>()};
+}
 
 double largest_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {

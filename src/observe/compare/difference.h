@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,5 +24,21 @@ std::optional<std::string> difference(const Parts& parts, const Parts& recorded,
 
 /// The largest finite absolute value; 0 of an empty tensor.
 double largest_of(const at::Tensor& tensor);
+
+/// The distance from 1 to the next number of a tensor's type; 0 of integers, which are exact.
+double epsilon_of(c10::ScalarType type);
+
+/// The element in which two tensors of the same sizes are furthest apart, the first of equals.
+struct Farthest {
+  double distance = 0;     ///< infinity beside a NaN or an infinity that the other has not
+  std::int64_t index = 0;  ///< in row-major order
+  double value = 0, recorded = 0;
+};
+
+/// NaN beside NaN and infinity beside itself are equal; NaN beside a number is not.
+Farthest farthest(const at::Tensor& tensor, const at::Tensor& recorded);
+
+/// Of an element of a tensor of `sizes`.
+std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes);
 
 }  // namespace tessera::observe

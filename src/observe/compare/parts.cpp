@@ -3,6 +3,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +12,9 @@
 #include <utility>
 
 #include "tessera/comm/detail/agreement.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::observe {
 namespace {
@@ -192,6 +196,21 @@ std::vector<Reading> readings(const Parts& parts) {
     }
   }
   return found;
+}
+
+std::string layout_of(const at::Tensor& tensor) {
+  const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
+  if (!tessera::is_distributed(tensor)) {
+    return sizes + ", plain";
+  }
+  const ShardingSpec& spec = sharding_spec(tensor);
+  std::string placements;
+  try {
+    placements = to_string(to_placements(*spec.layout, tensor.sizes()));
+  } catch (const Error&) {  // a layout that no list of placements describes
+    placements = to_string(*spec.layout);
+  }
+  return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
 }
 
 }  // namespace tessera::observe

@@ -43,4 +43,7 @@ using Reading = std::vector<Whole>;
 /// different ones have copies, or parts along dimension 0, or means over their samples.
 std::vector<Reading> readings(const Parts& parts);
 
+/// "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
+std::string layout_of(const at::Tensor& tensor);
+
 }  // namespace tessera::observe

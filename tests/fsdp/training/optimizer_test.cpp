@@ -176,7 +176,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
     torch::optim::SGD optimizer(model.blocks[0]->up->parameters(), torch::optim::SGDOptions(0.1));
     tensor_parallel::parallelize_module(
         model, rank.mesh({2}, {"tp"}),
-        {{"block*.up", tensor_parallel::colwise_parallel()}, {"", tensor_parallel::leave_plain()}});
+        {{"block*.up", tensor_parallel::colwise_parallel()}});
     EXPECT_ERROR(optimizer.step(), "parallelize_module has replaced");
   });
   const auto model = [] {

@@ -136,25 +136,19 @@ class DrawingModel : public nn::Module<DrawingModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Heads and features are local tensors; between the halves of a block tokens are replicated or
-/// sharded.
-inline tensor_parallel::ParallelizePlan plan_of(const Placement& between, bool local) {
+/// Between the halves of a block tokens are replicated or sharded.
+inline tensor_parallel::ParallelizePlan plan_of(const Placement& between) {
   using namespace tensor_parallel;
   const auto norm =
       is_replicate(between) ? replicate_parallel() : sequence_parallel({.sequence_dim = 0});
-  const auto in = colwise_parallel({.input_layouts = between});
-  const auto out = rowwise_parallel({.output_layouts = between, .use_local_output = local});
-  return {{"embed", rowwise_parallel({.input_layouts = Replicate{},
-                                      .output_layouts = between,
-                                      .use_local_output = local})},
+  const auto out = rowwise_parallel({.output_layouts = between});
+  return {{"embed", rowwise_parallel({.output_layouts = between})},
           {"block*.norm", norm},
-          {"block*.q", in},
-          {"block*.k", in},
-          {"block*.v", in},
+          {"block*.[qkv]", colwise_parallel()},
           {"block*.o", out},
-          {"block*.up", in},
+          {"block*.up", colwise_parallel()},
           {"block*.down", out},
-          {"head", colwise_parallel({.input_layouts = between, .output_layouts = Replicate{}})}};
+          {"head", colwise_parallel({.output_layouts = Replicate{}})}};
 }
 
 struct RandomCase {
@@ -171,7 +165,6 @@ struct RandomMesh {
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names;
   Placement between = Replicate{};
-  bool local = false;  ///< whether the halves of a block hand out local tensors
 };
 
 inline at::Tensor token_ids(std::int64_t rows, int step) {
@@ -199,7 +192,7 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
   DrawingModel model(draws);
   if (mesh.ndim() > 1 || how.names[0] == "tp") {
-    tensor_parallel::parallelize_module(model, mesh["tp"], plan_of(how.between, how.local));
+    tensor_parallel::parallelize_module(model, mesh["tp"], plan_of(how.between));
   }
   if (checkpointing == Checkpointing::kBlocks) {
     nn::apply_activation_checkpointing(model, {.select = nn::of_class<DrawingBlock>()});
@@ -222,7 +215,7 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
     const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);
     const at::Tensor loss = model(tokens).square().sum().mul(scale);
     loss.backward();
-    at::Tensor sum = loss.detach().clone();
+    const at::Tensor sum = testing::full_tensor(loss).clone();
     if (ranks > 1) {
       mesh.group("dp").all_reduce(sum, ReduceOp::kSum)->wait();
     }

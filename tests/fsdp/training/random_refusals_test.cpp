@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
@@ -138,19 +139,57 @@ TEST(RandomRefusals, OfAGeneratorAreForParts) {
   }
 }
 
-TEST(RandomRefusals, OfPartsWithoutAHistory) {
-  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
-    OneDraw model([](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); });
-    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
-                                        {{"linear", tensor_parallel::colwise_parallel()}});
+tensor_parallel::ParallelizePlan hands_out_parts() {
+  return {{"linear", tensor_parallel::colwise_parallel({.use_local_output = true})}};
+}
+
+std::vector<std::string> errors_of_parts(const std::function<at::Tensor(const at::Tensor&)>& draw) {
+  return testing::ErrorsOfRanks(2, [&](Rank& rank) {
+    OneDraw model(draw);
+    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}), hands_out_parts());
     nn::init_weights(model, 5);
     model(at::ones({2, kSide}));
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "aten::uniform_ draws for a plain tensor [2, 4]",
-                    "may be a part of what one rank has", "use_local_output = false",
+}
+
+TEST(RandomRefusals, OfAPartThatAModuleHandsOut) {
+  for (const auto& error :
+       errors_of_parts([](const at::Tensor& y) { return at::dropout(y, 0.4, true); })) {
+    EXPECT_CONTAINS(error, "draws for a plain tensor [2, 4] after a distributed one has handed out "
+                    "its local part", "keep the tensor distributed", "BatchPart",
                     "ReplicationScope");
   }
+  for (const auto& error : errors_of_parts(
+           [](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); })) {
+    EXPECT_CONTAINS(error, "aten::uniform_ draws for a plain tensor [2, 4]");
+  }
+}
+
+TEST(RandomRefusals, NoneWhereAScopeSaysWhichPartItIs) {
+  for (const auto& error : errors_of_parts([](const at::Tensor& y) {
+         const BatchPart part(0, 1);
+         return at::dropout(y, 0.4, true);
+       })) {
+    EXPECT_EQ(error, "");
+  }
+}
+
+TEST(RandomRefusals, NoneBehindALocalMap) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    OneDraw model([&](const at::Tensor& y) {
+      const auto twice = [](const std::vector<at::Tensor>& locals) {
+        return std::vector{locals[0] * 2};
+      };
+      const at::Tensor doubled =
+          local_map(twice, {y}, mesh, {{Shard{1}}}, {.out_sizes = {y.sizes().vec()}}).front();
+      return at::dropout(doubled, 0.4, true).mul(at::rand({2, y.size(1)}));
+    });
+    tensor_parallel::parallelize_module(model, mesh,
+                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    nn::init_weights(model, 5);
+    EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
+  });
 }
 
 // A part of what one rank has is all of it.
@@ -158,24 +197,10 @@ TEST(RandomRefusals, AreNotOnAMeshOfOneRank) {
   RunRanks(1, [](Rank& rank) {
     OneDraw model([](const at::Tensor& y) { return at::dropout(y, 0.4, true); });
     nn::init_weights(model, 5);
-    tensor_parallel::parallelize_module(model, rank.mesh({1}, {"tp"}),
-                                        {{"linear", tensor_parallel::colwise_parallel()}});
+    tensor_parallel::parallelize_module(model, rank.mesh({1}, {"tp"}), hands_out_parts());
     const c10::NoGradGuard none;
     EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
   });
-}
-
-TEST(RandomRefusals, OfPartsBehindAnUnknownOperator) {
-  const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
-    OneDraw model([](const at::Tensor& y) { return at::dropout(y.cumsum(1), 0.4, true); });
-    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
-                                        {{"linear", tensor_parallel::colwise_parallel()}});
-    nn::init_weights(model, 5);
-    model(at::ones({2, kSide}));
-  });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "its place in that is not known (CumsumBackward0)");
-  }
 }
 
 }  // namespace

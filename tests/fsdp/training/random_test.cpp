@@ -55,9 +55,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, RandomOnMeshes,
     ::testing::Values(RandomMesh{"dp2", {2}, {"dp"}}, RandomMesh{"dp3", {3}, {"dp"}},
                       RandomMesh{"tp2", {2}, {"tp"}}, RandomMesh{"tp4", {4}, {"tp"}},
-                      RandomMesh{"tp2_local", {2}, {"tp"}, Replicate{}, true},
                       RandomMesh{"dp2_tp2", {2, 2}, {"dp", "tp"}},
-                      RandomMesh{"dp2_tp2_local", {2, 2}, {"dp", "tp"}, Replicate{}, true},
                       RandomMesh{"dp2_tp2_sp", {2, 2}, {"dp", "tp"}, Shard{0}},
                       RandomMesh{"tp4_sp", {4}, {"tp"}, Shard{0}}),
     [](const auto& info) { return info.param.name; });

@@ -19,8 +19,6 @@
 
 namespace tessera::detail {
 
-struct LocalPart;
-
 /// Where the elements of a local tensor are in the tensor that one rank would have.
 struct RandomPlace {
   kernels::GlobalPlace elements;
@@ -82,31 +80,38 @@ class BatchRows {
 
 /// A part of a program, the forward of a model above all, whose random operators draw on each rank
 /// what one rank would draw: those of at:: on plain tensors too, by the numbers of manual_seed.
+/// Where tensor parallelism began it, plain tensors in it are the same on every rank of a mesh.
 /// Recomputations share it with their forward.
 class RandomRegion {
  public:
-  /// Within `outer` (or nullptr), and with its rows unless `rows` are given.
-  RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows);
+  /// Within `outer` (or nullptr), and with its rows unless `rows` are given. `replicated_on`: the
+  /// mesh of whose ranks all have the same plain tensors; undefined: those of `outer` alone.
+  RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
+               DeviceMesh replicated_on = {});
 
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
-  /// A distributed tensor has given away a local one that is not the same on all ranks. From now on
-  /// plain tensors may be parts of what one rank has.
-  void note_part(bool recorded);
+  /// Whether plain tensors are the same on every rank of `mesh`.
+  bool replicates_on(const DeviceMesh& mesh) const;
+  /// A distributed tensor has handed out a local one that is not the same on all ranks (to_local).
+  /// From now on no random operator on a plain tensor knows for which elements it draws.
+  void note_part();
+  bool hands_out_parts() const { return hands_out_parts_; }
   /// Where the elements that `call` draws for are. Collective at the first call where data-parallel
   /// ranks have rows to compare. Throws Error where nobody can know.
   RandomPlace place_of(const RandomCall& call);
 
  private:
-  RandomPlace find_place(const RandomCall& call);
-  LocalPart part_of_plain(const RandomCall& call) const;
+  friend class LocalPartsScope;
+
+  RandomPlace find_place(const RandomCall& call) const;
   RandomRegion& outermost() { return outer_ == nullptr ? *this : outer_->outermost(); }
 
   std::shared_ptr<RandomRegion> outer_;
   std::shared_ptr<BatchRows> rows_;
-  bool parts_ = false;             ///< given away
-  bool unrecorded_parts_ = false;  ///< some of them without a gradient
-  /// Of the outermost region: what was found in forward, for recomputations. In these autograd's
-  /// graph begins with their inputs.
+  DeviceMesh replicated_on_;
+  bool hands_out_parts_ = false;
+  /// Of the outermost region: what was found in forward, for recomputations, whose inputs look like
+  /// parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -115,6 +120,24 @@ using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 const RandomRegionPtr& random_region();
 /// In this thread's region; outside of one, every plain tensor is whole.
 RandomPlace random_place(const RandomCall& call);
+/// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank of
+/// it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and in
+/// backward.
+bool plain_is_replicated_on(const DeviceMesh& mesh);
+
+/// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
+/// behind it knows its elements again.
+class LocalPartsScope {
+ public:
+  LocalPartsScope();
+  LocalPartsScope(const LocalPartsScope&) = delete;
+  LocalPartsScope& operator=(const LocalPartsScope&) = delete;
+  ~LocalPartsScope();
+
+ private:
+  RandomRegionPtr region_;
+  bool before_ = false;
+};
 
 struct ActiveRegion {
   RandomRegionPtr region;

@@ -1,5 +1,4 @@
-// A plain tensor below a style is the same on every rank, or this rank's part. What does not fit is
-// an error; what only the ranks together can know is compared.
+// What the ranks have alike, which only all of them together can know, is compared.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
@@ -70,146 +69,20 @@ class HeadsModel : public nn::Module<HeadsModel> {
   std::shared_ptr<nn::RMSNorm> norm;
 };
 
-ParallelizePlan plan_of_heads(const StylePtr& norm = leave_plain()) {
+ParallelizePlan plan_of_heads() {
   return {{"layers.*.q", colwise_parallel()},
-          {"layers.*.q_norm", norm},
+          {"layers.*.q_norm", sequence_parallel({.sequence_dim = 1})},
           {"layers.*.o", rowwise_parallel()}};
-}
-
-const StylePtr& norm_of_parts() {
-  static const StylePtr style = sequence_parallel({.sequence_dim = 1, .use_local_output = true});
-  return style;
 }
 
 at::Tensor tokens() {
   return uniform_values({5, 8}, 0.5);
 }
 
-TEST(PartOfATensor, MeetsNoPlainParameter) {
-  RunRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
-    EXPECT_ERROR(model(tokens()), "'layers.0.o' takes a plain tensor for a part",
-                 "parameter 'layers.0.q_norm.weight', which the plan leaves plain",
-                 "add {\"layers.*.q_norm\", sequence_parallel({.sequence_dim = D");
-    // Again, whatever was looked at before.
-    EXPECT_ERROR(model(tokens()), "which the plan leaves plain");
-  });
-}
-
-// Its unit has been freed when the part arrives at the next style.
-TEST(PartOfATensor, MeetsNoPlainParameterOfAnFsdpUnit) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, mesh["tp"], plan_of_heads());
-    for (std::size_t i = 0; i < 2; ++i) {
-      fsdp::fully_shard(*model.layer(i).q_norm, mesh["dp"]);
-    }
-    fsdp::fully_shard(model, mesh["dp"]);
-    EXPECT_ERROR(model(tokens()), "parameter 'layers.0.q_norm.weight'");
-  });
-}
-
-TEST(PartOfATensor, MayMeetAFrozenParameter) {
-  const c10::NoGradGuard none;
-  HeadsModel alone;
-  fill(alone);
-  const at::Tensor expected = alone(tokens());
-  RunRanks(2, [&](Rank& rank) {
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
-    for (std::size_t i = 0; i < 2; ++i) {
-      model.layer(i).q_norm->slot("weight")->get().set_requires_grad(false);
-    }
-    EXPECT_TRUE(model(tokens()).allclose(expected, 1e-5, 1e-5));
-  });
-}
-
-TEST(PartOfATensor, IsNotTakenForReplicated) {
-  RunRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, rank.mesh({2}, {"tp"}),
-                       plan_of_heads(replicate_parallel({.use_local_output = true})));
-    EXPECT_ERROR(model(tokens()),
-                 "'layers.0.q_norm' takes a plain tensor for the same on every rank",
-                 "[5, 8], laid out as [Shard(1)], gave away",
-                 "{\"layers.*.q_norm\", sequence_parallel({.sequence_dim = D");
-  });
-}
-
-// No gradient goes to the projection, so that autograd knows nothing of where the part is from.
-TEST(PartOfATensor, IsNotMadeOfWhatWasHandedOutAsReplicated) {
-  RunRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
-    for (std::size_t i = 0; i < 2; ++i) {
-      model.layer(i).q->slot("weight")->get().set_requires_grad(false);
-    }
-    parallelize_module(model, rank.mesh({2}, {"tp"}),
-                       plan_of_heads(replicate_parallel({.use_local_output = true})));
-    EXPECT_ERROR(model(tokens()), "'layers.0.o' takes a plain tensor for a part, Shard(-1)",
-                 "laid out as [Replicate()], gave away", "hand that out as a part as well");
-  });
-}
-
-TEST(PartOfATensor, IsNormedByAPlanThatSaysWhatIsSplit) {
-  HeadsModel alone;
-  fill(alone);
-  alone(tokens()).square().sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, rank.mesh({4}, {"tp"}), plan_of_heads(norm_of_parts()));
-    // The last norm is in no plan, and sees what every rank has.
-    model(tokens()).square().sum().backward();
-    testing::expect_gradients(model, testing::gradients_of(alone));
-  });
-}
-
-TEST(PartOfATensor, IsNormedUnderFsdpAndDebugChecks) {
-  const DebugChecks checks("1");
-  HeadsModel alone;
-  fill(alone);
-  alone(tokens()).square().sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
-    fsdp::fully_shard(model.layer(0), mesh["dp"]);
-    fsdp::fully_shard(model, mesh["dp"]);
-    model(tokens()).square().sum().backward();
-    testing::expect_gradients(model, testing::gradients_of(alone));
-  });
-}
-
-TEST(PartOfATensor, MayBeReplicatedByHand) {
-  class Gathers : public nn::Module<Gathers> {
-   public:
-    Gathers() {
-      up = register_module("up", std::make_shared<nn::Linear>(4, 6));
-      head = register_module("head", std::make_shared<nn::Linear>(6, 6));
-    }
-    at::Tensor forward(const at::Tensor& x, const DeviceMesh& mesh) {
-      const at::Tensor part = (*up)(x);
-      return (*head)(DistributedTensor::from_local(part.mul(2), mesh, {Shard{-1}}).full_tensor());
-    }
-    std::shared_ptr<nn::Linear> up, head;
-  };
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    Gathers model;
-    fill(model);
-    parallelize_module(
-        model, mesh,
-        {{"up", colwise_parallel()}, {"head", colwise_parallel({.output_layouts = Replicate{}})}});
-    EXPECT_EQ(model(uniform_values({3, 4}, 1), mesh).size(1), 6);
-  });
+/// The caller's word that a plain tensor is this rank's part of the tokens.
+StylePtr takes_parts() {
+  return prepare_module_input(
+      {.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
 
 TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
@@ -219,8 +92,7 @@ TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
   RunRanks(3, [&](Rank& rank) {
     nn::RMSNorm norm(4);
     fill(norm);
-    parallelize_module(norm, rank.mesh({3}, {"tp"}),
-                       {{"", sequence_parallel({.sequence_dim = 0})}});
+    parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
     EXPECT_EQ(y.sizes(), x.sizes());
     EXPECT_TRUE(full_tensor(y).allclose(alone(x).detach()));
@@ -231,8 +103,7 @@ TEST(UnevenPart, IsWhatChunkMakes) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     nn::RMSNorm norm(4);
     fill(norm);
-    parallelize_module(norm, rank.mesh({3}, {"tp"}),
-                       {{"", sequence_parallel({.sequence_dim = 0})}});
+    parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
   });
   for (const std::string& error : errors) {
@@ -249,7 +120,7 @@ TEST(Copies, AreEqualBeforeTheFirstForward) {
     if (rank.rank() == 3) {
       model.norm->weight->detach()[5] = 2.5;
     }
-    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
+    parallelize_module(model, mesh["tp"], plan_of_heads());
     model(tokens());
   });
   for (const std::string& error : {errors[2], errors[3]}) {
@@ -265,7 +136,7 @@ TEST(Copies, AreOfReplicatedStylesToo) {
     if (rank.rank() == 1) {
       model.layer(1).q_norm->weight->detach()[0] = 2.5;
     }
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads(norm_of_parts()));
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
     model(tokens());
   });
   EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
@@ -278,21 +149,8 @@ TEST(Copies, MayBeExpertsInstead) {
     fill(model);
     model.norm->weight->detach().fill_(rank.rank() + 1.0);
     model.norm->slot("weight")->set_distinct_along(mesh);
-    parallelize_module(model, mesh, plan_of_heads(norm_of_parts()));
-    model(tokens());
-  });
-}
-
-// FSDP may split what tensor parallelism does not over all ranks.
-TEST(Copies, AreNotShardsOnAMeshWithTheSameRanks) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    HeadsModel model;
-    fill(model);
-    parallelize_module(model, mesh["tp"], plan_of_heads(norm_of_parts()));
-    fsdp::fully_shard(*model.norm, mesh.flatten("all"));
-    fsdp::fully_shard(model, mesh["dp"]);
-    model(tokens());
+    parallelize_module(model, mesh, plan_of_heads());
+    model.layer(0)(tokens());
   });
 }
 
@@ -312,7 +170,7 @@ TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
     nn::Embedding embedding(10, 4);
     fill(embedding);
     parallelize_module(embedding, rank.mesh({2}, {"tp"}),
-                       {{"", rowwise_parallel({.input_layouts = Replicate{}})}});
+                       {{"", rowwise_parallel()}});
     embedding(at::arange(4, at::kLong) + rank.rank());
   });
   for (const std::string& error : errors) {
@@ -321,12 +179,69 @@ TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
   }
 }
 
+TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
+  const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, mesh["tp"], plan_of_heads());
+    {
+      const c10::NoGradGuard none;
+      model(tokens());
+    }
+    // Data-parallel ranks may differ, ranks of one tp group may not.
+    model(tokens() + static_cast<double>(mesh.local_rank("dp")));
+    HeadsModel other;
+    fill(other);
+    parallelize_module(other, mesh["tp"], plan_of_heads());
+    other(tokens() + static_cast<double>(rank.rank()));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "the plain input 0 differs", "the same batch");
+  }
+}
+
+TEST(PlainInputs, AreComparedOnce) {
+  RunRanks(2, [](Rank& rank) {
+    HeadsModel model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
+    model(tokens());
+    model(tokens() + static_cast<double>(rank.rank()));
+  });
+}
+
+class MasksItsHeads : public nn::Module<MasksItsHeads> {
+ public:
+  MasksItsHeads() { q = register_module("q", std::make_shared<nn::Linear>(8, 8)); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) { return (*q)(x).mul(mask); }
+  std::shared_ptr<nn::Linear> q;
+};
+
+TEST(DebugMode, CompareEveryPlainTensorThatMeetsADistributedOne) {
+  const DebugChecks checks("1");
+  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
+    nn::Sequential model;
+    const auto inner = std::make_shared<MasksItsHeads>();
+    nn::ModuleList layers;
+    layers.push_back(inner);
+    fill(layers);
+    parallelize_module(layers, rank.mesh({2}, {"tp"}),
+                       {{"0", prepare_module_input({})}, {"0.q", colwise_parallel()}});
+    const c10::NoGradGuard none;
+    (*inner)(tokens(), at::full({8}, rank.rank() + 1.0));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "aten::mul", "'0'", "differs from rank 0 on ranks 1");
+  }
+}
+
 TEST(DebugMode, CompareCopiesAtEachForward) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     HeadsModel model;
     fill(model);
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads(norm_of_parts()));
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
     model(tokens());
     model.norm->weight->detach().add_(rank.rank());
     model(tokens());

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::tensor_parallel {
+
+/// What the ranks of a plan's mesh have alike, as they are taken to: parameters that the plan
+/// replicates, and plain inputs. No rank knows that alone. So they compare a hash between the hosts:
+/// of the parameters before the first forward, of the root's plain inputs in the first one with
+/// gradients. With TESSERA_DEBUG=1 they compare the parameters at each forward, their gradients
+/// after each backward, and every plain tensor that meets a distributed one.
+///
+/// Attached to the modules that have a style.
+class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
+ public:
+  EqualCopies(nn::ModuleBase& root, DeviceMesh mesh);
+
+  /// Has a module with a style compare before its first call, which may not be by way of the root.
+  /// Returns false if it is known already.
+  bool add(nn::ModuleBase& module, const std::string& fqn);
+  /// Adds the hooks to the root that compare. After those of its own styles, which see its inputs
+  /// first: what they take for a shard may differ.
+  void watch_root(nn::ModuleBase& root);
+
+  /// With TESSERA_DEBUG=1: `tensor`, a plain input of `module`, is about to be taken for the same on
+  /// every rank. Throws Error, on all ranks, if its values differ. Collective then.
+  void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
+  /// For messages: "'layers.0.o_proj'".
+  std::string name_of(const nn::ModuleBase& module) const;
+
+ private:
+  /// Whether the ranks of the mesh have copies of a parameter.
+  bool has_copies(const nn::ParameterSlot& slot) const;
+  std::vector<tessera::detail::Replica> copies(bool gradients) const;
+  void compare_before_forward(nn::TensorList inputs);
+  void compare(const std::vector<tessera::detail::Replica>& copies,
+               tessera::detail::Equality equality, const std::string& remedy) const;
+  void compare_gradients() const;
+  void compare_after_backward(nn::TensorList outputs);
+
+  DeviceMesh mesh_;
+  bool debug_;
+  nn::NamedSlots parameters_;  ///< all below the root
+  std::unordered_map<const nn::ModuleBase*, std::string> names_;
+  bool compared_ = false;         ///< the parameters
+  bool compared_inputs_ = false;  ///< the root's
+  int backward_ = -1;  ///< autograd's number of the backward after which gradients are compared
+};
+
+}  // namespace tessera::tensor_parallel

@@ -1,0 +1,266 @@
+// What a user writes wrong is found, and named. The reference, of one rank, runs the same code.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linspace.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+#include "verify/gpt.h"
+
+namespace tessera::observe {
+namespace {
+
+using namespace testing;
+using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
+
+/// `function` of what this rank has, as a user would call it by hand.
+at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
+  if (!tessera::is_distributed(x)) {
+    return function(x);
+  }
+  const DistributedTensor whole(x);
+  return DistributedTensor::from_local(function(whole.to_local()), whole.mesh(), whole.placements(),
+                                       x.sizes().vec());
+}
+
+/// Between the projections of an MLP, where a rank has a share of the features.
+GptOptions between_projections(const LocalFunction& function) {
+  return {.inner = [function](const at::Tensor& x, const at::Tensor&) {
+    return by_hand(x, function);
+  }};
+}
+
+std::int64_t tp_rank_of(const at::Tensor& x) {
+  return tessera::is_distributed(x) ? sharding_spec(x).mesh.local_rank() : 0;
+}
+
+/// The report on 2 tensor-parallel ranks, the same on each.
+VerifyReport found(const GptRun& run) {
+  VerifyReport report;
+  RunRanks(2, [&](Rank& rank) {
+    const VerifyReport own = verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
+    EXPECT_FALSE(own.ok());
+    if (rank.rank() == 0) {
+      report = own;
+    }
+  });
+  return report;
+}
+
+/// The first module that differs is the tap of the first block.
+void expect_tap_named(const VerifyReport& report) {
+  ASSERT_FALSE(report.outputs.empty()) << report.text();
+  EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
+  EXPECT_ERROR(report.check(),
+               "verify: the output of 'block0.mlp.tap', [2, 6, 24] on (tp=2) as [Shard(2)], is not "
+               "one rank's: at [",
+               "one rank has ", "off by ", "rounding makes up to ", "on ranks 0, 1",
+               "all outputs before are equal, so look at the forward of 'block0.mlp.tap'");
+}
+
+TEST(VerifyFaults, ASliceOfAPartByHand) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+    return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
+  })}));
+}
+
+TEST(VerifyFaults, TheItemOfAPart) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+    return x / x.abs().max().item<double>();
+  })}));
+}
+
+TEST(VerifyFaults, AStatisticOfADetachedPart) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+    return x - x.detach().mean(-1, /*keepdim=*/true);
+  })}));
+}
+
+TEST(VerifyFaults, ADivisorOfTheLocalSize) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+    return x / std::sqrt(static_cast<double>(x.size(-1)));
+  })}));
+}
+
+TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
+  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
+    const auto halves = x.chunk(2, -1);  // of this rank's share
+    return at::cat({halves[0] * halves[1], halves[1]}, -1);
+  })}));
+}
+
+TEST(VerifyFaults, AMemberOfTheWrongRank) {
+  const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
+  expect_tap_named(found({.options = between_projections([table](const at::Tensor& x) {
+    return x * table.narrow(0, 0, x.size(-1));  // every rank takes rank 0's
+  })}));
+}
+
+TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
+  const TapFunction mask = [](const at::Tensor& x, const at::Tensor&) {
+    const std::int64_t rank = tp_rank_of(x);
+    return by_hand(x, [rank](const at::Tensor& local) {
+      return local * at::arange(local.size(-1)).add(rank).remainder(5).ne(0);
+    });
+  };
+  const VerifyReport report = found({.options = {.embedded = mask}});
+  // Rank 0 has what one rank has.
+  EXPECT_ERROR(report.check(),
+               "the output of 'tap', [2, 6, 12] on (tp=2) as [Replicate()], is not one rank's",
+               ", on rank 1;");
+}
+
+/// x * gain, where x may be a part: the gradient of the gain would be summed over the ranks.
+struct GainFunction : torch::autograd::Function<GainFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& gain) {
+    context->save_for_backward({x, gain});
+    return x * gain;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {grads[0] * saved[1], (grads[0] * saved[0]).sum().view({1})};
+  }
+};
+
+at::Tensor times_gain(const at::Tensor& x, const at::Tensor& gain) {
+  const at::Tensor own =
+      tessera::is_distributed(gain) ? DistributedTensor(gain).to_local() : gain;
+  return by_hand(x, [&](const at::Tensor& local) { return GainFunction::apply(local, own); });
+}
+
+TEST(VerifyFaults, AFunctionWhoseBackwardLacksAReduction) {
+  const VerifyReport report = found({.options = {.inner = times_gain}});
+  EXPECT_TRUE(report.outputs.empty()) << report.text();
+  ASSERT_EQ(report.gradients.size(), 2U) << report.text();
+  EXPECT_EQ(report.gradients[0].fqn, "block0.mlp.tap.gain");
+  EXPECT_ERROR(report.check(),
+               "verify: the gradient of parameter 'block0.mlp.tap.gain', [1] on (tp=2) as "
+               "[Replicate()], is not one rank's: at [0] it is ",
+               "all outputs are equal, so look at what sums this gradient",
+               "(0 outputs and 1 gradient more differ)");
+}
+
+TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
+  const VerifyReport report = found({.step = [](Gpt& model, const at::Tensor& tokens) {
+    const at::Tensor logits = model(tokens).flatten(0, 1);
+    const at::Tensor own =
+        tessera::is_distributed(logits) ? DistributedTensor(logits).to_local() : logits;
+    return tensor_parallel::cross_entropy(logits, tokens.flatten()) +
+           own.logsumexp(-1).square().mean().mul(1e-3);
+  }});
+  EXPECT_ERROR(report.check(), "verify: the loss, [], plain, is not one rank's",
+               "look at the forward of the model, and the loss");
+}
+
+TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
+  const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
+    if (mesh.local_rank("tp") == 1) {
+      const c10::NoGradGuard no_grad;
+      local_tensor(model.blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
+    }
+  }};
+  EXPECT_ERROR(found(run).check(),
+               "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
+               "at [0]: ",
+               "give every rank the same values");
+}
+
+TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+    const auto model = make_gpt({}, mesh);
+    gpt_loss(*model, gpt_tokens(mesh)).backward();
+    if (rank.rank() == 1) {
+      const c10::NoGradGuard no_grad;
+      local_tensor(model->norm->slot("bias")->get()).add_(1e-3);
+    }
+    EXPECT_ERROR(verify_gpt(*model, {}, mesh).check(), "parameter 'norm.bias' differs from rank 0");
+  });
+}
+
+/// A hook of one rank, which another gradient passes.
+void plant_hook(Gpt& model, const DeviceMesh& mesh) {
+  if (mesh.local_rank("tp") == 1) {
+    model.blocks[1]->mlp->up->add_forward_pre_hook([](nn::ModuleBase& self, nn::TensorList) {
+      self.slot("weight")->get().register_hook(
+          [](const at::Tensor& gradient) { return gradient.mul(0.5); });
+    });
+  }
+}
+
+TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRank) {
+  const VerifyReport report = found({.plant = plant_hook});
+  EXPECT_ERROR(report.check(),
+               "verify: the gradient of parameter 'block1.mlp.up.weight', [24, 12] on (tp=2) as "
+               "[Shard(0)], is not one rank's",
+               "a hook");
+  EXPECT_TRUE(report.outputs.empty());
+  EXPECT_EQ(report.gradients.size(), 1U);
+}
+
+TEST(VerifyFaults, AHookUnderFsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const VerifyReport report =
+        verify_gpt({.plant = plant_hook}, rank.mesh({2, 2}, {"dp", "tp"}));
+    EXPECT_ERROR(report.check(), "the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
+                 "on ranks 0, 1, 2, 3");
+    EXPECT_EQ(report.gradients.size(), 1U) << report.text();
+  });
+}
+
+TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
+  GptRun run{.options = between_projections([](const at::Tensor& x) {
+    return x / x.abs().max().item<double>();
+  })};
+  run.step = [](Gpt& model, const at::Tensor& tokens) {
+    const c10::NoGradGuard no_grad;
+    return model(tokens);
+  };
+  const VerifyReport report = found(run);
+  expect_tap_named(report);
+  EXPECT_TRUE(report.gradients.empty());
+}
+
+TEST(VerifyFaults, OfOneDataParallelRankAlone) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    const bool wrong = mesh.local_rank("dp") == 1;
+    const VerifyReport report = verify_gpt(
+        {.options = {.embedded = [wrong](const at::Tensor& x, const at::Tensor&) {
+           return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
+         }}},
+        mesh);
+    EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
+  });
+}
+
+TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
+  RunRanks(2, [](Rank& rank) {
+    GptRun run;
+    run.plant = [](Gpt& model, const DeviceMesh& mesh) {
+      if (mesh.local_rank("tp") == 1) {
+        model.norm->add_forward_hook([&model](nn::ModuleBase&, nn::TensorList outputs) {
+          (*model.tap)(*outputs[0]);
+        });
+      }
+    };
+    EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
+                 "verify: on the mesh rank 0 has nothing else, but rank 1 has the output of 'tap', "
+                 "call 2, [2, 6, 12] on (tp=2)",
+                 "every rank make the same calls");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::observe

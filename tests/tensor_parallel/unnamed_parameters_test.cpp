@@ -1,0 +1,192 @@
+// Parameters that no entry of a plan names: they are replicated, and whatever meets them gives them
+// the gradient of one rank.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/plan_table.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+using testing::fill;
+using testing::full_tensor;
+using testing::uniform_values;
+
+/// 4 heads of 2 features: a norm that all heads share, a gain for each head, and a scale of the
+/// whole. `shift`, (1), is added to the input, which is plain.
+class Heads : public nn::Module<Heads> {
+ public:
+  Heads() {
+    const nn::LinearOptions no_bias{.bias = false};
+    q = register_module("q", std::make_shared<nn::Linear>(8, 8, no_bias));
+    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
+    o = register_module("o", std::make_shared<nn::Linear>(8, 8, no_bias));
+    gain = register_slot("gain", at::ones({4, 1}));
+    scale = register_slot("scale", at::ones({}));
+    shift = register_slot("shift", at::ones({1}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor heads = (*q)(x + *shift).view({x.size(0), -1, 2});
+    return (*o)(((*q_norm)(heads) * *gain).flatten(1)) * *scale;
+  }
+
+  std::shared_ptr<nn::Linear> q, o;
+  std::shared_ptr<nn::RMSNorm> q_norm;
+  nn::Parameter gain, scale, shift;
+};
+
+class Model : public nn::Module<Model> {
+ public:
+  Model() {
+    layers = register_module("layers", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(std::make_shared<Heads>());
+    }
+    norm = register_module("norm", std::make_shared<nn::RMSNorm>(8));
+    fill(*this);
+  }
+  /// The loss, with an auxiliary one of the parts.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
+    at::Tensor y = x;
+    for (std::size_t i = 0; i < 2; ++i) {
+      y = y + layer(i)(y);
+    }
+    const at::Tensor auxiliary = (*layer(0).q)(x).square().mean();
+    return ((*norm)(y) - target).square().mean() + 0.1 * auxiliary;
+  }
+  Heads& layer(std::size_t i) { return *layers->at<Heads>(i); }
+
+  std::shared_ptr<nn::ModuleList> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+};
+
+at::Tensor tokens(int rows = 5) {
+  return uniform_values({rows, 8}, 0.5);
+}
+
+at::Tensor target(int rows = 5) {
+  return uniform_values({rows, 8}, 0.7);
+}
+
+ParallelizePlan plan() {
+  return {{"layers.*.q", colwise_parallel()}, {"layers.*.o", rowwise_parallel()}};
+}
+
+void expect_as_alone(Model& model) {
+  Model alone;
+  const at::Tensor expected = alone(tokens(), target());
+  expected.backward();
+  const at::Tensor loss = model(tokens(), target());
+  loss.backward();
+  EXPECT_TRUE(full_tensor(loss).allclose(expected.detach(), 1e-5, 1e-6));
+  testing::expect_gradients(model, testing::gradients_of(alone));
+}
+
+TEST(UnnamedParameters, HaveTheGradientsOfOneRank) {
+  for (const int ranks : {1, 2, 4}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Model model;
+      parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), plan());
+      expect_as_alone(model);
+    });
+  }
+}
+
+TEST(UnnamedParameters, HaveThemUnderFsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Model model;
+    parallelize_module(model, mesh["tp"], plan());
+    fsdp::fully_shard(*model.layer(1).q_norm, mesh["dp"]);
+    fsdp::fully_shard(model.layer(1), mesh["dp"]);
+    fsdp::fully_shard(model, mesh["dp"]);
+    expect_as_alone(model);
+  });
+}
+
+TEST(UnnamedParameters, AreSummedInOneAllReduce) {
+  RunRanks(2, [](Rank& rank) {
+    Model model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan());
+    const at::Tensor loss = model(tokens(), target());
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    loss.backward();
+    // Beside those of the inputs of both column-wise products and the auxiliary loss's.
+    EXPECT_LE(rank.world()->traffic().since(before).at({"tp", "all_reduce"}).calls, 4);
+  });
+}
+
+TEST(UnnamedParameters, AreInTheTableOfThePlan) {
+  RunRanks(2, [](Rank& rank) {
+    Model model;
+    const PlanTable table = check_plan(model, rank.mesh({2}, {"tp"}), plan());
+    const auto row = std::ranges::find(table.rows, "layers.1.q_norm", &PlanRow::fqn);
+    ASSERT_NE(row, table.rows.end());
+    EXPECT_EQ(row->style, "no entry");
+    EXPECT_EQ(row->parameters.at(0).placement, "Replicate()");
+  });
+}
+
+TEST(UnnamedParameters, OfWhichEachRankHasAnotherStayPlain) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    Model model;
+    model.norm->slot("weight")->set_distinct_along(mesh);
+    parallelize_module(model, mesh, plan());
+    EXPECT_FALSE(tessera::is_distributed(model.norm->weight));
+    EXPECT_TRUE(tessera::is_distributed(model.layer(0).gain));
+  });
+}
+
+TEST(PlainTensors, GetPlainAndWholeGradients) {
+  Model alone;
+  const at::Tensor x_alone = tokens().requires_grad_();
+  const at::Tensor target_alone = target().requires_grad_();
+  alone(x_alone, target_alone).backward();
+  RunRanks(2, [&](Rank& rank) {
+    Model model;
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan());
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = tokens().requires_grad_();
+      const at::Tensor of_loss = target().requires_grad_();
+      model(x, of_loss).backward();
+      EXPECT_FALSE(tessera::is_distributed(x.grad()));
+      EXPECT_FALSE(tessera::is_distributed(of_loss.grad()));
+      EXPECT_TRUE(x.grad().allclose(x_alone.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(of_loss.grad().allclose(target_alone.grad(), 1e-5, 1e-6));
+    }
+  });
+}
+
+TEST(PlainTensors, OutsideOfTheForwardAreNotMixedWithItsResult) {
+  class Linear : public nn::Module<Linear> {
+   public:
+    Linear() { q = register_module("q", std::make_shared<nn::Linear>(8, 8)); }
+    at::Tensor forward(const at::Tensor& x) { return (*q)(x); }
+    std::shared_ptr<nn::Linear> q;
+  };
+  RunRanks(2, [](Rank& rank) {
+    Linear model;
+    fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"q", colwise_parallel()}});
+    EXPECT_ERROR(model(tokens()) - target(), "mixes distributed tensors with plain ones",
+                 "in the forward of the parallelized module", "use_local_output = true");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel
