@@ -206,7 +206,7 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
       const at::Tensor grad = normal_values({2, 5, 6}, 2);
       at::embedding(w0, indices).backward(grad);
       const at::Tensor w = leaf(spread(w0, mesh, {v.weight}));
-      EXPECT_ERROR(nn::embedding(w, indices), "the indices, [2, 5], are plain",
+      EXPECT_ERROR(nn::embedding(w, indices), "argument 1, [2, 5], is plain",
                    "state in a ReplicationScope");
       const ReplicationScope same_on_every_rank;
       const at::Tensor y = nn::embedding(w, indices);
@@ -237,13 +237,35 @@ TEST(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension) {
   });
 }
 
-TEST(DistributedEmbedding, RefusesTableAndIndicesSplitTogether) {
+TEST(DistributedEmbedding, GathersTheSmallerOfTableAndIndicesThatAreSplitTogether) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
-    const at::Tensor w = spread(normal_values({7, 6}, 1), mesh, {Shard{0}}).tensor();
+    const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
+    const at::Tensor places = at::arange(4, at::kLong);
+    at::embedding(w0, places).sum().backward();
+    const at::Tensor w = leaf(spread(w0, mesh, {Shard{0}}));
+    const at::Tensor indices = distribute_tensor(places, mesh, {Shard{0}}).tensor();
+    const at::Tensor y = nn::embedding(w, indices);
+    EXPECT_EQ(DistributedTensor(y).placements(), Placements{Partial{}});
+    EXPECT_TRUE(full_tensor(y).equal(at::embedding(w0, places).detach()));
+    y.sum().backward();
+    EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Shard{0}});
+    EXPECT_TRUE(full_tensor(w.grad()).equal(w0.grad()));
+    const StrictScope strict;
+    EXPECT_ERROR(nn::embedding(w, indices), "tessera::embedding needs its inputs redistributed");
+  });
+}
+
+TEST(DistributedEmbedding, LeavesTheGradientOfATablePending) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    const at::Tensor w = leaf(spread(normal_values({7, 6}, 1), mesh, {Replicate{}}));
+    leave_gradient_pending(w);
     const at::Tensor indices =
-        distribute_tensor(at::arange(4, at::kLong), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(nn::embedding(w, indices), "splits both the table");
+        distribute_tensor(at::arange(5, at::kLong), mesh, {Shard{0}}).tensor();
+    const at::Tensor grad = spread(normal_values({5, 6}, 2), mesh, {Shard{0}}).tensor();
+    EXPECT_EQ(calls(rank, [&] { nn::embedding(w, indices).backward(grad); }), 0);
+    EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
   });
 }
 

@@ -28,6 +28,8 @@ def cases(ops):
         (lambda x, weight: ops.rms_norm(x, weight, 1e-5)[0],
          lambda x, weight: torch.nn.functional.rms_norm(x, [6], weight, 1e-5),
          (rows, torch.randn(6)), ("S(0)", "R"), 2),
+        (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("S(0)", "R"), 1),
+        (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("R", "S(0)"), 1),
         (ops.rotary_embedding, rotated, (heads, table, table + 1), ("S(2)", "R", "R"), 1),
     ]
 

@@ -28,10 +28,9 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// tables each rank takes the positions that it has.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
-/// Rows `indices` of `weight`: (...) -> (..., weight.size(1)). indices: int64, on the
-/// weight's mesh; plain ones beside a distributed weight inside a ReplicationScope only. For each
-/// mesh dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d)
-/// with a replicated weight give Shard(d); other combinations are an Error. The gradient of weight
+/// Rows `indices` of `weight`: (...) -> (..., weight.size(1)). indices: int64. For each mesh
+/// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d)
+/// with a replicated weight give Shard(d); of both sharded, one is gathered. The gradient of weight
 /// has the layout of weight, but is Partial over mesh dimensions that shard the indices. An index
 /// out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);

@@ -6,6 +6,10 @@
 
 namespace tessera::nn {
 
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
+  return tessera::detail::embedding(weight, indices);
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return tessera::detail::rms_norm(x, weight, eps);
 }

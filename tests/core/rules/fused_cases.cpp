@@ -22,6 +22,9 @@ std::vector<RuleCase> fused_cases() {
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),
       row("tessera::silu_mul_backward", reals({7, 5}), reals({7, 5}), units({7, 5})),
+      row("tessera::embedding", reals({7, 5}), indices({2, 3}, 7)),
+      row("tessera::embedding", reals({7, 5}), indices({}, 7)),
+      row("tessera::embedding_backward", reals({2, 3, 5}), indices({2, 3}, 7), reals({7, 5})),
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4})),
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4}), true),
   };

@@ -99,10 +99,13 @@ std::vector<UnboxedCalls> network_calls() {
 
 std::vector<UnboxedCalls> fused_calls() {
   const auto x = spread(values({4, 6})), weight = spread(values({6}), Replicate{});
-  const auto rows = spread(values({4, 1}).abs());
+  const auto rows = spread(values({4, 1}).abs()), whole = spread(values({4, 6}), Replicate{});
+  const auto index = spread(at::arange(4), Replicate{}), x_index = spread(at::arange(4));
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
   const c10::IValue none;
   return {
+      {"tessera::embedding", {{x, index}, {whole, index}}},
+      {"tessera::embedding_backward", {{x, x_index, whole}}},
       {"tessera::silu_mul", {{x, x}}},
       {"tessera::silu_mul_backward", {{x, x, x}}},
       {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},

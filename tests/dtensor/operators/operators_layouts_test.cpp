@@ -11,6 +11,7 @@
 
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "testing/case_name.h"
 #include "testing/full_tensor.h"
 #include "testing/layouts.h"
@@ -108,6 +109,12 @@ std::vector<Case> cases() {
        [](const Tensors& t) {
          const auto turned = detail::rotary_embedding(t[0], t[1].detach(), t[2].detach());
          return turned + t[1].sum() + t[2].sum();  // so that every leaf has a gradient
+       }},
+      {"own embedding",
+       {{7, 6}},
+       [](const Tensors& t) {
+         const ReplicationScope same;
+         return detail::embedding(t[0], at::tensor({4, 0, 6, 4, 1}, at::kLong));
        }},
       {"log softmax, uneven", {{5, 7}}, [](const Tensors& t) { return at::log_softmax(t[0], 1); }},
       {"logsumexp", {{8, 6}}, [](const Tensors& t) { return at::logsumexp(t[0], {1}, true); }},

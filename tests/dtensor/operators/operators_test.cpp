@@ -9,6 +9,7 @@
 #include "operator_case.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {
 namespace {
@@ -70,6 +71,22 @@ const std::vector<OperatorCase>& cases() {
       {"rotary_embedding",
        {{3, 5, 3, 4}, {5, 4}, {5, 4}},
        [](auto& t) { return detail::rotary_embedding(t[0], t[1].detach(), t[2].detach()); }},
+      {"own_embedding",
+       {{7, 4}},
+       [](auto& t) {
+         at::Tensor index = at::tensor({4, 0, 6, 4, 1}, at::kLong);
+         if (tessera::is_distributed(t[0])) {
+           index =
+               distribute_tensor(index, DistributedTensor(t[0]).mesh(), {Shard{0}, Replicate{}});
+         }
+         return detail::embedding(t[0], index);
+       }},
+      {"own_embedding_empty",
+       {{1, 4}},
+       [](auto& t) {
+         const ReplicationScope same;
+         return detail::embedding(t[0], at::tensor({0, 0, 0}, at::kLong));
+       }},
       {"t", {{7, 5}}, [](auto& t) { return t[0].t().mul(2); }},
       {"view_flat", {{7, 5}}, [](auto& t) { return t[0].view({35}).mul(2); }},
       {"view_split", {{6, 4}}, [](auto& t) { return t[0].view({3, 2, 4}).mul(2); }},

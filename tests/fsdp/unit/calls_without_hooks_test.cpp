@@ -89,10 +89,10 @@ TEST(CallsWithoutHooks, AreRefusedWhereAnEmbeddingComesFirst) {
   RunRanks(2, [](Rank& rank) {
     OwnModel model;
     fully_shard(model, rank.mesh({2}, {"dp"}));
-    EXPECT_ERROR(model.forward(some_ids()), "the table 'table.weight' is distributed",
-                 "(*m)(x) and not as");
+    EXPECT_ERROR(model.forward(some_ids()), "argument 0, 'table.weight', [7, 4] on (dp=2)",
+                 "call the module of 'table.weight' as (*m)(x) and not as");
     model(some_ids());
-    EXPECT_ERROR(model.forward(some_ids()), "the table 'table.weight' is distributed");
+    EXPECT_ERROR(model.forward(some_ids()), "argument 0, 'table.weight', [7, 4] on (dp=2)");
   });
 }
 

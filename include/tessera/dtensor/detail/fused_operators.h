@@ -9,6 +9,7 @@ namespace tessera::detail {
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// weight: undefined for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
 }  // namespace tessera::detail

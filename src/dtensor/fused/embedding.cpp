@@ -1,0 +1,136 @@
+// Rows of a table that may be split by rows (vocabulary parallel), by columns or not at all, and of
+// indices that may be split too. Split by rows, each rank looks up what it has and gives zeros for
+// the rest: a result of terms of a sum. Backward writes a dense gradient of the rank's rows.
+
+#include "fused/fused_operator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/rule_builder.h"
+#include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/kernels/detail/fused.h"
+
+namespace tessera::detail {
+namespace {
+
+/// `weight` has the rows from `first_row` on of a table of `total_rows`; < 0: it is the table.
+struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
+                                                       std::int64_t, std::int64_t)> {
+  static constexpr const char* name = "tessera::embedding";
+  static constexpr const char* signature =
+      "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
+};
+
+/// The gradient of `weight`, of which the sizes and the layout are read.
+struct EmbeddingBackward
+    : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
+                                                  const at::Tensor&, std::int64_t)> {
+  static constexpr const char* name = "tessera::embedding_backward";
+  static constexpr const char* signature =
+      "(Tensor grad, Tensor indices, Tensor weight, int first_row=0) -> Tensor";
+};
+
+at::Tensor run(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row,
+               std::int64_t total_rows) {
+  TESSERA_CHECK(weight.dim() == 2, "embedding: the table has sizes ", weight.sizes(),
+                "; it must have two dimensions");
+  TESSERA_CHECK(indices.scalar_type() == c10::ScalarType::Long,
+                "embedding: the indices are of type ", indices.scalar_type(),
+                "; they must be int64");
+  return kernels::embedding_rows(weight, indices, first_row,
+                                 total_rows < 0 ? weight.size(0) : total_rows);
+}
+
+at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& weight,
+                        std::int64_t first_row) {
+  return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
+}
+
+/// Of the indices, of a row for each of them, and of the table.
+struct EmbeddingFactors {
+  rules::TensorFactors indices, result, table;
+  int row = -1;
+
+  EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
+                   bool reduces_rows) {
+    for (const std::int64_t size : of_indices.sizes) {
+      // Each shard of the indices has its terms of the table's gradient.
+      indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
+    }
+    row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
+                       : rules::add_factor(rule, of_table.size(0));
+    // A rank tells rows of its own by a range.
+    rule.factors.back().contiguous = true;
+    table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
+    result = indices;
+    result.push_back(table.back());
+  }
+};
+
+std::optional<ShardingRule> rule(const OpCall& call) {
+  if (call.tensor(0).ndim() != 2 || call.integer(3) >= 0) {
+    return std::nullopt;
+  }
+  ShardingRule rule = rules::start(call);
+  const EmbeddingFactors factors(rule, call.tensor(0), call.tensor(1), /*reduces_rows=*/true);
+  rules::input_of(rule, 0) = factors.table;
+  rules::input_of(rule, 1) = factors.indices;
+  rule.outputs = {factors.result};
+  rule.local_call = {.op = std::string_view(Embedding::name),
+                     .args = {TensorRef{0}, TensorRef{1}, std::int64_t{0}, call.tensor(0).size(0)},
+                     .when_split = {factors.row}};
+  rule.offset_arguments = {{.arg = 2, .input = 0, .dim = 0}};
+  return rule;
+}
+
+/// The table is split as it was: no other tensor of the call says how.
+std::optional<ShardingRule> backward_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
+  rules::input_of(rule, 0) = factors.result;
+  rules::input_of(rule, 1) = factors.indices;
+  rules::input_of(rule, 2) = factors.table;
+  rule.unread = {2};
+  rule.outputs = {factors.table};
+  rule.local_call = {.op = std::string_view(EmbeddingBackward::name),
+                     .args = {TensorRef{0}, TensorRef{1}, TensorRef{2}, std::int64_t{0}},
+                     .when_split = {factors.row}};
+  rule.offset_arguments = {{.arg = 3, .input = 2, .dim = 0}};
+  return rule;
+}
+
+struct EmbeddingNode final : FusedNode {
+  EmbeddingNode() : FusedNode("embedding", "EmbeddingBackward") {}
+  std::int64_t first_row = 0;
+
+ private:
+  torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
+    return {EmbeddingBackward::call(gradient, saved(0), saved(1), first_row)};
+  }
+};
+
+at::Tensor differentiable(const at::Tensor& weight, const at::Tensor& indices,
+                          std::int64_t first_row, std::int64_t total_rows) {
+  const auto node = node_for<EmbeddingNode>(weight);
+  if (node != nullptr) {
+    // Another version counter: the table's values may change meanwhile.
+    node->save(indices, weight.variable_data());
+    node->first_row = first_row;
+  }
+  at::Tensor result = Embedding::call_below_autograd(weight, indices, first_row, total_rows);
+  if (node != nullptr) {
+    node->record(result);
+  }
+  return result;
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  define<Embedding>(library, &run, rule, &differentiable);
+  define<EmbeddingBackward>(library, &run_backward, backward_rule);
+}
+
+}  // namespace
+
+at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
+  return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
+}
+
+}  // namespace tessera::detail
