@@ -67,7 +67,7 @@ TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
     parallelize_module(model, mesh,
                        {{"up", colwise_parallel({.use_local_output = true})},
                         {"tap", std::make_shared<TapStyle>()},
-                        {"down", rowwise_parallel({.use_local_output = true})}});
+                        {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
     const at::Tensor x = uniform_values({5, kGptHidden}, 0.3);
     const VerifyReport report =
         verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().mean(); });
