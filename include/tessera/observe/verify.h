@@ -20,8 +20,8 @@ using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// How verify() runs and compares.
 struct VerifyOptions {
-  /// Those dimensions of the mesh whose ranks have samples of their own: the gradient on the mesh is
-  /// the mean over them of one rank's. FSDP's and its replicas'.
+  /// Those dimensions of the mesh whose ranks have samples of their own: the gradient on the mesh
+  /// is the mean over them of one rank's. FSDP's and its replicas'.
   std::vector<std::string> batch_dims{};
   /// Whether the step takes a part of each sample with the module, where it takes all of it with
   /// the reference (context parallelism). Outputs can't be compared then: only gradients and, as
@@ -61,10 +61,10 @@ struct VerifyReport {
   void check() const;
 };
 
-/// Runs `step` with one rank's model and with the parallelized one, forward and backward of the same
-/// weights, and compares: each output of a module, the result of the step, each parameter's
-/// gradient. What is wrong in a plan or in a model's own code shows as the first module whose output
-/// is not one rank's, or as the parameter whose gradient is not. docs/verify.md.
+/// Runs `step` with one rank's model and with the parallelized one, forward and backward of the
+/// same weights, and compares: each output of a module, the result of the step, each parameter's
+/// gradient. What is wrong in a plan or in a model's own code shows as the first module whose
+/// output is not one rank's, or as the parameter whose gradient is not. docs/verify.md.
 ///
 /// `reference`: a second instance, of the same class and options, that nothing was applied to; it
 /// may be on the meta device. It gets the weights, buffers and modes of `module`, computes in
@@ -77,10 +77,10 @@ struct VerifyReport {
 /// Distributed outputs are compared whole, and pending sums are reduced. A plain one must be the
 /// reference's on each rank, or if it has other sizes, the ranks' parts one after another.
 ///
-/// Afterwards the module is as before: gradients, buffers and random numbers are put back. Its hooks
-/// stay, and do nothing. Collective over `mesh`. Throws Error on every rank if the reference does not
-/// fit, or the step throws with it; if it throws on the mesh, on the ranks where it does, as any
-/// step of a program.
+/// Afterwards the module is as before: gradients, buffers and random numbers are put back. Its
+/// hooks stay, and do nothing. Collective over `mesh`. Throws Error on every rank if the reference
+/// does not fit, or the step throws with it; if it throws on the mesh, on the ranks where it does,
+/// as any step of a program.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

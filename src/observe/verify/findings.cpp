@@ -16,8 +16,8 @@
 namespace tessera::observe {
 namespace {
 
-/// Rounding of one rank moves a tensor by its noise, that of a mesh, which sums in another order, in
-/// other ways: a few times as far at most.
+/// Rounding of one rank moves a tensor by its noise, that of a mesh, which sums in another order,
+/// in other ways: a few times as far at most.
 constexpr double kNoises = 8;
 /// Besides, of the largest value: sums that no weight changes.
 constexpr double kRoundings = 8;

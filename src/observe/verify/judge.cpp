@@ -27,8 +27,8 @@ Finding finding_of(const Pair& pair, const VerifyOptions& options) {
   }
   if (!pair.on_mesh.defined() || !pair.one_rank.defined()) {
     finding.distance = kInfinity;
-    finding.layout = fmt::format("exists {}", pair.on_mesh.defined() ? "on the mesh alone"
-                                                                     : "on one rank alone, not");
+    finding.layout = fmt::format(
+        "exists {}", pair.on_mesh.defined() ? "on the mesh alone" : "on one rank alone, not");
     return finding;
   }
   finding.largest = largest_of(pair.one_rank);
@@ -118,8 +118,8 @@ void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other) {
 VerifyReport judge(const SeenRun& on_mesh, const SeenRun& one_rank, const Noise& noise,
                    const DeviceMesh& mesh, const VerifyOptions& options) {
   const PairingRanks ranks(mesh, options.batch_dims);
-  const std::vector<Finding> outputs = of_outputs(
-      pairs_of(on_mesh.outputs, one_rank.outputs, noise.outputs), ranks, options);
+  const std::vector<Finding> outputs =
+      of_outputs(pairs_of(on_mesh.outputs, one_rank.outputs, noise.outputs), ranks, options);
   const std::vector<Finding> gradients = of_gradients(
       pairs_of(on_mesh.gradients, one_rank.gradients, noise.gradients), ranks, options);
   Together of_calls = put_together(outputs, mesh);

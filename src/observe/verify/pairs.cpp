@@ -27,7 +27,6 @@ std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<st
   return others;
 }
 
-
 /// What one run has of a pair, in one line.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {

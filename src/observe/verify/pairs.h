@@ -31,8 +31,8 @@ class PairingRanks {
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims);
 
   /// Makes distributed tensors whole, and joins plain parts. Collective. Throws Error, on every
-  /// rank, if the ranks of one part of the batch have not the same tensors; with `all`, if any ranks
-  /// have not.
+  /// rank, if the ranks of one part of the batch have not the same tensors; with `all`, if any
+  /// ranks have not.
   void make_whole(std::vector<Pair>& pairs, bool all) const;
   /// The mean of what the parts of the batch have. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const;
@@ -44,8 +44,9 @@ class PairingRanks {
   void join(Pair& pair) const;
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< ranks with samples of their own, through this one; none: all have the same
-  DeviceMesh peers_;    ///< ranks with the same samples; none: this rank alone has its own
+  DeviceMesh
+      batches_;  ///< ranks with samples of their own, through this one; none: all have the same
+  DeviceMesh peers_;  ///< ranks with the same samples; none: this rank alone has its own
 };
 
 }  // namespace tessera::observe

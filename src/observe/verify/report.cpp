@@ -35,9 +35,10 @@ std::string remedy(const VerifyReport& report) {
            "of your own, a hook, the parameter's placement in the plan";
   }
   const std::string& fqn = report.outputs.front().fqn;
-  return fmt::format("all outputs before are equal, so look at the forward of {}, and at its style "
-                     "in the plan",
-                     fqn.empty() ? "the model, and the loss" : "'" + fqn + "'");
+  return fmt::format(
+      "all outputs before are equal, so look at the forward of {}, and at its style "
+      "in the plan",
+      fqn.empty() ? "the model, and the loss" : "'" + fqn + "'");
 }
 
 std::string first_line(const VerifyReport& report) {

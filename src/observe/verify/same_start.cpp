@@ -26,8 +26,8 @@ void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
   TESSERA_CHECK(!tessera::is_distributed(copy.persistent()), "verify: '", fqn,
                 "' of the reference is distributed", kMakeAnother);
   TESSERA_CHECK(slot.persistent().sizes() == copy.persistent().sizes(), "verify: '", fqn, "' is ",
-                slot.persistent().sizes(), ", but ", copy.persistent().sizes(),
-                " in the reference", kMakeAnother);
+                slot.persistent().sizes(), ", but ", copy.persistent().sizes(), " in the reference",
+                kMakeAnother);
   TESSERA_CHECK(!slot.distinct_along(), "verify: '", fqn,
                 "' is another parameter on each slice of a mesh (distinct_along), which no model "
                 "of one rank has; verify a model without it");
@@ -74,7 +74,8 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     }
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
-    if (const auto* dropout = dynamic_cast<nn::Dropout*>(&each); dropout != nullptr && to != nullptr) {
+    if (const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
+        dropout != nullptr && to != nullptr) {
       to->set_key(dropout->key());
     }
   });

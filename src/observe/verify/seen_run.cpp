@@ -145,9 +145,7 @@ std::string first_line(const std::string& message) {
 
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
-  const auto where = [&] {
-    return recorder.running().empty() ? "" : ", in " + recorder.running();
-  };
+  const auto where = [&] { return recorder.running().empty() ? "" : ", in " + recorder.running(); };
   bool trained = false;
   try {
     const RecordScope recording(module, recorder);

@@ -24,8 +24,8 @@ struct SeenRun {
 };
 
 /// Runs `step` with `module`, and backward of a result that has a gradient. The parameters had no
-/// gradients, and have none afterwards. Collective where the step is. An exception of the step is an
-/// Error that names the innermost module that was running; a PeerError stays one.
+/// gradients, and have none afterwards. Collective where the step is. An exception of the step is
+/// an Error that names the innermost module that was running; a PeerError stays one.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step);
 
 }  // namespace tessera::observe

@@ -34,9 +34,8 @@ at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
 
 /// Between the projections of an MLP, where a rank has a share of the features.
 GptOptions between_projections(const LocalFunction& function) {
-  return {.inner = [function](const at::Tensor& x, const at::Tensor&) {
-    return by_hand(x, function);
-  }};
+  return {
+      .inner = [function](const at::Tensor& x, const at::Tensor&) { return by_hand(x, function); }};
 }
 
 std::int64_t tp_rank_of(const at::Tensor& x) {
@@ -69,40 +68,40 @@ void expect_tap_named(const VerifyReport& report) {
 
 TEST(VerifyFaults, ASliceOfAPartByHand) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-    return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
-  })}));
+                            return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
+                          })}));
 }
 
 TEST(VerifyFaults, TheItemOfAPart) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-    return x / x.abs().max().item<double>();
-  })}));
+                            return x / x.abs().max().item<double>();
+                          })}));
 }
 
 TEST(VerifyFaults, AStatisticOfADetachedPart) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-    return x - x.detach().mean(-1, /*keepdim=*/true);
-  })}));
+                            return x - x.detach().mean(-1, /*keepdim=*/true);
+                          })}));
 }
 
 TEST(VerifyFaults, ADivisorOfTheLocalSize) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-    return x / std::sqrt(static_cast<double>(x.size(-1)));
-  })}));
+                            return x / std::sqrt(static_cast<double>(x.size(-1)));
+                          })}));
 }
 
 TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-    const auto halves = x.chunk(2, -1);  // of this rank's share
-    return at::cat({halves[0] * halves[1], halves[1]}, -1);
-  })}));
+                            const auto halves = x.chunk(2, -1);  // of this rank's share
+                            return at::cat({halves[0] * halves[1], halves[1]}, -1);
+                          })}));
 }
 
 TEST(VerifyFaults, AMemberOfTheWrongRank) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   expect_tap_named(found({.options = between_projections([table](const at::Tensor& x) {
-    return x * table.narrow(0, 0, x.size(-1));  // every rank takes rank 0's
-  })}));
+                            return x * table.narrow(0, 0, x.size(-1));  // every rank takes rank 0's
+                          })}));
 }
 
 TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
@@ -134,8 +133,7 @@ struct GainFunction : torch::autograd::Function<GainFunction> {
 };
 
 at::Tensor times_gain(const at::Tensor& x, const at::Tensor& gain) {
-  const at::Tensor own =
-      tessera::is_distributed(gain) ? DistributedTensor(gain).to_local() : gain;
+  const at::Tensor own = tessera::is_distributed(gain) ? DistributedTensor(gain).to_local() : gain;
   return by_hand(x, [&](const at::Tensor& local) { return GainFunction::apply(local, own); });
 }
 
@@ -170,10 +168,11 @@ TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
       local_tensor(model.blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
     }
   }};
-  EXPECT_ERROR(found(run).check(),
-               "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
-               "at [0]: ",
-               "give every rank the same values");
+  EXPECT_ERROR(
+      found(run).check(),
+      "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
+      "at [0]: ",
+      "give every rank the same values");
 }
 
 TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
@@ -211,8 +210,7 @@ TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRank) {
 
 TEST(VerifyFaults, AHookUnderFsdp) {
   RunRanks(4, [](Rank& rank) {
-    const VerifyReport report =
-        verify_gpt({.plant = plant_hook}, rank.mesh({2, 2}, {"dp", "tp"}));
+    const VerifyReport report = verify_gpt({.plant = plant_hook}, rank.mesh({2, 2}, {"dp", "tp"}));
     EXPECT_ERROR(report.check(), "the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
                  "on ranks 0, 1, 2, 3");
     EXPECT_EQ(report.gradients.size(), 1U) << report.text();
@@ -220,9 +218,8 @@ TEST(VerifyFaults, AHookUnderFsdp) {
 }
 
 TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
-  GptRun run{.options = between_projections([](const at::Tensor& x) {
-    return x / x.abs().max().item<double>();
-  })};
+  GptRun run{.options = between_projections(
+                 [](const at::Tensor& x) { return x / x.abs().max().item<double>(); })};
   run.step = [](Gpt& model, const at::Tensor& tokens) {
     const c10::NoGradGuard no_grad;
     return model(tokens);
@@ -236,11 +233,12 @@ TEST(VerifyFaults, OfOneDataParallelRankAlone) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const bool wrong = mesh.local_rank("dp") == 1;
-    const VerifyReport report = verify_gpt(
-        {.options = {.embedded = [wrong](const at::Tensor& x, const at::Tensor&) {
-           return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
-         }}},
-        mesh);
+    const VerifyReport report =
+        verify_gpt({.options = {.embedded =
+                                    [wrong](const at::Tensor& x, const at::Tensor&) {
+                                      return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
+                                    }}},
+                   mesh);
     EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
   });
 }
@@ -250,9 +248,8 @@ TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
     GptRun run;
     run.plant = [](Gpt& model, const DeviceMesh& mesh) {
       if (mesh.local_rank("tp") == 1) {
-        model.norm->add_forward_hook([&model](nn::ModuleBase&, nn::TensorList outputs) {
-          (*model.tap)(*outputs[0]);
-        });
+        model.norm->add_forward_hook(
+            [&model](nn::ModuleBase&, nn::TensorList outputs) { (*model.tap)(*outputs[0]); });
       }
     };
     EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),

@@ -36,7 +36,7 @@ inline at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
 struct GptOptions {
   double dropout = 0;
   TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
-  TapFunction inner = pass_on;     ///< (batch, tokens, inner), each rank has a share of the features
+  TapFunction inner = pass_on;  ///< (batch, tokens, inner), each rank has a share of the features
 };
 
 inline constexpr std::int64_t kGptHidden = 12, kGptInner = 24, kGptVocabulary = 13;
@@ -138,8 +138,8 @@ inline tensor_parallel::ParallelizePlan gpt_plan(bool sequence_parallel) {
        attention_plan("block*.attn", gpt_attention(), block),
        {{"tap", tap},
         {"block*.*_norm", norm},
-        {"block*.mlp", prepare_module_input({.input_layouts = {between},
-                                             .desired_input_layouts = {Replicate{}}})},
+        {"block*.mlp", prepare_module_input(
+                           {.input_layouts = {between}, .desired_input_layouts = {Replicate{}}})},
         {"block*.mlp.up", colwise_parallel({.use_local_output = false})},
         {"block*.mlp.tap", tap},
         {"block*.mlp.down",
@@ -176,7 +176,11 @@ inline std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) 
 
 /// Two sequences of six tokens, others on each data-parallel rank.
 inline at::Tensor gpt_tokens(const DeviceMesh& mesh) {
-  return at::arange(12).mul(7).add(5 * mesh.local_rank("dp")).remainder(kGptVocabulary).view({2, 6});
+  return at::arange(12)
+      .mul(7)
+      .add(5 * mesh.local_rank("dp"))
+      .remainder(kGptVocabulary)
+      .view({2, 6});
 }
 
 inline at::Tensor gpt_loss(Gpt& model, const at::Tensor& tokens) {
@@ -187,9 +191,9 @@ inline at::Tensor gpt_loss(Gpt& model, const at::Tensor& tokens) {
 inline observe::VerifyReport verify_gpt(Gpt& model, const GptRun& run, const DeviceMesh& mesh) {
   Gpt reference(run.options);
   const auto step = run.step ? run.step : gpt_loss;
-  return observe::verify(
-      model, reference, mesh, [&](Gpt& gpt) { return step(gpt, gpt_tokens(mesh)); },
-      {.batch_dims = {"dp"}});
+  return observe::verify(model, reference, mesh,
+                         [&](Gpt& gpt) { return step(gpt, gpt_tokens(mesh)); },
+                         {.batch_dims = {"dp"}});
 }
 
 inline observe::VerifyReport verify_gpt(const GptRun& run, const DeviceMesh& mesh) {

@@ -42,22 +42,21 @@ TEST_P(VerifyOnMesh, FindsARightModelEqual) {
     EXPECT_EQ(report.modules, 31U);
     EXPECT_EQ(report.parameters, 38U);
     EXPECT_LT(report.largest, 1e-5);
-    EXPECT_CONTAINS(report.text(), "verify: 31 modules and 38 parameters equal one rank's (largest "
-                                   "difference ");
+    EXPECT_CONTAINS(report.text(),
+                    "verify: 31 modules and 38 parameters equal one rank's (largest "
+                    "difference ");
     report.check();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, VerifyOnMesh,
-                         ::testing::Values(MeshCase{}, MeshCase{.tp = 2},
-                                           MeshCase{.tp = 2, .sequence_parallel = true},
-                                           MeshCase{.tp = 2, .dropout = 0.3},
-                                           MeshCase{.tp = 3, .sequence_parallel = true},
-                                           MeshCase{.dp = 2, .tp = 2},
-                                           MeshCase{.dp = 2, .tp = 2, .sequence_parallel = true,
-                                                    .dropout = 0.3},
-                                           MeshCase{.dp = 3, .dropout = 0.3}),
-                         [](const auto& info) { return "Case" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(
+    , VerifyOnMesh,
+    ::testing::Values(MeshCase{}, MeshCase{.tp = 2}, MeshCase{.tp = 2, .sequence_parallel = true},
+                      MeshCase{.tp = 2, .dropout = 0.3},
+                      MeshCase{.tp = 3, .sequence_parallel = true}, MeshCase{.dp = 2, .tp = 2},
+                      MeshCase{.dp = 2, .tp = 2, .sequence_parallel = true, .dropout = 0.3},
+                      MeshCase{.dp = 3, .dropout = 0.3}),
+    [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
   RunRanks(3, [](Rank& rank) {
