@@ -181,7 +181,9 @@ TEST(ContextParallel, RefusesWhatItCannotSplit) {
                  "not causal", "pass a mask");
     const DeviceMesh mesh = rank.mesh({3}, {"cp"});
     const at::Tensor whole = distribute_tensor(q, mesh, {Replicate{}});
-    EXPECT_ERROR(split->attention(whole, q, q), "distributed", "plain");
+    EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
+    const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
+    EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
     // What each rank would drop is not what one rank drops.
     Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
     init_weights(block, 0);

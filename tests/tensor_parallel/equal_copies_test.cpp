@@ -247,18 +247,17 @@ TEST(DebugMode, CompareCopiesAtEachForward) {
   EXPECT_CONTAINS(errors[1], "parameter 'norm.weight' differs from rank 0 on ranks 1");
 }
 
-/// Turns its plain output into parts of a tensor without a style of the library.
-class PartsByHand final : public ParallelStyle {
+/// Gives each rank another gradient of what all compute alike.
+class ScalesGradients final : public ParallelStyle {
  public:
-  std::string name() const override { return "parts_by_hand"; }
+  std::string name() const override { return "scales_gradients"; }
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(const nn::ModuleBase&) const override {
     return {};
   }
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
     module.add_forward_hook([mesh](auto&, nn::TensorList outputs) {
-      const auto rank = static_cast<std::size_t>(mesh.local_rank());
-      *outputs[0] =
-          DistributedTensor::from_local(outputs[0]->chunk(2)[rank], mesh, {Shard{0}}).tensor();
+      const double scale = 1.0 + static_cast<double>(mesh.local_rank());
+      outputs[0]->register_hook([scale](const at::Tensor& gradient) { return gradient * scale; });
     });
   }
 };
@@ -268,7 +267,7 @@ TEST(DebugMode, CompareGradientsAfterEachBackward) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     nn::RMSNorm norm(4);
     fill(norm);
-    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<PartsByHand>()}});
+    parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<ScalesGradients>()}});
     norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
   });
   for (const std::string& error : errors) {
@@ -284,9 +283,12 @@ TEST(DebugMode, CompareGradientsOfShards) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     nn::RMSNorm norm(4);
     fill(norm);
-    parallelize_module(norm, mesh["tp"], {{"", std::make_shared<PartsByHand>()}});
+    parallelize_module(norm, mesh["tp"], {{"", std::make_shared<ScalesGradients>()}});
     fsdp::fully_shard(norm, mesh["dp"]);
-    norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+    // In the first backward all ranks take the gradient of one, until they know which are sums.
+    for (int backward = 0; backward < 2; ++backward) {
+      norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
+    }
   });
   EXPECT_CONTAINS(errors[0], "the gradient of parameter 'weight' differs from rank 0 on ranks 1");
   EXPECT_CONTAINS(errors[3], "the gradient of parameter 'weight' differs from rank 2 on ranks 3");

@@ -142,6 +142,14 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
   return model;
 }
 
+std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
+  std::shared_ptr<Llama> model = make_meta_model(options, config);
+  for (const auto& [name, slot] : model->named_slots()) {
+    slot->swap(slot->get().detach().to(scalar_type(options.param_dtype)));
+  }
+  return model;
+}
+
 namespace {
 
 /// Small logits at once: in a half type, parts need an fp32 sum of the head's gradient beside them.

@@ -39,6 +39,10 @@ void check_model(const TrainOptions& options);
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const tessera::DeviceMesh& mesh, const ApplyPlan& apply = {});
 
+/// The same model of one rank, on the meta device, with parameters of the type that the mesh
+/// computes in.
+std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config);
+
 /// With context parallelism this rank's tokens of `batch`, with the positions of all; else itself.
 tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
                                                  tessera::data::BatchLoader::Batch batch);

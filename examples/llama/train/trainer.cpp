@@ -106,6 +106,10 @@ at::Tensor Trainer::loss_of(const data::BatchLoader::Batch& batch, std::int64_t 
   return loss_of_rows(*model_, options_, batch.rows(micro_batch * count, count), options);
 }
 
+tensor_parallel::CrossEntropyOptions Trainer::loss_of_training() const {
+  return {.label_smoothing = options_.label_smoothing, .z_loss = options_.z_loss};
+}
+
 /// A copy, because the all-reduce writes it and the caller may still use the loss.
 at::Tensor Trainer::mean_over_data(const at::Tensor& value) const {
   at::Tensor mean = value.to(c10::kFloat).clone();
@@ -124,8 +128,7 @@ at::Tensor Trainer::accumulate_gradients(observe::StepMetrics& metrics) {
       prefetch_->load(position_.samples / options_.batch).to(c10::Device(options_.device)));
   metrics.data_time_s = seconds_since(start);
   const std::int64_t count = options_.accumulate;
-  tensor_parallel::CrossEntropyOptions of_training{.label_smoothing = options_.label_smoothing,
-                                                   .z_loss = options_.z_loss};
+  tensor_parallel::CrossEntropyOptions of_training = loss_of_training();
   // Where ranks and micro-batches count differently many tokens, their sums add up to the mean.
   const bool is_mean = !data_.loader->ignores_targets();
   if (!is_mean) {
@@ -229,6 +232,9 @@ bool Trainer::run() {
     progress_ = std::make_unique<observe::Progress>(options_.steps, stdout);
     history_.reserve(static_cast<std::size_t>(options_.steps));
     print_start();
+  }
+  if (options_.verify) {
+    verify();
   }
   const bool trained = train();
   if (trained) {

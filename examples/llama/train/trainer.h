@@ -57,6 +57,10 @@ class Trainer {
   /// The mean loss of one of the micro-batches of this rank's rows.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t micro_batch,
                      const tessera::tensor_parallel::CrossEntropyOptions& options = {});
+  /// Without what a batch says of its tokens.
+  tessera::tensor_parallel::CrossEntropyOptions loss_of_training() const;
+  /// Throws tessera::Error unless this mesh computes what one rank does.
+  void verify();
   /// Mean over the data-parallel ranks of a scalar that is equal on the ranks of each tp group.
   at::Tensor mean_over_data(const at::Tensor& value) const;
   void check_finite(const tessera::observe::StepMetrics& metrics) const;

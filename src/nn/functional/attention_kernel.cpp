@@ -12,6 +12,8 @@
 
 #include <optional>
 
+#include "tessera/dtensor/distributed_tensor.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -47,10 +49,13 @@ std::string to_string(const AttentionKernel& kernel) {
 }
 
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask, double dropout) {
-  return [causal, dropout, mask = optional_mask(mask)](const at::Tensor& q, const at::Tensor& k,
-                                                       const at::Tensor& v) {
-    return static_cast<at::SDPBackend>(at::_fused_sdp_choice(q, k, v, mask, dropout, causal,
-                                                             std::nullopt, q.size(1) != k.size(1)));
+  // Each rank runs it on its own heads.
+  const at::Tensor own_mask = mask.defined() ? local_tensor(mask) : mask;
+  return [causal, dropout, mask = optional_mask(own_mask)](const at::Tensor& q, const at::Tensor& k,
+                                                           const at::Tensor& v) {
+    return static_cast<at::SDPBackend>(
+        at::_fused_sdp_choice(local_tensor(q), local_tensor(k), local_tensor(v), mask, dropout,
+                              causal, std::nullopt, q.size(1) != k.size(1)));
   };
 }
 

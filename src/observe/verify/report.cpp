@@ -17,15 +17,14 @@ std::string counted(std::size_t count, std::string_view what) {
 }
 
 std::string equal_line(const VerifyReport& report) {
-  std::string compared;
-  if (report.modules > 0) {
-    compared = counted(report.modules, "module");
-  }
+  std::string compared = report.modules > 0 ? counted(report.modules, "module") : "the loss";
   if (report.parameters > 0) {
-    compared += (compared.empty() ? "" : " and ") + counted(report.parameters, "parameter");
+    compared += " and " + counted(report.parameters, "parameter");
   }
-  return fmt::format("verify: {} equal one rank's (largest difference {:.2g} of the largest value)",
-                     compared, report.largest);
+  return fmt::format(
+      "verify: {} equal one rank's (largest difference {:.2g} of the largest value{})", compared,
+      report.largest,
+      report.modules > 0 ? "" : "; outputs are not compared, since ranks split the samples");
 }
 
 /// All before it is equal: where to look.

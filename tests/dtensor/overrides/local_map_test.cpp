@@ -84,22 +84,26 @@ TEST(LocalMapGradients, OfTwoDimensionsAreDecidedOneByOne) {
   });
 }
 
-TEST(LocalMapGradients, OfPlainParametersAreRefusedWhereTheResultIsSplit) {
+TEST(LocalMapGradients, OfPlainArgumentsArePlainAndWhole) {
   RunRanks(4, [](Rank& rank) {
     const Product p(rank);
-    const at::Tensor plain = values({3, 2}, 1).requires_grad_();
     const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {
       options.out_sizes = {{7, 2}};
       return local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, weight},
                        p.mesh, {{Shard{0}}}, options)[0];
     };
-    EXPECT_ERROR(product(plain, {}), "argument 1 is plain and wants a gradient", "distribute it");
-    EXPECT_ERROR(product(plain * 2, {}), "argument 1 is plain and wants a gradient");
-    // A constant has no gradient, and a function may reduce one itself.
-    product(plain.detach(), {});
-    product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}});
+    const at::Tensor plain = DistributedTensor(p.weight).full_tensor().detach().requires_grad_();
+    product(plain, {}).sum().backward();
+    EXPECT_FALSE(tessera::is_distributed(plain.grad()));
+    EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
+    // A function may reduce one itself.
+    plain.mutable_grad().reset();
+    product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}})
+        .sum()
+        .backward();
+    EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
     // A local tensor brings its gradient to the distributed one.
-    product(DistributedTensor(p.weight).to_local(Placements{Partial{}}), {}).sum().backward();
+    product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
     EXPECT_TRUE(at::allclose(DistributedTensor(p.weight.grad()).full_tensor(), gradient_alone()));
   });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -140,10 +141,18 @@ TEST(TrainOptions, NumbersAreDecimal) {
   const std::vector<std::pair<const char*, const char*>> wrong{
       {"--lr", "0x1p-10"},      {"--steps", "0x10"},       {"--seed", "0x1"},
       {"--loss-chunks", "0x4"}, {"--betas", "0.9,0x1p-1"}, {"--zero", "0x2"}};
-  for (const auto& [flag, value] : wrong) {
-    EXPECT_ERROR(ParseFlags({flag, value}), flag, " is not a decimal number");
+  for (const auto& each : wrong) {
+    EXPECT_ERROR(ParseFlags({each.first, each.second}), each.first, " is not a decimal number");
   }
   EXPECT_EQ(ParseFlags({"--lr", "1.5E-3"}).lr, 1.5e-3);
+}
+
+TEST(TrainOptions, VerifyingNeedsAStepOfItsOwn) {
+  EXPECT_TRUE(ParseFlags({"--verify"}).verify);
+  EXPECT_FALSE(planned(ParseFlags({"--verify"})).verify);
+  EXPECT_ERROR(ParseFlags({"--verify", "--steps", "0"}), "--verify is given with --steps 0");
+  const tessera::testing::ScopedVariable compares("TESSERA_COMPARE", "folder");
+  EXPECT_ERROR(ParseFlags({"--verify"}), "--verify is given with TESSERA_COMPARE");
 }
 
 TEST(TrainOptions, AdaptersBelongToWeightsThatAreKept) {

@@ -1,6 +1,7 @@
 #include "examples/llama/train/options/measuring_options.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -63,6 +64,12 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 }
 
 void check_measuring(const TrainOptions& o) {
+  TESSERA_CHECK(
+      !o.verify || o.steps > 0,
+      "--verify is given with --steps 0, which reads no data to verify with; take a step");
+  TESSERA_CHECK(!o.verify || std::getenv("TESSERA_COMPARE") == nullptr,
+                "--verify is given with TESSERA_COMPARE, which would record its step as the first; "
+                "take one of them");
   TESSERA_CHECK(o.eval_every == 0 || !o.eval_text.empty() || !o.eval_tokens.empty(),
                 "--eval-every is given without held-out data; pass --eval-text or --eval-tokens");
 }

@@ -154,6 +154,9 @@ void declare_output(CLI::App& app, TrainOptions& o) {
       ->expected(0, 1)
       ->default_str("table")
       ->check(CLI::IsMember({"table", "json"}));
+  add_switch(app, "--verify", o.verify,
+             "Before the first step compare forward and backward of one sample of each "
+             "data-parallel rank with what one rank computes, which has the memory for that");
   app.add_option("--log-every", o.log_every, "Steps between console lines (10)")
       ->check(number_above_0());
   // Read by parse_command_line(); declared here for --help.
@@ -332,6 +335,7 @@ TrainOptions planned(TrainOptions o) {
     file->clear();
   }
   o.merge_lora = false;
+  o.verify = false;
   o.checkpoint_every = 0;
   o.resume_step = -1;
   o.async = true;
