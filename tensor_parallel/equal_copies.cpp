@@ -196,9 +196,10 @@ void EqualCopies::compare(const std::vector<Replica>& copies, Equality equality,
 }
 
 void EqualCopies::compare_gradients() const {
-  compare(copies(true), Equality::kRounded,
-          "its copies would drift apart: see that each rank computes the same with it, or that what "
-          "it is computed with is distributed");
+  compare(
+      copies(true), Equality::kRounded,
+      "its copies would drift apart: see that each rank computes the same with it, or that what "
+      "it is computed with is distributed");
 }
 
 /// After what others have autograd call at the end of this backward: FSDP's reductions, and

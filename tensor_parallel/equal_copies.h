@@ -14,10 +14,10 @@
 namespace tessera::tensor_parallel {
 
 /// What the ranks of a plan's mesh have alike, as they are taken to: parameters that the plan
-/// replicates, and plain inputs. No rank knows that alone. So they compare a hash between the hosts:
-/// of the parameters before the first forward, of the root's plain inputs in the first one with
-/// gradients. With TESSERA_DEBUG=1 they compare the parameters at each forward, their gradients
-/// after each backward, and every plain tensor that meets a distributed one.
+/// replicates, and plain inputs. No rank knows that alone. So they compare a hash between the
+/// hosts: of the parameters before the first forward, of the root's plain inputs in the first one
+/// with gradients. With TESSERA_DEBUG=1 they compare the parameters at each forward, their
+/// gradients after each backward, and every plain tensor that meets a distributed one.
 ///
 /// Attached to the modules that have a style.
 class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
@@ -31,8 +31,8 @@ class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
   /// first: what they take for a shard may differ.
   void watch_root(nn::ModuleBase& root);
 
-  /// With TESSERA_DEBUG=1: `tensor`, a plain input of `module`, is about to be taken for the same on
-  /// every rank. Throws Error, on all ranks, if its values differ. Collective then.
+  /// With TESSERA_DEBUG=1: `tensor`, a plain input of `module`, is about to be taken for the same
+  /// on every rank. Throws Error, on all ranks, if its values differ. Collective then.
   void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
   /// For messages: "'layers.0.o_proj'".
   std::string name_of(const nn::ModuleBase& module) const;

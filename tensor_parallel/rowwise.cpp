@@ -34,17 +34,21 @@ std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linea
   return sizes;
 }
 
-/// A plain tensor that a style before handed out (use_local_output) is a part, which only its caller
-/// can say.
+/// A plain tensor that a style before handed out (use_local_output) is a part, which only its
+/// caller can say.
 void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                     const RowwiseOptions& options) {
   const std::int64_t features = linear.slot("weight")->get().size(1);
-  TESSERA_CHECK(tessera::is_distributed(input) || options.input_layouts || !input.defined() ||
-                    input.dim() == 0 || input.size(-1) == features,
-                "rowwise_parallel: a Linear of ", features, " input features was given the plain "
-                "tensor ", input.sizes(), "; a plain tensor is the same on every rank: hand it on "
-                "distributed (use_local_output = false in the style before), or say what part it is "
-                "with input_layouts = Shard{-1}");
+  TESSERA_CHECK(
+      tessera::is_distributed(input) || options.input_layouts || !input.defined() ||
+          input.dim() == 0 || input.size(-1) == features,
+      "rowwise_parallel: a Linear of ", features,
+      " input features was given the plain "
+      "tensor ",
+      input.sizes(),
+      "; a plain tensor is the same on every rank: hand it on "
+      "distributed (use_local_output = false in the style before), or say what part it is "
+      "with input_layouts = Shard{-1}");
 }
 
 /// Shards the input features of a module: the rows of W in Megatron-LM's x W, or the rows of a

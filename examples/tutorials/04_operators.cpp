@@ -83,6 +83,7 @@ void register_scaled_product() {
                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
                 });
 }
+const bool kIsRuled = (register_scaled_product(), true);  // before main(), as the operator
 // [rule]
 
 // [local_map]
@@ -107,7 +108,6 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
 // [local_map]
 
 int main() {
-  register_scaled_product();
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
   const StrictScope strict;  // what would be gathered is an error

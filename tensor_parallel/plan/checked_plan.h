@@ -32,7 +32,8 @@ struct CheckedPlan {
   nn::NamedSlots unnamed;
 };
 
-/// Whether each rank of `mesh` has another parameter in the slot (ParameterSlot::set_distinct_along).
+/// Whether each rank of `mesh` has another parameter in the slot
+/// (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Changes nothing and communicates nothing. Throws Error as parallelize_module() does.

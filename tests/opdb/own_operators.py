@@ -20,6 +20,9 @@ def rotated(x, cos, sin):
 
 def cases(ops):
     """(operator, what it is, inputs, their placements, how many have a gradient)"""
+    def dropped(x):
+        return ops.dropout(x, 0.5, 1, 2)
+
     rows, heads = torch.randn(5, 6), torch.randn(3, 5, 4, 8)
     table = torch.randn(5, 8)
     return [
@@ -28,6 +31,7 @@ def cases(ops):
         (lambda x, weight: ops.rms_norm(x, weight, 1e-5)[0],
          lambda x, weight: torch.nn.functional.rms_norm(x, [6], weight, 1e-5),
          (rows, torch.randn(6)), ("S(0)", "R"), 2),
+        (dropped, dropped, (rows,), ("S(1)",), 1),
         (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("S(0)", "R"), 1),
         (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("R", "S(0)"), 1),
         (ops.rotary_embedding, rotated, (heads, table, table + 1), ("S(2)", "R", "R"), 1),

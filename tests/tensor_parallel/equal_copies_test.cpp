@@ -81,8 +81,7 @@ at::Tensor tokens() {
 
 /// The caller's word that a plain tensor is this rank's part of the tokens.
 StylePtr takes_parts() {
-  return prepare_module_input(
-      {.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
+  return prepare_module_input({.input_layouts = {Shard{0}}, .desired_input_layouts = {Shard{0}}});
 }
 
 TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
@@ -169,8 +168,7 @@ TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     nn::Embedding embedding(10, 4);
     fill(embedding);
-    parallelize_module(embedding, rank.mesh({2}, {"tp"}),
-                       {{"", rowwise_parallel()}});
+    parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
     embedding(at::arange(4, at::kLong) + rank.rank());
   });
   for (const std::string& error : errors) {

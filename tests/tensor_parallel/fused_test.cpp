@@ -117,8 +117,8 @@ TEST(FusedColwise, SharesOutGroupsOfUnequalParts) {
     parallelize_module(fused, rank.mesh({2}, {"tp"}), {{"", fused_colwise_parallel()}});
     const std::vector<at::Tensor> parts = fused.split(fused(x));
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_TRUE(local_tensor(parts[i]).allclose(whole[i].chunk(2, -1)[static_cast<std::size_t>(rank.rank())],
-                                    1e-5, 1e-6));
+      EXPECT_TRUE(local_tensor(parts[i]).allclose(
+          whole[i].chunk(2, -1)[static_cast<std::size_t>(rank.rank())], 1e-5, 1e-6));
     }
   });
 }

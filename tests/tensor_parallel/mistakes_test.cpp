@@ -43,8 +43,7 @@ class ScaledMlp : public nn::Module<ScaledMlp> {
 TEST(Mistakes, ForwardInsteadOfTheCall) {
   RunRanks(2, [](Rank& rank) {
     ScaledMlp model;
-    parallelize_module(model, rank.mesh({2}, {"tp"}),
-                       {{"up", colwise_parallel()}});
+    parallelize_module(model, rank.mesh({2}, {"tp"}), {{"up", colwise_parallel()}});
     EXPECT_ERROR(model.up->forward(at::ones({3, 4})), "has hooks", "(*m)(x)");
     // What a forward of one's own does: nothing tells it that the hooks have not run.
     EXPECT_ERROR(at::linear(at::ones({3, 4}), *model.up->weight), "argument 0, [3, 4], is plain",

@@ -110,8 +110,7 @@ TEST(Parallelize, ShardsParametersAsTheStylesSay) {
 TEST(Parallelize, NeedsNoCommunication) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
-    parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"layers.*.up", colwise_parallel()}});
+    parallelize_module(tree, rank.mesh({2}, {"tp"}), {{"layers.*.up", colwise_parallel()}});
     EXPECT_TRUE(rank.world()->traffic().table().empty());
   });
 }
@@ -130,8 +129,7 @@ TEST(Parallelize, KeepsFrozenParametersFrozen) {
     tree.norm->slot("weight")->get().set_requires_grad(false);
     tree.head->slot("weight")->get().set_requires_grad(false);
     parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                       {{"norm", sequence_parallel()},
-                        {"head", colwise_parallel()}});
+                       {{"norm", sequence_parallel()}, {"head", colwise_parallel()}});
     EXPECT_FALSE(tree.norm->weight->requires_grad());
     EXPECT_FALSE(tree.head->weight->requires_grad());
     EXPECT_TRUE(tree.embed->weight->requires_grad());
@@ -188,8 +186,7 @@ TEST(Parallelize, RefusesAStyleThatDoesNotFit) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;
     EXPECT_ERROR(parallelize_module(tree, rank.mesh({2}, {"tp"}),
-                                    {{"embed", rowwise_parallel()},
-                                     {"norm", colwise_parallel()}}),
+                                    {{"embed", rowwise_parallel()}, {"norm", colwise_parallel()}}),
                  "colwise_parallel");
     EXPECT_FALSE(tessera::is_distributed(tree.embed->weight));
   });

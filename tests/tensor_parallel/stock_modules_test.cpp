@@ -69,8 +69,7 @@ TEST(StockModules, TakeTheStylesOfLinearsAndEmbeddings) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [&](Rank& rank) {
       for (const StylePtr& embedding :
-           {rowwise_parallel(),
-            colwise_parallel({.output_layouts = Replicate{}})}) {
+           {rowwise_parallel(), colwise_parallel({.output_layouts = Replicate{}})}) {
         StockModel model;
         parallelize_module(model, rank.mesh({ranks}, {"tp"}), stock_plan(embedding));
         EXPECT_EQ(DistributedTensor(model.down->slot("weight")->get()).placements(),
@@ -104,9 +103,7 @@ TEST(StockModules, TakeThemUnderFsdp) {
   RunRanks(4, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     StockModel model;
-    parallelize_module(
-        model, mesh["tp"],
-        stock_plan(rowwise_parallel()));
+    parallelize_module(model, mesh["tp"], stock_plan(rowwise_parallel()));
     fsdp::fully_shard(*model.down, mesh["dp"]);
     fsdp::fully_shard(model, mesh["dp"]);
     // The ranks of dp have one batch, so that the mean of their gradients is the gradient.

@@ -97,8 +97,10 @@ TEST(Rowwise, RefusesAPlainPartThatNobodyNamedOne) {
     nn::Linear linear(6, 5);
     fill(linear);
     parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
-    EXPECT_ERROR(linear(uniform_values({3, 3}, 0.5)), "a Linear of 6 input features was given the "
-                 "plain tensor [3, 3]", "input_layouts = Shard{-1}");
+    EXPECT_ERROR(linear(uniform_values({3, 3}, 0.5)),
+                 "a Linear of 6 input features was given the "
+                 "plain tensor [3, 3]",
+                 "input_layouts = Shard{-1}");
   });
 }
 
@@ -135,12 +137,12 @@ TEST(Rowwise, SplitsTheRowsOfAnEmbedding) {
   RunRanks(4, [&](Rank& rank) {
     nn::Embedding embedding(10, 3);
     fill(embedding);
-    parallelize_module(
-        embedding, rank.mesh({4}, {"tp"}),
-        {{"", rowwise_parallel({.output_layouts = Shard{0}})}});
+    parallelize_module(embedding, rank.mesh({4}, {"tp"}),
+                       {{"", rowwise_parallel({.output_layouts = Shard{0}})}});
     const StrictScope strict;
     const at::Tensor part = embedding(ids);
-    EXPECT_TRUE(local_tensor(part).equal(out.detach().chunk(4)[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_TRUE(
+        local_tensor(part).equal(out.detach().chunk(4)[static_cast<std::size_t>(rank.rank())]));
     part.square().sum().backward();
     EXPECT_TRUE(full_tensor(embedding.weight->grad()).allclose(alone.weight->grad()));
   });
@@ -167,7 +169,8 @@ TEST(Sequence, NormsEachRanksTokens) {
                        {{"", sequence_parallel({.sequence_dim = 0})}});
     const StrictScope strict;
     const at::Tensor part = norm(x);
-    EXPECT_TRUE(local_tensor(part).allclose(alone(x).chunk(3)[static_cast<std::size_t>(rank.rank())]));
+    EXPECT_TRUE(
+        local_tensor(part).allclose(alone(x).chunk(3)[static_cast<std::size_t>(rank.rank())]));
     part.square().sum().backward();
     EXPECT_EQ(DistributedTensor(norm.weight->grad()).placements(), Placements{Replicate{}});
     EXPECT_TRUE(full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));

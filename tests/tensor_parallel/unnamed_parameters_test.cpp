@@ -66,7 +66,7 @@ class Model : public nn::Module<Model> {
       y = y + layer(i)(y);
     }
     const at::Tensor auxiliary = (*layer(0).q)(x).square().mean();
-    return ((*norm)(y) - target).square().mean() + 0.1 * auxiliary;
+    return ((*norm)(y)-target).square().mean() + 0.1 * auxiliary;
   }
   Heads& layer(std::size_t i) { return *layers->at<Heads>(i); }
 

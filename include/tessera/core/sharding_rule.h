@@ -109,6 +109,14 @@ struct ShardingRule {
   };
   std::vector<OffsetArgument> offset_arguments;
 
+  /// Arguments that say which elements of input `input` this rank has: a list of integers, which is
+  /// empty for all of them and becomes flat_place() of a part (flat_place.h).
+  struct PlaceArgument {
+    int arg = 0;
+    int input = 0;
+  };
+  std::vector<PlaceArgument> place_arguments;
+
   /// Output `output` is written into input `input` (in-place and out= variants). Where propagate()
   /// finds another layout for the output than the input's, the result is brought to the input's
   /// layout and copied into its local tensor. The result is replicated then: not collective.

@@ -53,11 +53,11 @@ class ContextParallel {
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,
-  /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns as
-  /// q. Plain, or distributed over another mesh, split by batch and heads alone. Collective: one
+  /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns
+  /// as q. Plain, or distributed over another mesh, split by batch and heads alone. Collective: one
   /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
-  /// Differentiable once. Throws Error for an odd number of tokens. The masks of a sequence are kept for the next call: (2n + 1) tokens^2 / 4
-  /// elements of q's type.
+  /// Differentiable once. Throws Error for an odd number of tokens. The masks of a sequence are
+  /// kept for the next call: (2n + 1) tokens^2 / 4 elements of q's type.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 

@@ -73,8 +73,8 @@ class ParameterSlot {
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// For tensor parallelism: whether the parameter is replicated because no plan has named it so far.
-  /// A later plan may.
+  /// For tensor parallelism: whether the parameter is replicated because no plan has named it so
+  /// far. A later plan may.
   bool replicated_by_default() const { return replicated_by_default_; }
   void set_replicated_by_default(bool by_default) { replicated_by_default_ = by_default; }
 

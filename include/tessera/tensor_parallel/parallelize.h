@@ -61,7 +61,8 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 
 // The styles of PyTorch, with the names and defaults of their options there. In all of them:
-// * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By default
+// * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By
+// default
 //   it is the same on every rank; another placement says that it is this rank's part. A distributed
 //   tensor has its own.
 // * output_layouts: the placement of the first tensor of the result.
@@ -122,7 +123,7 @@ StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 /// Shard(0); every rank looks up all indices.
 struct RowwiseOptions {
   std::optional<Placement> input_layouts{};  ///< Shard{-1}: a plain input is this rank's features
-  Placement output_layouts = Replicate{};  ///< Replicate: all-reduce; Shard: reduce-scatter
+  Placement output_layouts = Replicate{};    ///< Replicate: all-reduce; Shard: reduce-scatter
   bool use_local_output = false;
   std::int64_t heads = 0;  ///< of a Linear's input features, as ColwiseOptions::heads
 };
@@ -139,8 +140,8 @@ struct SequenceOptions {
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// The same without sequence parallelism: parameters, input and output are replicated, so that a
-/// norm takes and returns distributed tensors. torchtitan's NoParallel. A split input is gathered: a
-/// norm of heads takes sequence_parallel with the dimension that is split, or no style.
+/// norm takes and returns distributed tensors. torchtitan's NoParallel. A split input is gathered:
+/// a norm of heads takes sequence_parallel with the dimension that is split, or no style.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
@@ -180,19 +181,17 @@ struct PrepareModuleInputOutputOptions {
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 /// Applies a plan on a 1-D mesh. The parameters that the styles name become distributed as these
-/// say, all others Replicate(), so that whatever meets them gives them the right gradient; not those
-/// of which each rank has another (ParameterSlot::set_distinct_along). Several styles may add hooks
-/// to a module, but only one may place its parameters.
-/// In the forward of `module` a tensor is distributed, or it is plain and the same on every rank of
-/// `mesh`: plain tensors that meet distributed ones count as replicated, and get gradients that are
-/// plain and whole. observe::verify compares a step with one rank's.
-/// Call it before fully_shard. Not collective: every rank has the values and keeps its shard. In
-/// the first forward the ranks compare the values of parameters that are not split, and of the plain
-/// inputs.
-/// Throws Error, before anything is changed, for a pattern that matches no module, or only below
-/// some of the modules of one class that its wildcard stands for; a style that does not fit its
-/// module, heads that the ranks don't divide; and a parameter that is distributed already. PyTorch's
-/// parallelize_module.
+/// say, all others Replicate(), so that whatever meets them gives them the right gradient; not
+/// those of which each rank has another (ParameterSlot::set_distinct_along). Several styles may add
+/// hooks to a module, but only one may place its parameters. In the forward of `module` a tensor is
+/// distributed, or it is plain and the same on every rank of `mesh`: plain tensors that meet
+/// distributed ones count as replicated, and get gradients that are plain and whole.
+/// observe::verify compares a step with one rank's. Call it before fully_shard. Not collective:
+/// every rank has the values and keeps its shard. In the first forward the ranks compare the values
+/// of parameters that are not split, and of the plain inputs. Throws Error, before anything is
+/// changed, for a pattern that matches no module, or only below some of the modules of one class
+/// that its wildcard stands for; a style that does not fit its module, heads that the ranks don't
+/// divide; and a parameter that is distributed already. PyTorch's parallelize_module.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
 ///                                          {"layers.*.mlp.down_proj", rowwise_parallel()}});

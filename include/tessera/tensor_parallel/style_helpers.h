@@ -15,9 +15,9 @@ namespace tessera::tensor_parallel {
 // What the styles have in common, for those of a program as well.
 
 /// `tensor`, of a call of `module`, as a distributed tensor with placement `desired` on the 1-D
-/// `mesh`. A plain tensor is the same on every rank if `layout` is Replicate; else it is this rank's
-/// part of one with that placement and global sizes `sizes` (default: those that the ranks' parts
-/// add up to, which they tell each other). With `regather`, what has to be gathered is by
+/// `mesh`. A plain tensor is the same on every rank if `layout` is Replicate; else it is this
+/// rank's part of one with that placement and global sizes `sizes` (default: those that the ranks'
+/// parts add up to, which they tell each other). With `regather`, what has to be gathered is by
 /// gather_again_in_backward().
 /// Collective if data must move, or sizes be told; differentiable. Throws Error if `tensor` is
 /// undefined or on another mesh, on all ranks if their parts are no shards of one tensor.

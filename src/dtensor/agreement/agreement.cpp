@@ -98,9 +98,10 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     replicas.push_back({fmt::format("plain tensor {}", i), tensors[i]});
   }
-  check_replicas(peers_of(mesh), replicas, Equality::kBitwise,
-                 fmt::format("{}{} takes plain tensors for the same on every rank", what, in_module()),
-                 "make them equal on all ranks, or distribute them");
+  check_replicas(
+      peers_of(mesh), replicas, Equality::kBitwise,
+      fmt::format("{}{} takes plain tensors for the same on every rank", what, in_module()),
+      "make them equal on all ranks, or distribute them");
 }
 
 // A rank that could not make the tensor compares too, with a text that no tensor has; the others

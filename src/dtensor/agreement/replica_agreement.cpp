@@ -292,7 +292,9 @@ void pop_module_name() {
 
 std::string in_module() {
   const std::vector<std::string>& names = module_names();
-  return names.empty() ? "" : names.back().empty() ? " in the root module" : " in '" + names.back() + "'";
+  return names.empty()          ? ""
+         : names.back().empty() ? " in the root module"
+                                : " in '" + names.back() + "'";
 }
 
 }  // namespace tessera::detail

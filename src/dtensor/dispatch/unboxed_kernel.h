@@ -103,8 +103,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// For every tensor, as localize_arguments and check_policy do on the boxed way. Arguments of other
-  /// types hold none.
+  /// For every tensor, as localize_arguments and check_policy do on the boxed way. Arguments of
+  /// other types hold none.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {

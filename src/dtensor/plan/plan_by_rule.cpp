@@ -11,6 +11,7 @@
 #include "overrides/part_operators.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
+#include "tessera/core/flat_place.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::detail {
@@ -112,6 +113,21 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
         // A rank without a part gets 0, which no element will use.
         indices.empty() ? std::int64_t{0} : indices.front();
+  }
+}
+
+/// Arguments that say which elements of an input are here. Kept twice, as in rewrite_sizes.
+void set_places(CallPlan& plan, const ShardingRule& rule) {
+  for (const auto& [argument, input] : rule.place_arguments) {
+    const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
+    const LayoutPtr layout = taken.layout();
+    if (layout->is_replicated()) {
+      continue;
+    }
+    const auto& sizes = taken.spec->sizes;
+    const auto boxes = owned_boxes(*layout, sizes, plan.replicated.mesh.coordinate());
+    const auto place = flat_place({sizes, boxes});
+    plan.rewritten.push_back({argument, place, place});
   }
 }
 
@@ -291,6 +307,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
     set_offsets(plan, rule);
   }
   rewrite_sizes(plan, info, rule, arguments);
+  set_places(plan, rule);
   add_view_strides(plan, std::move(view_strides));
   agree_on_strides(plan, info);
 }

@@ -66,14 +66,6 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
   }
 }
 
-at::Tensor dropout(const at::Tensor& local, const RandomPlace& place, double p, RandomKey key) {
-  TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
-                " was asked for; it must be in [0, 1)");
-  return kernels::dropout(local.contiguous().view(place.local_sizes), place.elements, p,
-                          {key.seed, key.stream})
-      .view(local.sizes());
-}
-
 // The batch.
 
 BatchRows::BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes)
@@ -227,13 +219,13 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
 
 RandomPlace RandomRegion::find_place(const RandomCall& call) const {
   const bool plain = !tessera::is_distributed(call.tensor);
-  TESSERA_CHECK(!plain || !hands_out_parts_ || call.tensor.numel() <= 1 ||
-                    plain_tensors_are_replicated(),
-                call.name, " draws for a plain tensor ", call.tensor.sizes(),
-                " after a distributed one has handed out its local part (to_local, "
-                "use_local_output): for which elements this rank draws is not known; keep the "
-                "tensor distributed, say with a BatchPart which part it is, or draw in a "
-                "ReplicationScope if it is the same on all ranks");
+  TESSERA_CHECK(
+      !plain || !hands_out_parts_ || call.tensor.numel() <= 1 || plain_tensors_are_replicated(),
+      call.name, " draws for a plain tensor ", call.tensor.sizes(),
+      " after a distributed one has handed out its local part (to_local, "
+      "use_local_output): for which elements this rank draws is not known; keep the "
+      "tensor distributed, say with a BatchPart which part it is, or draw in a "
+      "ReplicationScope if it is the same on all ranks");
   RandomPlace place = own_place(call.tensor);
   if (rows_ != nullptr) {
     rows_->move(place, call, call.tensor.sizes());

@@ -63,8 +63,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// What the caller's code gives is a local tensor as well: it is this rank's part of a gradient with
-/// the layout in `spec`. Sizes are the global ones, for a local gradient tells its own only.
+/// What the caller's code gives is a local tensor as well: it is this rank's part of a gradient
+/// with the layout in `spec`. Sizes are the global ones, for a local gradient tells its own only.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;

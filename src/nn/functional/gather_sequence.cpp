@@ -1,6 +1,6 @@
 // All-gather of a sequence that is split into head and tail chunks. One autograd function rather
-// than a redistribution with views around it: keys and values are one collective, and the chunks are
-// put in order as they are copied out of its buffer.
+// than a redistribution with views around it: keys and values are one collective, and the chunks
+// are put in order as they are copied out of its buffer.
 
 #include "functional/gather_sequence.h"
 
@@ -8,9 +8,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
-#include "functional/autograd_helpers.h"
+#include <utility>
+
 #include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 
 namespace tessera::nn {
@@ -19,11 +23,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct Sequence {
+/// A custom class, so that autograd's context keeps it.
+struct Sequence : torch::CustomClassHolder {
+  Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
   DeviceMesh mesh;
   const char* purpose;
 };
+using SequencePtr = c10::intrusive_ptr<Sequence>;
 
 /// A complex number is two to a collective.
 at::Tensor sent(const at::Tensor& tensor) {
@@ -94,19 +101,23 @@ void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int6
 
 struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction> {
   static variable_list forward(AutogradContext* context, at::TensorList parts,
-                               const Sequence& sequence) {
-    save_value(context, sequence);
-    const at::Tensor of_ranks = all_gathered(at::stack(parts).contiguous(), sequence);
+                               const SequencePtr& sequence) {
+    context->saved_data["sequence"] = c10::IValue::make_capsule(sequence);
+    const at::Tensor of_ranks = all_gathered(at::stack(parts).contiguous(), *sequence);
     variable_list wholes;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      wholes.push_back(in_order(of_ranks.select(1, static_cast<std::int64_t>(i)), sequence.dim));
+      wholes.push_back(in_order(of_ranks.select(1, static_cast<std::int64_t>(i)), sequence->dim));
     }
     return wholes;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    refuse_double_backward("attention over a sequence that is split");
-    const Sequence& sequence = saved_value<Sequence>(context);
+    TESSERA_CHECK(
+        !c10::GradMode::is_enabled(),
+        "attention over a sequence that is split is differentiable once; a gradient of its "
+        "gradient was asked for (create_graph): write it with at:: operators there");
+    const auto saved = context->saved_data.at("sequence").toCapsule();
+    const auto& sequence = static_cast<const Sequence&>(*saved);  // kept alive by the context
     const auto count = std::ssize(grads);
     std::vector<std::int64_t> sizes{sequence.mesh.size(), count};
     sizes.insert(sizes.end(), grads[0].sizes().begin(), grads[0].sizes().end());
@@ -129,7 +140,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
 
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
-  return GatherSequenceFunction::apply(at::TensorList(parts), Sequence{dim, mesh, purpose});
+  return GatherSequenceFunction::apply(at::TensorList(parts),
+                                       c10::make_intrusive<Sequence>(dim, mesh, purpose));
 }
 
 }  // namespace tessera::nn

@@ -4,6 +4,7 @@
 
 #include "oracle.h"
 #include "tessera/core/error.h"
+#include "tessera/core/flat_place.h"
 #include "testing/errors.h"
 
 namespace tessera {
@@ -152,6 +153,20 @@ TEST(LayoutMath, AnEmptyShardHasNoBox) {
   const auto layout = Layout::intern({4}, {{{0, {0}}}, {}});
   EXPECT_TRUE(owned_boxes(*layout, Indices{3, 5}, Indices{3}).empty());
   EXPECT_EQ(local_sizes(*layout, Indices{3, 5}, Indices{3}), (Indices{0, 5}));
+}
+
+TEST(FlatPlace, ReadsWhatItWrites) {
+  const auto layout = Layout::intern({2}, {{{3, {}}, {4, {0}}}, {}});
+  const FlatPlace place{{12, 5}, owned_boxes(*layout, Indices{12, 5}, Indices{1})};
+  const Indices numbers = flat_place(place);
+  EXPECT_EQ(numbers.size(), 2U + 3 * 6);
+  EXPECT_EQ(read_flat_place(numbers, 2), place);
+  EXPECT_EQ(read_flat_place(Indices{12, 5}, 2), (FlatPlace{{12, 5}, {}}));
+}
+
+TEST(FlatPlace, RefusesListsOfAnotherLength) {
+  EXPECT_ERROR(read_flat_place(Indices{12, 5, 1}, 2), "a place of 3 numbers");
+  EXPECT_ERROR(read_flat_place(Indices{}, 0), "of 0 dimensions");
 }
 
 TEST(LayoutMath, RefusesArgumentsOfAnotherRank) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "tensor_parts.h"
+#include "tessera/core/flat_place.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/core/sharding_rule.h"
 
@@ -208,6 +209,17 @@ void rewrite_sizes(const ShardingRule& rule, const Propagation& decided, const C
   }
 }
 
+/// Arguments that say which elements of an input are here.
+void set_places(const ShardingRule& rule, const Propagation& decided,
+                const std::vector<at::Tensor>& tensors, const Coordinate& at, Values& arguments) {
+  for (const auto& [arg, input] : rule.place_arguments) {
+    const auto i = static_cast<std::size_t>(input);
+    const auto sizes = tensors[i].sizes().vec();
+    arguments[static_cast<std::size_t>(arg)] =
+        flat_place({sizes, owned_boxes(*decided.inputs[i], sizes, at)});
+  }
+}
+
 /// Arguments that say where an input's part begins.
 void set_offsets(const ShardingRule& rule, const Propagation& decided,
                  const std::vector<at::Tensor>& tensors, const Coordinate& at, Values& arguments) {
@@ -247,6 +259,7 @@ std::vector<at::Tensor> run_local(const RuleCase& rule_case, const Values& argum
   if (!rule.local_call || decided.use_local_call) {
     rewrite_sizes(rule, decided, at, stack);
   }
+  set_places(rule, decided, tensors_of(arguments), at, stack);
   if (decided.use_local_call) {
     set_offsets(rule, decided, tensors_of(arguments), at, stack);
   }

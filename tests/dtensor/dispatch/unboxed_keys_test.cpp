@@ -104,6 +104,8 @@ std::vector<UnboxedCalls> fused_calls() {
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
   const c10::IValue none;
   return {
+      {"tessera::dropout",
+       {{x, 0.5, 1, 2}, {x, 0.0, 0, 2, 5}, {x, 0.5, 1, 2, 0, std::vector<std::int64_t>{4, 6}}}},
       {"tessera::embedding", {{x, index}, {whole, index}}},
       {"tessera::embedding_backward", {{x, x_index, whole}}},
       {"tessera::silu_mul", {{x, x}}},

@@ -110,6 +110,9 @@ std::vector<Case> cases() {
          const auto turned = detail::rotary_embedding(t[0], t[1].detach(), t[2].detach());
          return turned + t[1].sum() + t[2].sum();  // so that every leaf has a gradient
        }},
+      {"own dropout",
+       {{4, 6, 5}},
+       [](const Tensors& t) { return detail::dropout(t[0], 0.4, {1, 2}, 7); }},
       {"own embedding",
        {{7, 6}},
        [](const Tensors& t) {

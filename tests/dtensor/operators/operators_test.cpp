@@ -71,6 +71,8 @@ const std::vector<OperatorCase>& cases() {
       {"rotary_embedding",
        {{3, 5, 3, 4}, {5, 4}, {5, 4}},
        [](auto& t) { return detail::rotary_embedding(t[0], t[1].detach(), t[2].detach()); }},
+      {"own_dropout", {{7, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}); }},
+      {"own_dropout_empty", {{1, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}); }},
       {"own_embedding",
        {{7, 4}},
        [](auto& t) {

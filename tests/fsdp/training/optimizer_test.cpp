@@ -174,9 +174,8 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
     SmallModel model(6, 10, 3, 1);
     testing::fill(model);
     torch::optim::SGD optimizer(model.blocks[0]->up->parameters(), torch::optim::SGDOptions(0.1));
-    tensor_parallel::parallelize_module(
-        model, rank.mesh({2}, {"tp"}),
-        {{"block*.up", tensor_parallel::colwise_parallel()}});
+    tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
+                                        {{"block*.up", tensor_parallel::colwise_parallel()}});
     EXPECT_ERROR(optimizer.step(), "parallelize_module has replaced");
   });
   const auto model = [] {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/local_map.h"
+#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
@@ -155,12 +155,13 @@ std::vector<std::string> errors_of_parts(const std::function<at::Tensor(const at
 TEST(RandomRefusals, OfAPartThatAModuleHandsOut) {
   for (const auto& error :
        errors_of_parts([](const at::Tensor& y) { return at::dropout(y, 0.4, true); })) {
-    EXPECT_CONTAINS(error, "draws for a plain tensor [2, 4] after a distributed one has handed out "
-                    "its local part", "keep the tensor distributed", "BatchPart",
-                    "ReplicationScope");
+    EXPECT_CONTAINS(error,
+                    "draws for a plain tensor [2, 4] after a distributed one has handed out "
+                    "its local part",
+                    "keep the tensor distributed", "BatchPart", "ReplicationScope");
   }
-  for (const auto& error : errors_of_parts(
-           [](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); })) {
+  for (const auto& error :
+       errors_of_parts([](const at::Tensor& y) { return y.mul(at::rand({2, y.size(1)})); })) {
     EXPECT_CONTAINS(error, "aten::uniform_ draws for a plain tensor [2, 4]");
   }
 }

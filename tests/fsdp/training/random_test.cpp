@@ -51,14 +51,15 @@ TEST_P(RandomOnMeshes, DrawsAsOneRankAfterAForwardWithoutRows) {
   expect_as_alone(GetParam(), kAttention, {1, 5});
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RandomOnMeshes,
-    ::testing::Values(RandomMesh{"dp2", {2}, {"dp"}}, RandomMesh{"dp3", {3}, {"dp"}},
-                      RandomMesh{"tp2", {2}, {"tp"}}, RandomMesh{"tp4", {4}, {"tp"}},
-                      RandomMesh{"dp2_tp2", {2, 2}, {"dp", "tp"}},
-                      RandomMesh{"dp2_tp2_sp", {2, 2}, {"dp", "tp"}, Shard{0}},
-                      RandomMesh{"tp4_sp", {4}, {"tp"}, Shard{0}}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, RandomOnMeshes,
+                         ::testing::Values(RandomMesh{"dp2", {2}, {"dp"}},
+                                           RandomMesh{"dp3", {3}, {"dp"}},
+                                           RandomMesh{"tp2", {2}, {"tp"}},
+                                           RandomMesh{"tp4", {4}, {"tp"}},
+                                           RandomMesh{"dp2_tp2", {2, 2}, {"dp", "tp"}},
+                                           RandomMesh{"dp2_tp2_sp", {2, 2}, {"dp", "tp"}, Shard{0}},
+                                           RandomMesh{"tp4_sp", {4}, {"tp"}, Shard{0}}),
+                         [](const auto& info) { return info.param.name; });
 
 /// nn's fused functions between a part and what is drawn for it: (tokens, inner), by heads.
 at::Tensor dropped_behind_functions(const at::Tensor& x) {

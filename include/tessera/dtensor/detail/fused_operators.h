@@ -2,11 +2,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
+#include "tessera/dtensor/random.h"
+
 /// Calls of this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/), on plain
 /// and distributed tensors. nn/functional.h says what they compute.
 namespace tessera::detail {
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
+/// `first_element`: the number of x's first one among those that one mask is drawn for.
+at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// weight: undefined for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);

@@ -34,8 +34,6 @@ RandomPlace own_place(const at::Tensor& tensor);
 /// Fills `local`, a plain tensor of a floating-point type. Without autograd.
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key);
-/// `local` with each element zeroed with probability `p`, and the others multiplied by 1/(1-p).
-at::Tensor dropout(const at::Tensor& local, const RandomPlace& place, double p, RandomKey key);
 
 /// What a random operator draws for.
 struct RandomCall {
@@ -120,9 +118,9 @@ using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 const RandomRegionPtr& random_region();
 /// In this thread's region; outside of one, every plain tensor is whole.
 RandomPlace random_place(const RandomCall& call);
-/// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank of
-/// it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and in
-/// backward.
+/// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank
+/// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
+/// in backward.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
