@@ -35,8 +35,7 @@ void Trainer::verify() {
   const data::BatchLoader::Batch own = tokens_of_rank(*model_, whole);
   tensor_parallel::CrossEntropyOptions of_whole = loss_of_training(), of_own = of_whole;
   if (data_.loader->ignores_targets()) {
-    of_whole.tokens =
-        tensor_parallel::tokens_per_rank(whole.targets, batch_mesh(mesh_).flatten());
+    of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, batch_mesh(mesh_).flatten());
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, data_mesh_);
   }
   begin_micro_batch(*model_, options_, options_.accumulate - 1);

@@ -77,9 +77,17 @@ std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& m
   return all;
 }
 
+/// All of few.
+std::string describe_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 8;
+  if (ranks.size() > kMost) {
+    return fmt::format("on {} ranks, the first of which is {}", ranks.size(), ranks.front());
+  }
+  return fmt::format("on rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 std::string describe(const Finding& worst, const VerifyDifference& difference) {
-  const std::string ranks = fmt::format("on rank{} {}", difference.ranks.size() == 1 ? "" : "s",
-                                        fmt::join(difference.ranks, ", "));
+  const std::string ranks = describe_ranks(difference.ranks);
   if (worst.at.empty() && worst.value.empty()) {
     return fmt::format("{}, {} {}", worst.name, worst.layout, ranks);
   }

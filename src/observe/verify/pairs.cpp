@@ -19,14 +19,6 @@
 namespace tessera::observe {
 namespace {
 
-std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
-  std::vector<std::string> others;
-  std::ranges::copy_if(
-      mesh.shape().names(), std::back_inserter(others),
-      [&](const std::string& name) { return std::ranges::find(dims, name) == dims.end(); });
-  return others;
-}
-
 /// What one run has of a pair, in one line.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
@@ -55,6 +47,14 @@ bool has_other_sizes(const Pair& pair) {
 }
 
 }  // namespace
+
+std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
+  std::vector<std::string> others;
+  std::ranges::copy_if(
+      mesh.shape().names(), std::back_inserter(others),
+      [&](const std::string& name) { return std::ranges::find(dims, name) == dims.end(); });
+  return others;
+}
 
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,

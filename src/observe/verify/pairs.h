@@ -12,6 +12,9 @@
 
 namespace tessera::observe {
 
+/// The dimensions of `mesh` that are not in `dims`.
+std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims);
+
 /// One tensor of both runs; undefined where a run has none.
 struct Pair {
   std::string name, fqn;  ///< of SeenTensor

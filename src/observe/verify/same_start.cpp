@@ -10,6 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"
@@ -140,7 +141,8 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
          });
 }
 
-StateAside::StateAside(const nn::ModuleBase& module) {
+StateAside::StateAside(nn::ModuleBase& module)
+    : module_(module), counts_(draw_counts(module)), batch_ranks_(nn::batch_ranks()) {
   const c10::NoGradGuard no_grad;
   for (const auto& [fqn, slot] : module.named_slots()) {
     gradients_.emplace_back(slot, slot->persistent().grad());
@@ -160,6 +162,8 @@ StateAside::~StateAside() {
   for (const auto& [slot, values] : buffers_) {
     slot->get().detach().copy_(values);
   }
+  set_draw_counts(module_, counts_);
+  nn::set_batch_ranks(batch_ranks_);
 }
 
 }  // namespace tessera::observe

@@ -38,17 +38,21 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
 /// Whether `counts` are more than those that were set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead);
 
-/// The gradients and buffers of a module: taken off, and put back at the end.
+/// What a run changes of a module and of this thread: put back at the end. The gradients are taken
+/// off.
 class StateAside {
  public:
-  explicit StateAside(const nn::ModuleBase& module);
+  explicit StateAside(nn::ModuleBase& module);
   ~StateAside();
   StateAside(const StateAside&) = delete;
   StateAside& operator=(const StateAside&) = delete;
 
  private:
   using Values = std::vector<std::pair<nn::SlotPtr, at::Tensor>>;
+  nn::ModuleBase& module_;
   Values gradients_, buffers_;
+  DrawCounts counts_;
+  std::int64_t batch_ranks_;
 };
 
 }  // namespace tessera::observe

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/batch_ranks.h"
 #include "verify/judge.h"
+#include "verify/pairs.h"
 #include "verify/same_start.h"
 #include "verify/seen_run.h"
 
@@ -23,6 +24,9 @@ namespace {
 /// How far in front of those that the program has drawn: where FSDP sees that the counts have not
 /// changed between two forwards it takes the model for one that draws nothing.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
+
+/// How often the weights are moved: a single number may by chance move little the first time.
+constexpr std::uint64_t kDraws = 2;
 
 class Verification {
  public:
@@ -43,6 +47,7 @@ class Verification {
   }
   /// Empty: they are.
   std::string whether_weights_are_equal() const;
+  std::string problem_of_first_rank(const std::string& own) const;
   void run_reference();
   SeenRun run_on_mesh();
   BatchPart part_of_batch() const;
@@ -67,44 +72,52 @@ BatchPart Verification::part_of_batch() const {
 }
 
 std::string Verification::whether_weights_are_equal() const {
-  std::vector<tessera::detail::Replica> copies;
-  for (const auto& [fqn, slot] : reference_.named_slots()) {
-    copies.push_back({"parameter '" + fqn + "'", slot->get().detach()});
-  }
-  try {
-    tessera::detail::check_replicas(tessera::detail::peers_of(mesh_), copies,
+  const auto check = [](const DeviceMesh& among, const char* kind, const nn::NamedSlots& slots) {
+    std::vector<tessera::detail::Replica> copies;
+    for (const auto& [fqn, slot] : slots) {
+      copies.push_back({std::string(kind) + " '" + fqn + "'", slot->get().detach()});
+    }
+    tessera::detail::check_replicas(tessera::detail::peers_of(among), copies,
                                     tessera::detail::Equality::kBitwise, "verify",
                                     "give every rank the same values");
-    return {};
+  };
+  std::string problem;
+  try {
+    check(mesh_, "parameter", reference_.named_slots());
+    // Those of a batch norm may depend on the samples.
+    if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
+      check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
+    }
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    return error.what();
+    problem = error.what();
   }
+  return problem_of_first_rank(problem);
+}
+
+/// Ranks with other samples may have found none, or another one.
+std::string Verification::problem_of_first_rank(const std::string& own) const {
+  comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+  const auto failure =
+      comm::first_failure(group, mesh_.device(), [&] { TESSERA_CHECK(own.empty(), own); });
+  return failure ? failure->message : "";
 }
 
 void Verification::run_reference() {
-  // What the loss learns from a forward of several ranks is not so of this one.
-  const std::int64_t batch_ranks = nn::batch_ranks();
+  // What a loss learns from the last forward of several ranks is not so of this one.
   nn::set_batch_ranks(1);
   const auto run = [&] {
     set_draw_counts(reference_, counts_, kAhead);
     const BatchPart part = part_of_batch();
     return run_step(reference_, step_);
   };
-  on_each_rank([&] {
-    try {
-      one_rank_ = run();
-      draws_ = have_drawn(draw_counts(reference_), counts_, kAhead);
-    } catch (const Error& error) {
-      fail("verify: with the reference, ", error.what());
-    }
-    for (std::uint64_t draw = 0; draw < 2; ++draw) {
-      change_last_places(reference_, draw);
-      raise_noise(noise_, one_rank_, run());
-    }
-  });
-  nn::set_batch_ranks(batch_ranks);
+  one_rank_ = run();
+  draws_ = have_drawn(draw_counts(reference_), counts_, kAhead);
+  for (std::uint64_t draw = 0; draw < kDraws; ++draw) {
+    change_last_places(reference_, draw);
+    raise_noise(noise_, one_rank_, run());
+  }
 }
 
 SeenRun Verification::run_on_mesh() {
@@ -125,15 +138,17 @@ VerifyReport Verification::run() {
   if (std::string weights = whether_weights_are_equal(); !weights.empty()) {
     return {.weights = std::move(weights)};
   }
+  const StateAside aside(module_);
   counts_ = draw_counts(module_);
-  run_reference();
-  SeenRun on_mesh;
-  {
-    const StateAside aside(module_);
-    on_mesh = run_on_mesh();
-  }
-  set_draw_counts(module_, counts_);
-  return judge(on_mesh, std::move(one_rank_), noise_, mesh_, options_);
+  on_each_rank([&] {
+    try {
+      run_reference();
+    } catch (const Error& error) {
+      fail("verify: with the reference, ", error.what());
+    }
+  });
+  const SeenRun on_mesh = run_on_mesh();
+  return judge(on_mesh, one_rank_, noise_, mesh_, options_);
 }
 
 }  // namespace

@@ -154,7 +154,8 @@ TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
     const at::Tensor logits = model(tokens).flatten(0, 1);
     const at::Tensor own =
         tessera::is_distributed(logits) ? DistributedTensor(logits).to_local() : logits;
-    return tensor_parallel::cross_entropy(logits, tokens.flatten()) +
+    const at::Tensor loss = tensor_parallel::cross_entropy(logits, tokens.flatten());
+    return (tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss) +
            own.logsumexp(-1).square().mean().mul(1e-3);
   }});
   EXPECT_ERROR(report.check(), "verify: the loss, [], plain, is not one rank's",
@@ -185,6 +186,24 @@ TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
       local_tensor(model->norm->slot("bias")->get()).add_(1e-3);
     }
     EXPECT_ERROR(verify_gpt(*model, {}, mesh).check(), "parameter 'norm.bias' differs from rank 0");
+  });
+}
+
+/// Equal on the ranks of the first part of the batch alone.
+double rank_value(const DeviceMesh& mesh) {
+  const auto part = static_cast<double>(mesh.local_rank("dp"));
+  return part * static_cast<double>(10 + mesh.local_rank("tp"));
+}
+
+TEST(VerifyFaults, ABufferOfOneRank) {
+  RunRanks(4, [](Rank& rank) {
+    const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
+      model.tap->calls->fill_(rank_value(mesh));
+    }};
+    EXPECT_ERROR(
+        verify_gpt(run, rank.mesh({2, 2}, {"dp", "tp"})).check(),
+        "verify: buffer 'tap.calls' differs from rank 2 on ranks 3, first at [0]: 10 on rank "
+        "2 and 11 on rank 3");
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstdint>
 #include <functional>
@@ -45,9 +46,14 @@ class Tap : public nn::Module<Tap> {
  public:
   explicit Tap(TapFunction function) : function_(std::move(function)) {
     gain = register_slot("gain", {1});
+    calls = register_buffer_slot("calls", {1});
+    calls.slot()->set(at::zeros({1}));
   }
-  at::Tensor forward(const at::Tensor& x) { return function_(x, *gain); }
-  nn::Parameter gain;
+  at::Tensor forward(const at::Tensor& x) {
+    calls->add_(1);
+    return function_(x, *gain);
+  }
+  nn::Parameter gain, calls;
 
  private:
   TapFunction function_;

@@ -117,7 +117,7 @@ TEST(Verify, SeesThroughActivationCheckpointing) {
   });
 }
 
-/// The loss of a step and the gradients that it leaves.
+/// The loss of a step, and the gradients and buffers that it leaves.
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   const at::Tensor loss = gpt_loss(model, gpt_tokens(mesh));
   loss.backward();
@@ -126,6 +126,9 @@ std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
     if (slot->persistent().grad().defined()) {
       values.push_back(full_tensor(slot->persistent().grad()).clone());
     }
+  }
+  for (const auto& [name, slot] : model.named_buffer_slots()) {
+    values.push_back(slot->get().clone());
   }
   return values;
 }
