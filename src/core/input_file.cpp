@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/core/detail/read_error.h"
+#include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
 namespace tessera::detail {
@@ -20,6 +21,16 @@ namespace {
   throw ReadError(concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ",
                          what, " that exists and may be read"),
                   error == ENOENT ? path : std::filesystem::path());
+}
+
+/// Those of git-lfs are of about 130 bytes.
+void check_content(const InputFile& file) {
+  constexpr std::uint64_t kLeastPointer = 100, kMostPointer = 300;
+  if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
+    std::string text(file.size(), '\0');
+    file.read_at(0, std::as_writable_bytes(std::span(text)));
+    refuse_lfs_pointer(file.path(), text);
+  }
 }
 
 }  // namespace
@@ -43,6 +54,7 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
     TESSERA_CHECK(S_ISREG(status.st_mode), "'", path_.string(), "' is not a regular file: give ",
                   what);
     size_ = static_cast<std::uint64_t>(status.st_size);
+    check_content(*this);
   } catch (...) {
     close(fd_);
     throw;

@@ -4,6 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
 namespace tessera::detail {
@@ -41,7 +42,7 @@ class Checker final : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    fail("bad JSON (", error.what(), ")");
+    fail("bad JSON (", error.what(), ")", json_hint(error.what()));
   }
 
  private:
@@ -70,6 +71,8 @@ class Checker final : public nlohmann::json_sax<json> {
 
 json parse_strict_json(std::string_view text, const JsonLimits& limits) {
   // No white space, no byte order mark, no other kind of value.
+  TESSERA_CHECK(!text.starts_with(kByteOrderMark),
+                "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
   // The parser takes a NUL as the end of its input and would ignore what follows.
   TESSERA_CHECK(text.find('\0') == text.npos, "JSON contains a NUL byte");

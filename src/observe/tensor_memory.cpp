@@ -87,8 +87,10 @@ void free_counted(void* data) {
 void* reserve(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TESSERA_CHECK(memory != MAP_FAILED, "can't reserve ", bytes,
-                " bytes of addresses for a tensor; lift the limit of this process (ulimit -v)");
+  TESSERA_CHECK(
+      memory != MAP_FAILED, "can't reserve ", bytes,
+      " bytes of addresses for a tensor; ask for a smaller batch or shorter sequences, or "
+      "lift a limit of this process (ulimit -v)");
   return memory;
 }
 

@@ -3,6 +3,9 @@
 
 #include "tessera/optim/lr_schedule.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -26,6 +29,19 @@ Schedule parse_schedule(std::string_view name) {
   fail("schedule '", name, "' was asked for; there are constant, linear, cosine and wsd");
 }
 
+namespace {
+
+std::int64_t asked_decay(const LrScheduleOptions& o) {
+  return std::llround(o.decay_ratio * static_cast<double>(o.steps));
+}
+
+/// A fall that began within the warm-up would begin below the full rate, with a jump.
+std::int64_t decay_steps(const LrScheduleOptions& o) {
+  return std::min(asked_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
+}
+
+}  // namespace
+
 LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };
   TESSERA_CHECK(options.warmup >= 0 && options.steps >= 0, "a schedule of ", options.steps,
@@ -34,6 +50,11 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   TESSERA_CHECK(is_share(options.decay_ratio) && is_share(options.min_factor),
                 "a schedule with decay_ratio ", options.decay_ratio, " and min_factor ",
                 options.min_factor, " was asked for; both are from 0 to 1");
+  if (options.schedule == Schedule::kWsd && asked_decay(options) > decay_steps(options)) {
+    TORCH_WARN("a wsd schedule of ", options.steps, " steps was asked to fall in the last ",
+               asked_decay(options), ", but its warm-up takes the first ", options.warmup,
+               "; it falls in the last ", decay_steps(options));
+  }
 }
 
 /// Warm-up does not begin at 0: the first step (0) would do nothing.
@@ -54,9 +75,9 @@ double LrSchedule::factor(std::int64_t step) const {
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {
-    const double decay = std::round(o.decay_ratio * static_cast<double>(o.steps));
-    const auto left = static_cast<double>(o.steps - step);
-    return left >= decay ? 1.0 : left / decay;
+    const std::int64_t decay = decay_steps(o);
+    const std::int64_t left = o.steps - step;
+    return left >= decay ? 1.0 : static_cast<double>(left) / static_cast<double>(decay);
   }
   const double progress =
       static_cast<double>(step - o.warmup) / static_cast<double>(o.steps - o.warmup);

@@ -166,6 +166,27 @@ TEST(LoadHuggingFace, NeedsOneNameOfTiedParameters) {
   }
 }
 
+TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
+  TemporaryFolder folder;
+  auto values = Values();
+  const auto load = [&] {
+    WriteModel(folder / "model.safetensors", values);
+    RunRanks(4, [&](Rank& rank) {
+      Net net(/*tied=*/true);
+      Distribute(net, rank.mesh({4, 1}, {"dp", "tp"}), Zeros());
+      load_hugging_face(net, *rank.world(), folder.path());
+      EXPECT_TRUE(at::equal(DistributedTensor(net.head->slot("weight")->persistent()).full_tensor(),
+                            values.at("embed.weight")));
+    });
+  };
+  // The files of programs that save a parameter under both its names.
+  values["head.weight"] = values.at("embed.weight").to(at::kDouble);
+  load();
+  values["head.weight"][10][4] += 1;
+  EXPECT_ERROR(load(), "'embed.weight' and 'head.weight' have different values in '",
+               "but are one parameter of the model", "\"tie_word_embeddings\": false");
+}
+
 TEST(LoadHuggingFace, IgnoresTheRotaryBufferOfOldExports) {
   TemporaryFolder folder;
   auto values = Values();

@@ -47,7 +47,7 @@ TEST_F(SafetensorsReject, HeaderThatIsNoObject) {
   Refuses(SafetensorsBytes("{"), "bad JSON");
   Refuses(SafetensorsBytes("[]"), "does not begin with '{'");
   Refuses(SafetensorsBytes(" {}"), "does not begin with '{'");
-  Refuses(SafetensorsBytes("\xef\xbb\xbf{}"), "does not begin with '{'");
+  Refuses(SafetensorsBytes("\xef\xbb\xbf{}"), "JSON begins with a byte order mark: save it");
 }
 
 TEST_F(SafetensorsReject, HeaderBeyondTheLimit) {

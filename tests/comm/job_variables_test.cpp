@@ -54,7 +54,7 @@ TEST(JobVariables, TorchrunsAgentServesTheStore) {
 
 TEST(JobVariables, ReadsSlurms) {
   const JobVariables job = read({{"SLURM_PROCID", "5"},
-                                 {"SLURM_NTASKS", "6"},
+                                 {"SLURM_STEP_NUM_TASKS", "6"},
                                  {"SLURM_LOCALID", "2"},
                                  {"SLURM_JOB_ID", "70123"},
                                  {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"}});
@@ -63,11 +63,12 @@ TEST(JobVariables, ReadsSlurms) {
   EXPECT_EQ(job.local_rank, 2);
   EXPECT_EQ(job.address, "10.0.0.1");
   EXPECT_EQ(job.port, 20123);
+  EXPECT_EQ(job.launcher, "SLURM_PROCID and SLURM_STEP_NUM_TASKS of Slurm");
 }
 
 TEST(JobVariables, MasterAddrOverridesSlurms) {
   const Map slurm = {{"SLURM_PROCID", "0"},
-                     {"SLURM_NTASKS", "2"},
+                     {"SLURM_STEP_NUM_TASKS", "2"},
                      {"SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"},
                      {"MASTER_ADDR", "node7"},
                      {"MASTER_PORT", "99"}};
@@ -77,6 +78,8 @@ TEST(JobVariables, MasterAddrOverridesSlurms) {
 
 TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
+  // A batch script has them too; srun's step alone has ranks.
+  EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 
 TEST(JobVariables, ReadsOpenMpis) {
@@ -90,7 +93,7 @@ TEST(JobVariables, ReadsOpenMpis) {
 }
 
 TEST(JobVariables, TorchrunsWinOverSlurms) {
-  EXPECT_EQ(read(with(kTorchrun, {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}})).size, 8);
+  EXPECT_EQ(read(with(kTorchrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})).size, 8);
 }
 
 TEST(JobVariables, TheTokenAndTheRestartKeepJobsApart) {

@@ -58,6 +58,19 @@ TEST(LrSchedule, WarmsUpStaysAndDecays) {
   EXPECT_DOUBLE_EQ(schedule.factor(20), 0);
 }
 
+TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
+  ::testing::internal::CaptureStderr();
+  const LrSchedule schedule(
+      {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
+  EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
+                  "of 10 steps was asked to fall in the last 8, but its warm-up takes the first 6; "
+                  "it falls in the last 4");
+  EXPECT_DOUBLE_EQ(schedule.factor(5), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(6), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
+}
+
 TEST(LrSchedule, FallsToTheSmallestRate) {
   const LrSchedule schedule(
       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12, .min_factor = 0.1});

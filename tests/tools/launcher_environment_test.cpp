@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <string>
 #include <thread>
 
 #include "launcher.h"
@@ -53,6 +55,29 @@ TEST(LauncherEnvironment, GivesMoreRanksThanCoresOneThreadEach) {
 TEST(LauncherEnvironment, KeepsGivenOmpNumThreads) {
   EXPECT_EQ(ValueOf(Environment({"--nproc", "1"}, {{"OMP_NUM_THREADS", "7"}}), "OMP_NUM_THREADS"),
             "7");
+}
+
+TEST(LauncherEnvironment, StartsARankForEachGpuOrCore) {
+  const auto size = [](const char* visible) {
+    return ValueOf(Environment({"--nproc", "auto"}, {{"CUDA_VISIBLE_DEVICES", visible}}),
+                   "WORLD_SIZE");
+  };
+  EXPECT_EQ(size("0,2,5"), "3");
+  EXPECT_EQ(size("-1"), std::to_string(std::thread::hardware_concurrency()));
+  EXPECT_CONTAINS(Launcher({"--nproc", "many", "--", "true"}).wait().err, "--nproc", "many");
+}
+
+TEST(LauncherEnvironment, GivesItsInputToTheFirstRank) {
+  const std::string run = std::string("printf 'one\\ntwo\\n' | ") + TESSERA_RUN +
+                          " --nproc 2 -- sh -c 'echo $RANK $(cat)'";
+  FILE* pipe = popen(run.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string out;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    out.push_back(static_cast<char>(c));
+  }
+  EXPECT_EQ(pclose(pipe), 0);
+  EXPECT_CONTAINS(out, "0 one two\n", "[rank 1] 1\n");
 }
 
 TEST(LauncherEnvironment, PassesOtherVariablesOn) {

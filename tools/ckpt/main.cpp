@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
@@ -84,6 +85,11 @@ int export_hf(const Arguments& arguments) {
                                                         : fs::path(arguments.config);
   const std::string config =
       detail::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);
+  std::error_code missing;
+  TESSERA_CHECK(
+      arguments.model.empty() || !fs::equivalent(arguments.model, arguments.other, missing),
+      "export-hf to '", arguments.other,
+      "' would replace the weights of --model, which is the same folder; name another");
   std::optional<FilesBesideWeights> beside;
   if (!arguments.model.empty()) {
     beside = files_beside_weights(arguments.model);

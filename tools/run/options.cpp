@@ -1,12 +1,16 @@
 #include "options.h"
 
+#include <sched.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string_view>
+#include <system_error>
 
 #include "tessera/core/error.h"
 
@@ -23,6 +27,33 @@ class Help : public CLI::Formatter {
            "ARGS...\n       tessera-run --explain DIR\n";
   }
 };
+
+// GPUs that this process may use.
+int count_gpus() {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+    const std::string_view list(visible);
+    return list.empty() || list.starts_with('-')
+               ? 0
+               : 1 + static_cast<int>(std::ranges::count(list, ','));
+  }
+  int gpus = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename().string();
+    gpus += name.starts_with("nvidia") && name.size() > 6 &&
+                    name.find_first_not_of("0123456789", 6) == std::string::npos
+                ? 1
+                : 0;
+  }
+  return gpus;
+}
+
+int ranks_by_devices() {
+  cpu_set_t cores;
+  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
+  const int gpus = count_gpus();
+  return gpus > 0 ? gpus : std::max(known ? CPU_COUNT(&cores) : 1, 1);
+}
 
 // HOST:PORT, where an IPv6 address stands in brackets.
 void set_rendezvous(Options& options, std::string_view address) {
@@ -95,7 +126,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App app("Runs PROGRAM as the ranks of one job and ends them all when one fails.",
                "tessera-run");
   app.formatter(std::make_shared<Help>());
-  app.add_option("--nproc", options.nproc, "Ranks to start on this node");
+  app.add_option("--nproc", options.nproc,
+                 "Ranks to start on this node; auto: one a GPU, or without GPUs one a core")
+      ->transform([](const std::string& text) {
+        return text == "auto" ? std::to_string(ranks_by_devices()) : text;
+      });
   app.add_option("--nnodes", options.nnodes, "Nodes of the job");
   app.add_option("--node-rank", options.node_rank, "Which of the nodes this one is, from 0");
   app.add_option("--rdzv", rendezvous, "Where the ranks meet: a free port of node 0");

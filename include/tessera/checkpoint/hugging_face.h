@@ -90,7 +90,8 @@ void export_hugging_face(const std::filesystem::path& step, const std::filesyste
 
 /// How the model of a configuration differs from that of another, both JSON objects: the first key
 /// whose value computes something else, `"key" is 1 instead of 2`. Empty if none does: types of
-/// weights and names of versions don't count, and null is as good as no key.
+/// weights, names of versions and the tokens that begin and end texts don't count, and a key that
+/// is not there, or null, has the value that the classes of Llama, Mistral and Qwen take for it.
 std::string config_change(const std::string& before, const std::string& now);
 
 }  // namespace tessera::checkpoint

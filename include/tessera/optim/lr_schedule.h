@@ -26,7 +26,7 @@ struct LrScheduleOptions {
 ///   else, with p = (s - W) / (N - W):
 ///   constant 1;  linear 1 - p;  cosine (1 + cos(pi p)) / 2
 ///   wsd (warm-up, stable, decay; Hu et al. 2024): 1 until the last D = round(decay_ratio N) steps,
-///   then linear: (N - s) / D
+///   then linear: (N - s) / D. D is at most N - W, with a warning where that shortens it
 /// A factor f that falls is lifted to min_factor + (1 - min_factor) f. So steps W - 1 and W have
 /// the full rate, and the last step a small one, not 0. Hugging Face's schedules agree from step W
 /// on; their warm-up is s / W, so that their first step changes nothing.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -136,6 +137,15 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
     changed = true;
   }
   return changed ? config.dump(2) + "\n" : config_json;
+}
+
+bool drops_head(const std::string& config_json, const std::vector<Item>& items) {
+  const ordered_json config = parsed(config_json);
+  const auto has = [&](const char* name) {
+    return std::ranges::find(items, name, &Item::name) != items.end();
+  };
+  return config.is_object() && config.value("tie_word_embeddings", ordered_json()) == true &&
+         has(kEmbedding) && has(kHead);
 }
 
 std::int64_t bytes_of_all(const std::vector<Item>& items) {

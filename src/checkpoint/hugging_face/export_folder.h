@@ -23,6 +23,12 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// readers would take them for another. Throws Error for a type that weights are not exported in.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
+/// Whether the configuration says that embedding and head are one, while the tensors of an export
+/// are both: readers drop the head's.
+bool drops_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items);
+inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
+inline constexpr const char* kHead = "lm_head.weight";
+
 /// The bytes of the values of tensors.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 

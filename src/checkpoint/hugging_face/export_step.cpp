@@ -1,18 +1,19 @@
 // From the files of a step to those of a model, block by block: a file of the step is read from its
 // start to its end, and what it holds goes where it belongs.
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "blocks/blocks.h"
 #include "hugging_face/export_folder.h"
 #include "inspect/step_blocks.h"
 #include "parameters/parameters.h"
@@ -65,23 +66,29 @@ void check_config(const std::string& config_json, const nlohmann::json& entries,
   }
 }
 
-}  // namespace
-
-std::string config_change(const std::string& before, const std::string& now) {
-  constexpr std::array<std::string_view, 5> kNoComputation = {
-      "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"};
-  const auto one = nlohmann::json::parse(before), other = nlohmann::json::parse(now);
-  nlohmann::json keys = one;
-  keys.update(other);
-  for (const auto& [key, unused] : keys.items()) {
-    const nlohmann::json from = one.value(key, nlohmann::json());
-    const nlohmann::json to = other.value(key, nlohmann::json());
-    if (from != to && std::ranges::find(kNoComputation, key) == kNoComputation.end()) {
-      return fmt::format("\"{}\" is {} instead of {}", key, to.dump(), from.dump());
+/// Other programs save a tied parameter under both names.
+void check_head(const std::filesystem::path& step, const Manifest& manifest) {
+  at::Tensor embedding;
+  const auto read = [&](const char* wanted, const auto& visit) {
+    read_blocks(step, manifest, [&](const std::string& name) { return name == wanted; }, visit);
+  };
+  read(kEmbedding, [&](const std::string& name, auto offset, const at::Tensor& block) {
+    if (!embedding.defined()) {
+      embedding = at::empty(manifest.tensors.at(name).sizes, block.options());
     }
-  }
-  return "";
+    block_at(embedding, offset, block.sizes()).copy_(block);
+  });
+  read(kHead, [&](const std::string&, auto offset, const at::Tensor& block) {
+    const bool same =
+        manifest.tensors.at(kHead).sizes == manifest.tensors.at(kEmbedding).sizes &&
+        at::equal(block_at(embedding, offset, block.sizes()), block.to(embedding.scalar_type()));
+    TESSERA_CHECK(same, "'", kEmbedding, "' and '", kHead, "' of the checkpoint '", step.string(),
+                  "' have different values, but the config.json says \"tie_word_embeddings\": "
+                  "true, with which readers drop the latter: say false there");
+  });
 }
+
+}  // namespace
 
 void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
                          const std::string& config_json, c10::ScalarType dtype,
@@ -92,6 +99,9 @@ void export_hugging_face(const std::filesystem::path& step, const std::filesyste
   const auto items = items_of_step(manifest, dtype);
   TESSERA_CHECK(!items.empty(), "the checkpoint '", step.string(),
                 "' holds no weights to export: give one that was saved with a model");
+  if (drops_head(config_json, items)) {
+    check_head(step, manifest);
+  }
   const std::string config = config_of_weights(config_json, dtype);
   check_export_folder(folder, config, bytes_of_all(items));
   if (beside) {

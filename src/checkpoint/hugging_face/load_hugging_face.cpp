@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,6 +41,7 @@ struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   const SafetensorsFile* file;
+  std::vector<Match> copies;  ///< under others of the parameter's names, of the same values
 };
 
 /// Older Llama exports hold this buffer; a model computes it.
@@ -72,22 +74,20 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
       by_name.push_back(stored_tensors(name, *slot));
     }
     for (std::size_t i = 0; i < by_name.front().size(); ++i) {
-      const StoredTensor* found = nullptr;
+      std::vector<Match> found;
       for (const std::vector<StoredTensor>& tensors : by_name) {
-        known.insert(tensors[i].name);
-        if (found == nullptr && files.tensors().contains(tensors[i].name)) {
-          found = &tensors[i];
+        if (known.insert(tensors[i].name).second && files.tensors().contains(tensors[i].name)) {
+          found.push_back({slot, tensors[i], files.tensors().at(tensors[i].name), {}});
+          compare(found.back(), mismatch);
         }
       }
-      if (found == nullptr) {
+      if (!found.empty()) {
+        matches.push_back(found.front());
+        matches.back().copies.assign(found.begin() + 1, found.end());
         // Files of programs that don't save a buffer lack it.
-        if (!is_buffer) {
-          mismatch.missing.push_back(by_name.front()[i].name);
-        }
-        continue;
+      } else if (!is_buffer) {
+        mismatch.missing.push_back(by_name.front()[i].name);
       }
-      matches.push_back({slot, *found, files.tensors().at(found->name)});
-      compare(matches.back(), mismatch);
     }
   }
   for (const auto& [name, file] : files.tensors()) {
@@ -100,6 +100,35 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
                 listed("unexpected", mismatch.unexpected), listed("different", mismatch.different),
                 ": use the config.json that belongs to these weights");
   return matches;
+}
+
+/// Of a parameter with two names, one of two tensors would be dropped. Each rank compares what it
+/// has of it.
+void check_copies(const Match& match) {
+  const at::Tensor& tensor = match.slot->persistent();
+  const auto read = [&](const Match& from, auto offset, auto sizes) {
+    return from.file->read(from.stored.name, offset, sizes).to(tensor.scalar_type());
+  };
+  const auto check_piece = [&](auto offset, auto sizes) {
+    for (const Match& copy : match.copies) {
+      TESSERA_CHECK(
+          at::equal(read(match, offset, sizes), read(copy, offset, sizes)), "'", match.stored.name,
+          "' and '", copy.stored.name, "' have different values in '",
+          match.file->path().parent_path().string(),
+          "', but are one parameter of the model: make the model with two (of a "
+          "config.json, \"tie_word_embeddings\": false), or remove the tensor that is not "
+          "meant");
+    }
+  };
+  const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
+  for (const auto& box : owned_blocks(tensor)) {
+    match.stored.visit(box.global_offset, local_block(local_tensor(tensor), box),
+                       [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
+                         for_each_piece(part.sizes(), most, [&](auto from, auto sizes) {
+                           check_piece(moved(offset, from), sizes);
+                         });
+                       });
+  }
 }
 
 /// Reads the blocks of this rank alone, in the order of the files.
@@ -134,6 +163,7 @@ void load(nn::ModuleBase& module, const std::filesystem::path& folder, const Run
     matches = match_all(module, *files);
     for (const Match& match : matches) {
       check_fillable(*match.slot, match.stored.name);
+      check_copies(match);
     }
   });
   const auto set_initialized = [&](bool filled) {

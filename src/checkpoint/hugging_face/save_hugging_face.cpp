@@ -19,6 +19,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/error.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
@@ -31,11 +32,19 @@ c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& item
   return wide ? c10::kDouble : c10::kFloat;
 }
 
+void check_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items) {
+  TESSERA_CHECK(
+      !drops_head(config_json, items), "the model has '", kEmbedding, "' and '", kHead,
+      "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
+      "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
+}
+
 }  // namespace
 
 void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem::path& folder,
                              const std::string& config_json, std::optional<c10::ScalarType> dtype) {
   const auto items = items_of(sent_by_name(model_slots(module)), dtype);
+  check_head(config_json, items);
   check_export_folder(folder,
                       config_of_weights(config_json, dtype.value_or(type_of_weights(items))),
                       bytes_of_all(items));
@@ -54,6 +63,7 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
     check_filled(named);
     parameters = sent_by_name(named);
     const auto items = items_of(parameters, dtype);
+    check_head(config_json, items);
     if (world.rank() == 0) {
       const std::string config =
           config_of_weights(config_json, dtype.value_or(type_of_weights(items)));

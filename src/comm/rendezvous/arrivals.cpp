@@ -117,7 +117,7 @@ std::string waiting_text(const JobVariables& job, const std::vector<int>& missin
       "tessera: rank ", job.rank, " waits for ",
       node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
            : detail::concat(ranks, " of ", job.size),
-      " at ", job.address, ":", job.port, "\n");
+      " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n");
 }
 
 std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job,
@@ -133,7 +133,8 @@ std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job
     TESSERA_CHECK(waited < options.timeout, "rank ", job.rank, " of ", job.size, " waited ",
                   options.timeout.count(), " ms at the rendezvous, and rank(s) ", join(missing),
                   " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
-                  "WORLD_SIZE");
+                  "number of ranks, which are those that ",
+                  job.launcher, " say");
     if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
       std::cerr << waiting_text(job, missing) << std::flush;
     }

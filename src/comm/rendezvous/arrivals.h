@@ -27,7 +27,8 @@ std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job
 /// limits. `said` counts how often it was said.
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
-/// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT".
+/// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK and WORLD_SIZE of
+/// tessera-run or torchrun say".
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm

@@ -31,7 +31,9 @@ constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+    // The size is that of srun's step: a batch script has a SLURM_PROCID and a SLURM_NTASKS too,
+    // and is one process.
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// torchrun's default.
 constexpr int kDefaultPort = 29500;
@@ -62,7 +64,6 @@ const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();
     const bool size = variables(launcher.size).has_value();
-    // SLURM_NTASKS alone is there in every shell of an allocation.
     if (rank && size) {
       return &launcher;
     }
@@ -77,6 +78,7 @@ const Launcher* find_launcher(const Variables& variables) {
 /// A local rank is optional: without one it is counted from the hosts of the ranks before this one
 /// (local_rank_among() in world_from_environment.cpp).
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
+  job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
   job.size = *integer(variables, launcher.size, 1, kAny);
   job.local_rank = integer(variables, launcher.local_rank, 0, kAny);

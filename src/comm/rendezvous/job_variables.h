@@ -13,6 +13,7 @@ using Variables = std::function<std::optional<std::string>(const std::string& na
 
 /// What the launcher's environment variables say.
 struct JobVariables {
+  std::string launcher;  ///< by which variables of whom it is a job, for messages; "": by none
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;
@@ -26,8 +27,8 @@ struct JobVariables {
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads RANK, WORLD_SIZE, … (tessera-run, torchrun), else OMPI_COMM_WORLD_*, else SLURM_*; none: a
-/// world of one. Throws Error for a malformed, missing or contradictory value.
+/// Reads RANK, WORLD_SIZE, … (tessera-run, torchrun), else OMPI_COMM_WORLD_*, else those of a step
+/// of srun; none: a world of one. Throws Error for a malformed, missing or contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// From this process's environment.
 std::optional<std::string> environment_variable(const std::string& name);

@@ -89,7 +89,9 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
     fail("rank ", job.rank, " of ", job.size, " cannot ", serves_store(job) ? "serve" : "reach",
          " the store at MASTER_ADDR=", job.address, " MASTER_PORT=", job.port, ": ",
          first_line(error.what()),
-         "; check both variables and that rank 0 runs and the port is free");
+         "; check both variables and that rank 0 runs and the port is free; that there are other "
+         "ranks say ",
+         job.launcher);
   }
 }
 

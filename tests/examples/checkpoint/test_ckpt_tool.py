@@ -83,6 +83,9 @@ class CheckpointTool(unittest.TestCase):
             self.assertEqual(loaded(TEXT)["input_ids"], tokenizer(TEXT)["input_ids"])
             self.assertEqual(loaded.eos_token, "</s>")
             self.assertTrue((out / "generation_config.json").exists())
+        done = ckpt("export-hf", step, model, "--model", model)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("would replace the weights of --model, which is the same folder", done.stderr)
         # Again, but not with another tokenizer.
         self.assertEqual(ckpt("export-hf", step, self.folder / "exported", "--model", model).returncode, 0)
         (model / "tokenizer_config.json").write_text("{}")

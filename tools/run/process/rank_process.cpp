@@ -51,7 +51,15 @@ void restore_signals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// The child up to its exec. Standard input is empty, because several ranks cannot share a terminal.
+// Whether the launcher's standard input is one that a rank can have: a pipe or a file. Of a
+// terminal a rank, in a group of its own, cannot read; where the launcher was started without one,
+// the number is that of a descriptor of its own, which closes on exec.
+bool has_input() {
+  return fcntl(STDIN_FILENO, F_GETFD) == 0 && isatty(STDIN_FILENO) == 0;
+}
+
+// The child up to its exec. Standard input is empty, because several ranks cannot share one, but
+// for the rank that has the launcher's output.
 [[noreturn]] void become(const Child& child) {
   // A group of its own, so that a signal reaches the rank together with what it has started.
   setpgid(0, 0);
@@ -63,7 +71,9 @@ void restore_signals() {
     _exit(1);  // the launcher ended before the line above took effect
   }
   const int null = open("/dev/null", O_RDONLY);
-  dup2(null, STDIN_FILENO);
+  if (child.out >= 0 || !has_input()) {
+    dup2(null, STDIN_FILENO);
+  }
   if (child.out >= 0) {
     dup2(child.out, STDOUT_FILENO);
   }

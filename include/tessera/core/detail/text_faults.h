@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace tessera::detail {
+
+/// What editors of some systems write before a text.
+inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+/// What to add to a JSON parser's message: where a number that is none is the fault, so; else "".
+std::string json_hint(std::string_view fault);
+
+/// Throws Error for what a repository holds in place of a file that git-lfs keeps elsewhere.
+void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
+
+}  // namespace tessera::detail
