@@ -32,13 +32,18 @@ AttentionSpec draw_attention(Choices& choices, std::int64_t heads) {
   spec.adapter = choices.chance("attention.adapter", 12);
   spec.query_key_norm = draw_norm(choices, "attention.query_key_norm", 300);
   spec.dropout = choices.chance("attention.dropout", 3);
+  spec.gain = choices.chance("attention.gain", 6);
+  spec.rotary =
+      choices.pick_as<Rotary>("attention.rotary", {{"none", 80}, {"function", 12}, {"by_hand", 8}});
+  spec.mask = choices.pick_as<Mask>("attention.mask", {{"none", 85}, {"window", 8}, {"slopes", 7}});
   return spec;
 }
 
 MlpSpec draw_mlp(Choices& choices) {
   MlpSpec spec;
   spec.kind = choices.pick_as<MlpKind>(
-      "mlp.kind", {{"plain", 40}, {"gated", 25}, {"fused_kernel", 20}, {"fused_weight", 8}});
+      "mlp.kind",
+      {{"plain", 40}, {"gated", 25}, {"fused_kernel", 20}, {"fused_weight", 8}, {"experts", 8}});
   spec.inner = choices.number("mlp.inner", {12, 8, 10, 24});
   spec.bias = choices.chance("mlp.bias", 40);
   spec.linear = choices.chance("mlp.stock_linear", 4) ? LinearKind::kStock : LinearKind::kOwn;
@@ -50,6 +55,16 @@ MlpSpec draw_mlp(Choices& choices) {
                                                                    {"with_autograd", 6},
                                                                    {"without_rule", 3},
                                                                    {"random_multiply", 1}});
+  spec.along = choices.pick_as<Along>("mlp.along", {{"none", 86},
+                                                    {"softmax", 2},
+                                                    {"cumsum", 2},
+                                                    {"sort", 2},
+                                                    {"flip", 2},
+                                                    {"exchanged_halves", 2},
+                                                    {"standardised", 2},
+                                                    {"below_largest", 2}});
+  spec.inner_bias = choices.chance("mlp.inner_bias", 6);
+  spec.auxiliary_loss = choices.chance("mlp.auxiliary_loss", 8);
   spec.middle_norm = draw_norm(choices, "mlp.middle_norm", 700);
   spec.dropout = draw_dropout(choices, "mlp.dropout");
   spec.adapter = choices.chance("mlp.adapter", 12);
@@ -74,7 +89,13 @@ ModelSpec draw_model(Choices& choices) {
   spec.dropout = draw_dropout(choices, "dropout");
   spec.residual_scale = choices.pick_as<ResidualScale>(
       "residual_scale", {{"none", 90}, {"vector", 5}, {"scalar", 4}, {"stray", 1}});
-  spec.local_map_scale = choices.chance("local_map_scale", 5);
+  spec.part_scale =
+      choices.pick_as<PartScale>("local_map_scale", {{"no", 95}, {"yes", 3}, {"from_local", 2}});
+  if (!spec.folded) {
+    spec.token_mix =
+        choices.pick_as<TokenMix>("token_mix", {{"none", 90}, {"running_mean", 5}, {"roll", 5}});
+  }
+  spec.padding_mask = choices.chance("padding_mask", 8);
   spec.attention = !choices.chance("without_attention", 20);
   spec.mlp = !spec.attention || !choices.chance("without_mlp", 20);
   spec.attend = draw_attention(choices, spec.heads);
@@ -159,6 +180,7 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
                                                                {"all_reduce_last", 10}});
   spec.loss = choices.pick_as<Loss>(
       "loss", {{"squares", 30}, {"cross_entropy", 45}, {"loss_parallel", 25}});
+  spec.loss_in_forward = choices.chance("loss.in_forward", 40);
   spec.clip = choices.chance("clip", 20);
   spec.evaluate = choices.chance("evaluate", 20);
   return spec;
@@ -174,7 +196,7 @@ Case draw_case(std::uint64_t seed, Choices& choices) {
   result.fsdp = draw_fsdp(choices, result.mesh);
   result.train = draw_train(choices, result.fsdp);
   if (result.mesh.tensor > 1) {
-    result.plan = draw_plan(result.model, result.train, choices);
+    result.plan = draw_plan(result, choices);
   }
   result.planted = choices.pick_as<Planted>(
       "planted",

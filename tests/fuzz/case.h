@@ -23,6 +23,14 @@ enum class Activation {
   kRandomMultiply,  ///< noise by at::rand_like
 };
 
+enum class Rotary { kNone, kFunction, kByHand };
+/// What is made of sizes alone, plain on every mesh.
+enum class Mask {
+  kNone,
+  kWindow,  ///< (sequence, sequence) of bool
+  kSlopes,  ///< (heads, sequence, sequence), added
+};
+
 struct AttentionSpec {
   std::int64_t key_value_heads = 0;
   bool fused = false;  ///< one projection for queries, keys and values
@@ -30,12 +38,33 @@ struct AttentionSpec {
   bool causal = false;
   bool by_hand = false;      ///< softmax of products instead of scaled_dot_product_attention
   bool temperature = false;  ///< a scalar parameter of the module itself
+  bool gain = false;         ///< a parameter of it with a number for each head
   bool adapter = false;      ///< low-rank, beside the projection of queries
   NormKind query_key_norm = NormKind::kNone;
   bool dropout = false;  ///< of attention's weights
+  Rotary rotary = Rotary::kNone;
+  Mask mask = Mask::kNone;
 };
 
-enum class MlpKind { kPlain, kGated, kGatedFusedKernel, kFusedWeight };
+enum class MlpKind {
+  kPlain,
+  kGated,
+  kGatedFusedKernel,
+  kFusedWeight,
+  kExperts,  ///< two of four for each token, their weights stacked
+};
+
+/// What reads the whole of the last dimension, which a column-wise projection splits.
+enum class Along {
+  kNone,
+  kSoftmax,
+  kCumsum,
+  kSort,
+  kFlip,
+  kExchangedHalves,
+  kStandardised,
+  kBelowLargest,
+};
 
 struct MlpSpec {
   MlpKind kind = MlpKind::kPlain;
@@ -43,6 +72,9 @@ struct MlpSpec {
   bool bias = false;
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
+  Along along = Along::kNone;   ///< after the activation
+  bool inner_bias = false;      ///< a parameter of the module itself, between the projections
+  bool auxiliary_loss = false;  ///< of what is between the projections, or of the router
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   bool adapter = false;          ///< beside the last projection
@@ -51,6 +83,10 @@ struct MlpSpec {
   bool skips_empty = false;      ///< left out where a rank has no tokens
 };
 
+/// What reads other tokens, outside of attention.
+enum class TokenMix { kNone, kRunningMean, kRoll };
+/// A scale that leaves the distributed tensors, and says what its result is.
+enum class PartScale { kNone, kLocalMap, kFromLocal };
 enum class ResidualScale { kNone, kVector, kScalar, kStray };
 
 struct ModelSpec {
@@ -64,8 +100,9 @@ struct ModelSpec {
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  bool local_map_scale =
-      false;  ///< a scale after the final norm, by local_map where it is distributed
+  PartScale part_scale = PartScale::kNone;  ///< after the final norm
+  TokenMix token_mix = TokenMix::kNone;     ///< after the embedding
+  bool padding_mask = false;                ///< made of the token ids, which are plain
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -73,14 +110,24 @@ struct ModelSpec {
   std::int64_t dim() const { return heads * head_dim; }
 };
 
-enum class StyleKind { kColwise, kRowwise, kSequence, kReplicate, kPrepareInput, kPrepareOutput };
+enum class StyleKind {
+  kColwise,
+  kRowwise,
+  kSequence,
+  kReplicate,
+  kPrepareInput,
+  kPrepareOutput,
+  kFusedColwise,
+  kExperts,  ///< of a user's own
+};
 
 struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
-  Placement input = Replicate{};
   Placement output = Replicate{};
-  bool local = true;
-  std::int64_t dim = 1;  ///< of kSequence
+  bool local = false;
+  bool takes_part = false;  ///< of kRowwise: its plain input is this rank's features
+  std::int64_t dim = 1;     ///< of kSequence, and of kExperts: 0: whole experts
+  std::int64_t parts = 1;   ///< of kFusedColwise
 };
 
 struct PlanEntry {
@@ -126,6 +173,7 @@ struct TrainSpec {
   OptimizerKind optimizer = OptimizerKind::kSgd;
   Accumulate accumulate = Accumulate::kReduceEach;
   Loss loss = Loss::kSquares;
+  bool loss_in_forward = false;
   bool clip = false;
   bool evaluate = false;  ///< a forward in evaluation mode between the steps
 };
@@ -148,8 +196,9 @@ struct Case {
 /// Draws a case. The same choices give the same case on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// A plan that is right for the model in most cases, with the mistakes that people make in others:
-/// entries that are forgotten, of another style, or of other options.
-std::vector<PlanEntry> draw_plan(const ModelSpec& model, const TrainSpec& train, Choices& choices);
+/// A plan as people write one, or with entries that are forgotten, of another style, or of other
+/// options: it computes the same or is refused. What is the user's word alone, the meaning of local
+/// parts, is right.
+std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices);
 
 }  // namespace tessera::fuzz

@@ -1,6 +1,5 @@
 #include "fuzz/choices.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -44,22 +43,9 @@ std::size_t index_of(const std::string& name, const std::string& label,
 
 }  // namespace
 
-Choices::Choices(std::uint64_t seed, Labels fixed, const Off* off)
-    : seed_(seed), fixed_(std::move(fixed)), off_(off) {}
+Choices::Choices(std::uint64_t seed, Labels fixed) : seed_(seed), fixed_(std::move(fixed)) {}
 
-bool Choices::is_off(const std::string& name, const std::string& label) const {
-  if (off_ == nullptr) {
-    return false;
-  }
-  const auto [first, last] = off_->equal_range(name);
-  return std::any_of(first, last, [&](const auto& entry) { return entry.second == label; });
-}
-
-std::size_t Choices::pick(const std::string& name, const std::vector<Option>& all) {
-  std::vector<Option> options = all;
-  for (Option& option : options) {
-    option.weight = is_off(name, option.label) ? 0 : option.weight;
-  }
+std::size_t Choices::pick(const std::string& name, const std::vector<Option>& options) {
   const auto fixed = fixed_.find(name);
   std::size_t index = 0;
   if (fixed == fixed_.end()) {

@@ -23,10 +23,7 @@ class Choices {
     int weight = 1;
   };
 
-  /// Options that are not drawn, by their decision.
-  using Off = std::multimap<std::string, std::string>;
-
-  explicit Choices(std::uint64_t seed, Labels fixed = {}, const Off* off = nullptr);
+  explicit Choices(std::uint64_t seed, Labels fixed = {});
 
   /// The index of the option drawn. The first option must be the simplest. Throws Error if the name
   /// is fixed to a label that is none of the options'.
@@ -45,12 +42,8 @@ class Choices {
   const Labels& made() const { return made_; }
 
  private:
-  /// Whether the option may not be drawn.
-  bool is_off(const std::string& name, const std::string& label) const;
-
   std::uint64_t seed_;
   Labels fixed_;
-  const Off* off_;
   Labels made_;
 };
 

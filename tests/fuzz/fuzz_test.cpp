@@ -65,7 +65,7 @@ std::vector<Result> search_planted(const std::string& fault) {
 
 TEST(Fuzz, FindsNoSilentDifference) {
   // The same cases on every machine, as many as there is time for.
-  const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25, .all = false};
+  const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
     return std::ranges::count(results, verdict, [](const Result& r) { return r.outcome.verdict; });
@@ -102,7 +102,7 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
 // With stock AdamW, whose eps makes steps of rounding here: flipped last bits alone change weights
 // by more than is allowed.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
-  SearchOptions options{.seed = 52, .all = false, .shrink = false};
+  SearchOptions options{.seed = 52, .shrink = false};
   constexpr std::int64_t kIllConditioned = 4153;
   const Result right = run_one(options, kIllConditioned);
   EXPECT_FALSE(is_fault(right.outcome.verdict)) << right.outcome.what;
@@ -155,8 +155,6 @@ int main(int argc, char** argv) {
                  "Decisions: NAME=LABEL,... ; without a label: the simplest; *: all others");
   app.add_flag("--refusals", arguments.refusals, "List what was refused, too");
   app.add_flag("--no-shrink", arguments.no_shrink);
-  app.add_flag("--known-right{false}", arguments.search.all,
-               "Draw nothing that is switched off (switched_off.cpp), as the test does");
   app.add_flag("--worker", arguments.worker, "For the search itself");
   CLI11_PARSE(app, argc, argv);
   return run_program(std::move(arguments));

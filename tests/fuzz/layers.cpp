@@ -30,14 +30,22 @@ class Scale : public nn::Module<Scale> {
   nn::Parameter weight_;
 };
 
-/// The same by hand on the local parts, without a word on gradients.
-class LocalMapScale : public nn::Module<LocalMapScale> {
+/// The same by hand on the local parts.
+class PartScaleLayer : public nn::Module<PartScaleLayer> {
  public:
-  explicit LocalMapScale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
+  PartScaleLayer(PartScale kind, std::int64_t size) : kind_(kind) {
+    weight_ = register_slot("weight", {size});
+  }
   at::Tensor forward(const at::Tensor& x) {
     if (!tessera::is_distributed(x)) {
       return x * *weight_;
     }
+    return kind_ == PartScale::kLocalMap ? by_local_map(x) : by_from_local(x);
+  }
+
+ private:
+  /// Without a word on gradients.
+  at::Tensor by_local_map(const at::Tensor& x) const {
     const auto scale = [](const std::vector<at::Tensor>& parts) {
       return std::vector<at::Tensor>{parts[0] * parts[1]};
     };
@@ -46,7 +54,19 @@ class LocalMapScale : public nn::Module<LocalMapScale> {
                      {.out_sizes = {x.sizes().vec()}})[0];
   }
 
- private:
+  /// Where x is split, each rank makes a term of the weight's gradient.
+  at::Tensor by_from_local(const at::Tensor& x) const {
+    const DistributedTensor input(x);
+    at::Tensor weight = *weight_;
+    if (tessera::is_distributed(weight)) {
+      const bool split = !input.layout()->is_replicated();
+      weight = DistributedTensor(weight).to_local(split ? Placements{Partial{}}
+                                                        : Placements{Replicate{}});
+    }
+    return DistributedTensor::from_local(input.to_local() * weight, input.spec(), x.sizes().vec());
+  }
+
+  PartScale kind_;
   nn::Parameter weight_;
 };
 
@@ -138,8 +158,8 @@ Layer position_layer(std::int64_t dim) {
   return layer(std::make_shared<Position>(dim));
 }
 
-Layer local_map_scale_layer(std::int64_t dim) {
-  return layer(std::make_shared<LocalMapScale>(dim));
+Layer part_scale_layer(PartScale kind, std::int64_t dim) {
+  return layer(std::make_shared<PartScaleLayer>(kind, dim));
 }
 
 }  // namespace tessera::fuzz

@@ -1,185 +1,19 @@
-// The models of the cases. They are written for one rank, in the ways that users write them: heads
-// are viewed with the sizes at hand, so that the same code runs on local heads and on distributed
-// ones.
+// The models of the cases: written for one rank, in the ways that users write them.
 
 #include "fuzz/model.h"
 
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rand_like.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/triu.h>
+#include <ATen/ops/where.h>
 
-#include <cmath>
-#include <limits>
-
-#include "fuzz/operators.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {
-Attention::Attention(const ModelSpec& spec)
-    : spec_(spec.attend), heads_(spec.heads), head_dim_(spec.head_dim), folded_(spec.folded) {
-  const std::int64_t dim = spec.dim(), kv = spec_.key_value_heads * head_dim_;
-  const auto into = [&](const char* name, std::int64_t out, bool adapter) {
-    Layer made = projection(LinearKind::kOwn, dim, out, spec_.bias, adapter);
-    register_module(name, made.module);
-    return made;
-  };
-  if (spec_.fused) {
-    qkv_ = into("qkv_proj", dim + 2 * kv, false);
-  } else {
-    q_ = into("q_proj", dim, spec_.adapter);
-    k_ = into("k_proj", kv, false);
-    v_ = into("v_proj", kv, false);
-  }
-  if (spec_.query_key_norm != NormKind::kNone) {
-    q_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
-    k_norm_ = norm_layer(spec_.query_key_norm, head_dim_);
-    register_module("q_norm", q_norm_.module);
-    register_module("k_norm", k_norm_.module);
-  }
-  if (spec_.temperature) {
-    temperature_ = register_slot("temperature", {1});
-  }
-  out_ = into("o_proj", dim, false);
-}
-
-std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
-  if (!spec_.fused) {
-    return {q_(x), k_(x), v_(x)};
-  }
-  const at::Tensor qkv = qkv_(x);
-  if (spec_.key_value_heads == heads_) {
-    return qkv.chunk(3, -1);
-  }
-  // A fraction of what is here, so that it runs on a part of the features as well.
-  const std::int64_t q = qkv.size(-1) / 2, kv = q / 2;
-  return qkv.split_with_sizes({q, kv, kv}, -1);
-}
-
-at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  const auto heads = [&](const at::Tensor& t) {
-    return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
-  };
-  const std::vector<at::Tensor> qkv = project(x);
-  at::Tensor q = q_norm_(heads(qkv.at(0)));
-  const at::Tensor k = k_norm_(heads(qkv.at(1)));
-  // libtorch's attention divides by their number.
-  TESSERA_CHECK(k.size(2) > 0, "this rank has no head of keys");
-  if (spec_.temperature) {
-    q = q * *temperature_;
-  }
-  const at::Tensor out =
-      attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv.at(2)).transpose(1, 2))
-          .transpose(1, 2);
-  const std::int64_t features = out.size(2) * head_dim_;
-  return out_(folded_ ? out.reshape({sizes.batch * sizes.sequence, features})
-                      : out.reshape({sizes.batch, sizes.sequence, features}));
-}
-
-at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  if (spec_.by_hand) {
-    return attend_by_hand(q, k, v);
-  }
-  const double dropout = spec_.dropout && is_training() ? kDropout : 0.0;
-  return at::scaled_dot_product_attention(q, k, v, {}, dropout, spec_.causal, std::nullopt,
-                                          q.size(1) != k.size(1));
-}
-
-at::Tensor Attention::attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v) {
-  if (q.size(1) != k.size(1)) {
-    const std::int64_t each = q.size(1) / k.size(1);
-    k = k.repeat_interleave(each, 1);
-    v = v.repeat_interleave(each, 1);
-  }
-  at::Tensor scores =
-      at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(head_dim_));
-  if (spec_.causal) {
-    const at::Tensor later = at::triu(at::ones({q.size(2), q.size(2)}, c10::kBool), 1);
-    scores = scores.masked_fill(later, -std::numeric_limits<double>::infinity());
-  }
-  const at::Tensor weights =
-      at::dropout(scores.softmax(-1), kDropout, spec_.dropout && is_training());
-  return at::matmul(weights, v);
-}
-
-Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
-  const std::int64_t dim = spec.dim();
-  const auto into = [&](const char* name, std::int64_t out) {
-    Layer made = linear_layer(spec_.linear, dim, out, spec_.bias);
-    register_module(name, made.module);
-    return made;
-  };
-  if (spec_.kind == MlpKind::kFusedWeight) {
-    fused_ = into("gate_up_proj", 2 * spec_.inner);
-  } else {
-    up_ = into("up_proj", spec_.inner);
-  }
-  if (spec_.kind == MlpKind::kGated || spec_.kind == MlpKind::kGatedFusedKernel) {
-    gate_ = into("gate_proj", spec_.inner);
-  }
-  if (spec_.middle_norm != NormKind::kNone) {
-    middle_norm_ = norm_layer(spec_.middle_norm, spec_.inner);
-    register_module("middle_norm", middle_norm_.module);
-  }
-  if (spec_.dropout != DropoutKind::kNone) {
-    dropout_ = dropout_layer(spec_.dropout);
-    register_module("dropout", dropout_.module);
-  }
-  down_ = projection(spec_.linear, spec_.inner, dim, spec_.bias, spec_.adapter);
-  register_module("down_proj", down_.module);
-}
-
-at::Tensor Mlp::activate(const at::Tensor& x) {
-  switch (spec_.activation) {
-    case Activation::kGelu:
-      return at::gelu(x);
-    case Activation::kRelu:
-      return at::relu(x);
-    case Activation::kCentred:
-      return x - x.mean(-1, /*keepdim=*/true);
-    case Activation::kComposite:
-      return call_operator("fuzz::composite", x);
-    case Activation::kKernelOfAten:
-      return call_operator("fuzz::kernel_of_aten", x);
-    case Activation::kWithAutograd:
-      return call_operator("fuzz::with_autograd", x);
-    case Activation::kWithoutRule:
-      return call_operator("fuzz::without_rule", x);
-    case Activation::kRandomMultiply:
-      return is_training() ? x * at::rand_like(x) : x;
-  }
-  return x;
-}
-
-at::Tensor Mlp::inner(const at::Tensor& x) {
-  switch (spec_.kind) {
-    case MlpKind::kPlain:
-      return activate(up_(x));
-    case MlpKind::kGated:
-      return activate(gate_(x)) * up_(x);
-    case MlpKind::kGatedFusedKernel:
-      return nn::silu_mul(gate_(x), up_(x));
-    case MlpKind::kFusedWeight: {
-      const std::vector<at::Tensor> halves = fused_(x).chunk(2, -1);
-      return activate(halves.at(0)) * halves.at(1);
-    }
-  }
-  return x;
-}
-
-at::Tensor Mlp::forward(const at::Tensor& x) {
-  return down_(dropout_(middle_norm_(inner(x))));
-}
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
   const auto add = [&](const char* name, Layer made) {
@@ -225,26 +59,28 @@ at::Tensor Block::scaled(const at::Tensor& x) const {
   return scale_.defined() ? x * *scale_ : x;
 }
 
-at::Tensor Block::feed(const at::Tensor& x) {
+std::vector<at::Tensor> Block::feed(const at::Tensor& x) {
   const auto call = [mlp = mlp_, directly = spec_.calls_forward](const at::Tensor& input) {
     return directly ? mlp->forward(input) : (*mlp)(input);
   };
   return spec_.checkpoint_call ? nn::checkpoint(call, x) : call(x);
 }
 
-at::Tensor Block::forward(const at::Tensor& x, const TokenSizes& sizes) {
+std::vector<at::Tensor> Block::forward(const at::Tensor& x, const TokenSizes& sizes) {
   at::Tensor h = x;
   if (attention_ != nullptr) {
     h = h + scaled(dropout1_((*attention_)(norm1_(h), sizes)));
   }
   const bool skipped = spec_.skips_empty && sizes.batch == 0;
-  if (mlp_ != nullptr && !skipped) {
-    h = h + scaled(dropout2_(feed(norm2_(h))));
+  if (mlp_ == nullptr || skipped) {
+    return {h};
   }
-  return h;
+  std::vector<at::Tensor> results = feed(norm2_(h));
+  results[0] = h + scaled(dropout2_(results[0]));
+  return results;
 }
 
-Net::Net(const ModelSpec& spec) : spec_(spec) {
+Net::Net(const ModelSpec& spec, Loss loss) : spec_(spec), loss_(loss) {
   const std::int64_t dim = spec.dim();
   const auto embed =
       register_module("embed", std::make_shared<nn::Embedding>(spec.vocabulary, dim));
@@ -264,8 +100,8 @@ Net::Net(const ModelSpec& spec) : spec_(spec) {
     blocks_.push_back(list->push_back(std::make_shared<Block>(spec)));
   }
   norm_ = add("norm", norm_layer(spec.final_norm, dim));
-  if (spec.local_map_scale) {
-    scale_ = add("scale", local_map_scale_layer(dim));
+  if (spec.part_scale != PartScale::kNone) {
+    scale_ = add("scale", part_scale_layer(spec.part_scale, dim));
   }
   head_ = register_module(
       "head", std::make_shared<nn::Linear>(dim, spec.vocabulary, nn::LinearOptions{.bias = false}));
@@ -274,16 +110,57 @@ Net::Net(const ModelSpec& spec) : spec_(spec) {
   }
 }
 
-at::Tensor Net::forward(const at::Tensor& tokens) {
+at::Tensor Net::embedded(const at::Tensor& tokens) {
+  const at::Tensor ids = spec_.folded ? tokens.flatten() : tokens;
+  at::Tensor x = dropout_(position_(embed_(ids)));
+  if (spec_.token_mix == TokenMix::kRunningMean) {
+    const at::Tensor positions = at::arange(1, tokens.size(1) + 1, c10::kDouble);
+    x = x + x.cumsum(1) / positions.unsqueeze(1);
+  } else if (spec_.token_mix == TokenMix::kRoll) {
+    x = x + x.roll(1, 1) * 0.5;
+  }
+  if (spec_.padding_mask) {
+    x = at::where(ids.remainder(3).eq(0).unsqueeze(-1), x * 0.5, x);
+  }
+  return x;
+}
+
+std::vector<at::Tensor> Net::forward(const at::Tensor& tokens, const at::Tensor& targets) {
   const TokenSizes sizes{tokens.size(0), tokens.size(1)};
-  at::Tensor x = dropout_(position_(embed_(spec_.folded ? tokens.flatten() : tokens)));
+  at::Tensor x = embedded(tokens), auxiliary;
+  const auto run = [&](Block& block) {
+    const std::vector<at::Tensor> results = block(x, sizes);
+    x = results.front();
+    if (results.size() > 1) {
+      auxiliary = auxiliary.defined() ? auxiliary + results[1] : results[1];
+    }
+  };
   for (const auto& block : blocks_) {
-    x = (*block)(x, sizes);
+    run(*block);
   }
   if (spec_.repeated) {
-    x = (*blocks_.front())(x, sizes);
+    run(*blocks_.front());
   }
-  return (*head_)(scale_(norm_(x)));
+  const at::Tensor logits = (*head_)(scale_(norm_(x)));
+  if (targets.defined()) {
+    return {sum_of_losses({logits, auxiliary}, targets, loss_)};
+  }
+  return {logits, auxiliary};
+}
+
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
+                         Loss loss) {
+  const std::int64_t tokens = targets.numel();
+  const at::Tensor logits = outputs[0].view({tokens, outputs[0].size(-1)});
+  at::Tensor sum;
+  if (loss == Loss::kSquares || tokens == 0) {
+    sum = logits.square().sum();
+  } else if (loss == Loss::kLossParallel) {
+    sum = tensor_parallel::cross_entropy(logits, targets) * tokens;
+  } else {
+    sum = at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
+  }
+  return outputs[1].defined() ? sum + outputs[1] * 0.1 : sum;
 }
 
 void Net::reset_parameters(const nn::InitContext& init) {

@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "fuzz/case.h"
+#include "fuzz/experts.h"
 #include "fuzz/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fuzz {
 
-/// (batch, sequence) of this rank's tokens, which a module can't always read off its input.
+/// (batch, sequence) of this data-parallel rank's tokens, which a module can't always read off its
+/// input.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -26,6 +28,8 @@ class Attention : public nn::Module<Attention> {
 
  private:
   std::vector<at::Tensor> project(const at::Tensor& x);
+  /// (positions, positions), or (heads, positions, positions).
+  at::Tensor mask(std::int64_t positions) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
   at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
 
@@ -33,33 +37,38 @@ class Attention : public nn::Module<Attention> {
   std::int64_t heads_, head_dim_;
   bool folded_;
   Layer qkv_, q_, k_, v_, q_norm_, k_norm_, out_;
-  nn::Parameter temperature_;
+  nn::Parameter temperature_, gain_;
 };
 
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  at::Tensor forward(const at::Tensor& x);
+  /// The result, then the auxiliary loss if there is one: a sum over the tokens.
+  std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
   at::Tensor inner(const at::Tensor& x);
   at::Tensor activate(const at::Tensor& x);
+  at::Tensor between(const at::Tensor& x) const;
 
   MlpSpec spec_;
+  std::shared_ptr<Experts> experts_;
+  nn::Parameter inner_bias_;
   Layer up_, gate_, fused_, middle_norm_, dropout_, down_;
 };
 
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  at::Tensor forward(const at::Tensor& x, const TokenSizes& sizes);
+  /// As Mlp::forward.
+  std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
   /// Attention and MLP, as far as there are any.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
   at::Tensor scaled(const at::Tensor& x) const;
-  at::Tensor feed(const at::Tensor& x);
+  std::vector<at::Tensor> feed(const at::Tensor& x);
 
   MlpSpec spec_;
   Layer norm1_, norm2_, dropout1_, dropout2_;
@@ -70,21 +79,29 @@ class Block : public nn::Module<Block> {
 };
 
 /// A decoder as a user would write it: it has no communication in it and knows no mesh. Token ids
-/// (batch, sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded.
+/// (batch, sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded,
+/// and the auxiliary loss or an undefined tensor; with targets (tokens): the sum of the losses.
 class Net : public nn::Module<Net> {
  public:
-  explicit Net(const ModelSpec& spec);
-  at::Tensor forward(const at::Tensor& tokens);
+  Net(const ModelSpec& spec, Loss loss);
+  std::vector<at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& targets);
   /// Fills every parameter below with values that differ everywhere.
   void reset_parameters(const nn::InitContext& init) override;
 
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
+  at::Tensor embedded(const at::Tensor& tokens);
+
   ModelSpec spec_;
+  Loss loss_;
   Layer embed_, position_, dropout_, norm_, scale_;
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<nn::Linear> head_;
 };
+
+/// Of what forward gives without targets, plain or distributed, over all `targets` (tokens).
+at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
+                         Loss loss);
 
 }  // namespace tessera::fuzz

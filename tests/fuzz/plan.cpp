@@ -1,6 +1,7 @@
 // Plans as people write them. The right one is Megatron's: column-wise into each half of a block,
-// row-wise out of it; between the halves activations are plain, distributed, or split along the
-// sequence. Then mistakes are made with some probability, entry by entry.
+// row-wise out of it; between the halves activations are whole on every rank, or split along the
+// sequence. Then mistakes are made with some probability, entry by entry. None of them is right to
+// change a number: what an entry does not say is worked out from the layouts.
 
 #include <optional>
 #include <string>
@@ -12,29 +13,43 @@
 namespace tessera::fuzz {
 namespace {
 
-enum class Between { kPlain, kDistributed, kSequence };
+enum class Between { kWhole, kReplicated, kSequence };
+
+/// Which styles a module could have at all.
+enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
 /// A module that a plan could name, and its right style; none where the plan may leave it out.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
+  Fits fits = Fits::kLinear;
+  /// What it takes or hands out is a part, as the user has said: no mistake is drawn.
+  bool agreed = false;
 };
 
-StyleSpec colwise(Placement input, Placement output, bool local) {
-  return {.kind = StyleKind::kColwise, .input = input, .output = output, .local = local};
+StyleSpec colwise(Placement output, bool local = false) {
+  return {.kind = StyleKind::kColwise, .output = output, .local = local};
 }
 
-StyleSpec rowwise(Placement input, Placement output, bool local) {
-  return {.kind = StyleKind::kRowwise, .input = input, .output = output, .local = local};
+StyleSpec rowwise(Placement output, bool local = false) {
+  return {.kind = StyleKind::kRowwise, .output = output, .local = local};
+}
+
+/// Whether each rank's local tensor is the whole result, so that it may be handed out.
+bool is_whole(const StyleSpec& style) {
+  return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
+         style.kind != StyleKind::kExperts && std::holds_alternative<Replicate>(style.output);
 }
 
 class PlanDraft {
  public:
-  PlanDraft(const ModelSpec& model, const TrainSpec& train, Choices& choices)
-      : model_(model), train_(train), choices_(choices) {
+  PlanDraft(const Case& c, Choices& choices)
+      : model_(c.model), train_(c.train), ranks_(c.mesh.tensor), choices_(choices) {
+    // The names are those of PyTorch's defaults, where a whole result is a plain one.
     between_ =
         choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
-    sequence_dim_ = model.folded ? 0 : 1;
+    local_ = between_ == Between::kWhole && choices.chance("plan.local", 40);
+    sequence_dim_ = model_.folded ? 0 : 1;
     if (between_ == Between::kSequence) {
       stream_ = Shard{sequence_dim_};
     }
@@ -53,21 +68,25 @@ class PlanDraft {
   }
 
  private:
-  bool plain() const { return between_ == Between::kPlain; }
-
-  void add(std::string pattern, std::optional<StyleSpec> style = {}) {
-    candidates_.push_back({std::move(pattern), style});
+  /// A Linear or an Embedding.
+  void add(std::string pattern, std::optional<StyleSpec> style = {}, bool agreed = false) {
+    candidates_.push_back({std::move(pattern), style, Fits::kLinear, agreed});
   }
 
-  /// Of what works on each token by itself. Plain activations between the halves are whole on
-  /// every rank: such modules need no entry.
+  void add_other(std::string pattern, Fits fits, std::optional<StyleSpec> style = {}) {
+    candidates_.push_back({std::move(pattern), style, fits});
+  }
+
+  /// Of what works on each token by itself. Where all ranks have all tokens, such modules need no
+  /// entry.
   void add_tokenwise(const std::string& pattern) {
-    if (plain()) {
-      add(pattern);
-    } else if (between_ == Between::kDistributed) {
-      add(pattern, StyleSpec{.kind = StyleKind::kReplicate, .local = false});
+    if (between_ == Between::kWhole) {
+      add_other(pattern, Fits::kTokenwise);
+    } else if (between_ == Between::kReplicated) {
+      add_other(pattern, Fits::kTokenwise, StyleSpec{.kind = StyleKind::kReplicate});
     } else {
-      add(pattern, StyleSpec{.kind = StyleKind::kSequence, .local = false, .dim = sequence_dim_});
+      add_other(pattern, Fits::kTokenwise,
+                StyleSpec{.kind = StyleKind::kSequence, .dim = sequence_dim_});
     }
   }
 
@@ -80,13 +99,12 @@ class PlanDraft {
   void add_embedding() {
     const auto kind =
         choices_.pick("plan.embedding", {{"rowwise", 50}, {"colwise", 30}, {"none", 20}});
-    const bool none = kind == 2 && plain();
-    if (none) {
+    if (kind == 2 && between_ == Between::kWhole) {
       add("embed");
     } else if (kind == 0 || model_.tied) {
-      add("embed", rowwise(Replicate{}, stream_, plain()));
+      add("embed", rowwise(stream_, local_));
     } else {
-      add("embed", colwise(Replicate{}, stream_, plain()));
+      add("embed", colwise(stream_, local_));
     }
     if (model_.position) {
       add_tokenwise("position");
@@ -97,31 +115,52 @@ class PlanDraft {
   }
 
   void add_gather(const std::string& pattern) {
-    if (!plain()) {
-      add(pattern, StyleSpec{.kind = StyleKind::kPrepareInput,
-                             .input = stream_,
-                             .output = Replicate{},
-                             .local = false});
+    if (between_ != Between::kWhole) {
+      add_other(pattern, Fits::kHooksOnly, StyleSpec{.kind = StyleKind::kPrepareInput});
     }
   }
 
+  /// With an adapter, whose parameters need no entries.
   void add_into(const std::string& pattern, bool local, bool adapter) {
-    add(pattern + (adapter ? ".base" : ""), colwise(Replicate{}, Shard{-1}, local));
+    add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {
-      add(pattern + ".a", plain() ? std::optional<StyleSpec>{}
-                                  : StyleSpec{.kind = StyleKind::kReplicate, .local = false});
-      add(pattern + ".b", colwise(Replicate{}, Shard{-1}, local));
+      add(pattern + ".a");
+      add(pattern + ".b", choices_.chance("plan.adapter", 50)
+                              ? std::optional<StyleSpec>(colwise(Shard{-1}))
+                              : std::nullopt);
     }
   }
 
-  void add_out_of(const std::string& pattern, bool adapter) {
-    const StyleSpec out = rowwise(Shard{-1}, stream_, plain());
-    add(pattern + (adapter ? ".base" : ""), out);
+  /// Of a weight of `parts` equal parts. Split through the middle of one, the operators that take
+  /// it to pieces gather it.
+  void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
+    const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
+    add(pattern,
+        cut || local ? StyleSpec{.kind = StyleKind::kFusedColwise, .local = local, .parts = parts}
+                     : colwise(Shard{-1}),
+        local);
+  }
+
+  void add_out_of(const std::string& pattern, bool local, bool adapter) {
+    StyleSpec out = rowwise(stream_, local_);
+    out.takes_part = local;
+    add(pattern + (adapter ? ".base" : ""), out, local);
     if (adapter) {
-      add(pattern + ".a", rowwise(Shard{-1}, Replicate{}, plain()));
-      add(pattern + ".b",
-          plain() ? std::optional<StyleSpec>{} : colwise(Replicate{}, stream_, false));
+      add(pattern + ".a", choices_.chance("plan.adapter", 50)
+                              ? std::optional<StyleSpec>(rowwise(Replicate{}))
+                              : std::nullopt);
+      add(pattern + ".b");
     }
+  }
+
+  /// Whether the code between the projections means the same on this rank's heads alone, with
+  /// nothing distributed beside them.
+  bool runs_on_heads() const {
+    const AttentionSpec& spec = model_.attend;
+    const std::int64_t kv = spec.key_value_heads;
+    return model_.heads % ranks_ == 0 && kv % ranks_ == 0 && (!spec.fused || kv == model_.heads) &&
+           spec.query_key_norm == NormKind::kNone && spec.mask != Mask::kSlopes &&
+           !spec.temperature && !spec.gain && !spec.adapter && !spec.dropout;
   }
 
   void add_attention() {
@@ -129,34 +168,41 @@ class PlanDraft {
     const std::string name = "blocks.*.attention";
     add_norm("blocks.*.norm1", model_.norm);
     add_gather(name);
-    const bool local = !choices_.chance("plan.attention_distributed", 30);
+    const bool local = runs_on_heads() && choices_.chance("plan.attention_local", 35);
     if (spec.fused) {
-      add_into(name + ".qkv_proj", local, false);
+      add_fused(name + ".qkv_proj", spec.key_value_heads == model_.heads ? 3 : 0, local);
     } else {
       add_into(name + ".q_proj", local, spec.adapter);
       add_into(name + ".k_proj", local, false);
       add_into(name + ".v_proj", local, false);
     }
     if (spec.query_key_norm != NormKind::kNone) {
-      add_query_key_norm(name + ".q_norm", local);
-      add_query_key_norm(name + ".k_norm", local);
+      add_query_key_norm(name + ".q_norm");
+      add_query_key_norm(name + ".k_norm");
     }
-    add_out_of(name + ".o_proj", false);
+    add_out_of(name + ".o_proj", local, false);
     if (model_.dropout != DropoutKind::kNone) {
       add_tokenwise("blocks.*.dropout1");
     }
   }
 
   /// Heads are dimension 2 where it is called.
-  void add_query_key_norm(const std::string& pattern, bool local) {
-    const StyleSpec heads{.kind = StyleKind::kSequence, .local = local, .dim = 2};
+  void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
-    if (kind == 1) {
-      add(pattern);
-    } else {
-      add(pattern, kind == 0 ? heads : StyleSpec{.kind = StyleKind::kReplicate, .local = local});
-    }
+    const std::vector<std::optional<StyleSpec>> styles{
+        StyleSpec{.kind = StyleKind::kSequence, .dim = 2}, std::nullopt,
+        StyleSpec{.kind = StyleKind::kReplicate}};
+    add_other(pattern, Fits::kTokenwise, styles[kind]);
+  }
+
+  /// As runs_on_heads(), of the features between the MLP's projections.
+  bool runs_on_features() const {
+    const MlpSpec& spec = model_.feed;
+    return spec.activation != Activation::kCentred &&
+           spec.activation != Activation::kRandomMultiply && spec.along == Along::kNone &&
+           spec.middle_norm == NormKind::kNone && spec.dropout == DropoutKind::kNone &&
+           !spec.adapter && !spec.auxiliary_loss && !spec.inner_bias;
   }
 
   void add_mlp() {
@@ -164,9 +210,33 @@ class PlanDraft {
     const std::string name = "blocks.*.mlp";
     add_norm("blocks.*.norm2", model_.norm);
     add_gather(name);
-    const bool local = !choices_.chance("plan.mlp_distributed", 50);
+    if (spec.kind == MlpKind::kExperts) {
+      add_experts(name + ".experts");
+    } else {
+      add_projections(name);
+    }
+    if (model_.dropout != DropoutKind::kNone) {
+      add_tokenwise("blocks.*.dropout2");
+    }
+  }
+
+  void add_experts(const std::string& name) {
+    const auto kind = choices_.pick("plan.experts", {{"none", 30}, {"inner", 40}, {"whole", 30}});
+    if (kind != 0) {
+      add_other(name, Fits::kHooksOnly,
+                StyleSpec{.kind = StyleKind::kExperts, .dim = kind == 2 ? 0 : 1});
+    }
+    add(name + ".router");
+  }
+
+  void add_projections(const std::string& name) {
+    const MlpSpec& spec = model_.feed;
+    // Of libtorch's own Linear the style that cuts each part does not know the parts.
+    const bool knows_parts = spec.linear == LinearKind::kOwn;
+    const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
+                       choices_.chance("plan.mlp_local", 35);
     if (spec.kind == MlpKind::kFusedWeight) {
-      add_into(name + ".gate_up_proj", local, false);
+      add_fused(name + ".gate_up_proj", knows_parts ? 2 : 0, local);
     } else {
       add_into(name + ".up_proj", local, false);
     }
@@ -174,36 +244,35 @@ class PlanDraft {
       add_into(name + ".gate_proj", local, false);
     }
     if (spec.middle_norm != NormKind::kNone) {
-      add(name + ".middle_norm", local ? std::optional<StyleSpec>{}
-                                       : StyleSpec{.kind = StyleKind::kReplicate, .local = false});
+      add_other(name + ".middle_norm", Fits::kTokenwise);
     }
     if (spec.dropout != DropoutKind::kNone) {
-      add(name + ".dropout");
+      add_other(name + ".dropout", Fits::kTokenwise);
     }
-    add_out_of(name + ".down_proj", spec.adapter);
-    if (model_.dropout != DropoutKind::kNone) {
-      add_tokenwise("blocks.*.dropout2");
-    }
+    add_out_of(name + ".down_proj", local, spec.adapter);
   }
 
   void add_head() {
     add_norm("norm", model_.final_norm);
-    if (model_.local_map_scale) {
+    if (model_.part_scale != PartScale::kNone) {
       add_tokenwise("scale");
     }
-    if (train_.loss == Loss::kLossParallel) {
-      add("head", colwise(stream_, Shard{-1}, false));
-    } else if (plain() && choices_.chance("plan.head_left_out", 30)) {
+    if (train_.loss != Loss::kLossParallel && between_ == Between::kWhole &&
+        choices_.chance("plan.head_left_out", 30)) {
       add("head");
+    } else if (train_.loss == Loss::kLossParallel || choices_.chance("plan.head_split", 50)) {
+      add("head", colwise(Shard{-1}));
     } else {
-      add("head", colwise(stream_, Replicate{}, true));
+      add("head", colwise(Replicate{}, choices_.chance("plan.head_local", 50)));
     }
   }
 
   const ModelSpec& model_;
   const TrainSpec& train_;
+  std::int64_t ranks_;
   Choices& choices_;
-  Between between_ = Between::kPlain;
+  Between between_ = Between::kWhole;
+  bool local_ = false;  ///< the whole results of halves are handed out plain
   std::int64_t sequence_dim_ = 1;
   Placement stream_ = Replicate{};
   std::vector<Candidate> candidates_;
@@ -215,43 +284,42 @@ Placement draw_placement(Choices& choices, const std::string& name) {
   return kind == 0 ? Placement(Replicate{}) : Shard{dims[kind]};
 }
 
-StyleSpec draw_style(Choices& choices, const std::string& name) {
+StyleSpec draw_style(Choices& choices, const std::string& name, Fits fits) {
+  const int linear = fits == Fits::kLinear ? 4 : 0, places = fits != Fits::kHooksOnly ? 3 : 0;
   StyleSpec spec;
-  spec.kind = choices.pick_as<StyleKind>(name + ".kind", {{"colwise", 4},
-                                                          {"rowwise", 4},
-                                                          {"sequence", 3},
-                                                          {"replicate", 3},
+  spec.kind = choices.pick_as<StyleKind>(name + ".kind", {{"colwise", linear},
+                                                          {"rowwise", linear},
+                                                          {"sequence", places},
+                                                          {"replicate", places},
                                                           {"prepare_input", 1},
                                                           {"prepare_output", 1}});
-  spec.input = draw_placement(choices, name + ".input");
   spec.output = draw_placement(choices, name + ".output");
-  spec.local = !choices.chance(name + ".distributed", 50);
   spec.dim = choices.number(name + ".dim", {1, 0, 2});
+  spec.local = is_whole(spec) && choices.chance(name + ".local", 50);
   return spec;
 }
 
 /// What becomes of the right style of one entry.
-std::optional<StyleSpec> with_mistake(std::optional<StyleSpec> style, const std::string& name,
+std::optional<StyleSpec> with_mistake(const Candidate& candidate, const std::string& name,
                                       Choices& choices) {
-  enum class Mistake { kNone, kForgotten, kOtherStyle, kOtherLocal, kOtherOutput, kOtherInput };
+  enum class Mistake { kNone, kForgotten, kOtherStyle, kOtherLocal, kOtherOutput };
   const auto mistake = choices.pick_as<Mistake>(name, {{"right", 76},
                                                        {"forgotten", 7},
                                                        {"other_style", 5},
                                                        {"other_local", 5},
-                                                       {"other_output", 4},
-                                                       {"other_input", 3}});
+                                                       {"other_output", 7}});
   if (mistake == Mistake::kForgotten) {
     return std::nullopt;
   }
   if (mistake == Mistake::kOtherStyle) {
-    return draw_style(choices, name);
+    return draw_style(choices, name, candidate.fits);
   }
-  if (style && mistake == Mistake::kOtherLocal) {
-    style->local = !style->local;
-  } else if (style && mistake == Mistake::kOtherOutput) {
+  std::optional<StyleSpec> style = candidate.style;
+  if (style && mistake == Mistake::kOtherOutput) {
     style->output = draw_placement(choices, name + ".output");
-  } else if (style && mistake == Mistake::kOtherInput) {
-    style->input = draw_placement(choices, name + ".input");
+    style->local = style->local && is_whole(*style);
+  } else if (style && mistake == Mistake::kOtherLocal) {
+    style->local = !style->local && is_whole(*style);
   }
   return style;
 }
@@ -270,17 +338,18 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
 
 }  // namespace
 
-std::vector<PlanEntry> draw_plan(const ModelSpec& model, const TrainSpec& train, Choices& choices) {
+std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};
   }
   const bool mistakes = choices.chance("plan.mistakes", 40);
   const bool apart = choices.chance("plan.block_by_block", 20);
   std::vector<PlanEntry> plan;
-  for (const Candidate& candidate : PlanDraft(model, train, choices).candidates()) {
-    for (const std::string& pattern : patterns_of(candidate.pattern, model.depth, apart)) {
+  for (const Candidate& candidate : PlanDraft(c, choices).candidates()) {
+    for (const std::string& pattern : patterns_of(candidate.pattern, c.model.depth, apart)) {
       const std::optional<StyleSpec> style =
-          mistakes ? with_mistake(candidate.style, "plan." + pattern, choices) : candidate.style;
+          mistakes && !candidate.agreed ? with_mistake(candidate, "plan." + pattern, choices)
+                                        : candidate.style;
       if (style) {
         plan.push_back({pattern, *style});
       }

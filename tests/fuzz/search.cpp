@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "fuzz/case.h"
-#include "fuzz/switched_off.h"
 #include "tessera/core/error.h"
 
 namespace tessera::fuzz {
@@ -63,7 +62,7 @@ struct Drawn {
 
 Drawn draw(const SearchOptions& options, std::int64_t index, const Choices::Labels& fixed) {
   const std::uint64_t seed = seed_of(options, index);
-  Choices choices(seed, fixed, options.all ? nullptr : &switched_off());
+  Choices choices(seed, fixed);
   Drawn drawn{draw_case(seed, choices), {}};
   drawn.made = choices.made();
   return drawn;
@@ -76,9 +75,9 @@ class Worker {
     // The shell's $$ would name the shell; /proc/self/exe would be the shell itself.
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command = fmt::format(
-        "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} {} {} --set '{}' 2>&1",
+        "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} {} --set '{}' 2>&1",
         program, options.seed, first, cases, options.timeout, options.shrink ? "" : "--no-shrink",
-        options.all ? "" : "--known-right", to_argument(options.fixed));
+        to_argument(options.fixed));
     pipe_ = popen(command.c_str(), "r");
     TESSERA_CHECK(pipe_ != nullptr, "cannot start ", program);
   }

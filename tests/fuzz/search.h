@@ -20,7 +20,6 @@ struct SearchOptions {
   Choices::Labels fixed{};  ///< decisions that are not drawn
   /// No step of a case takes a second: what waits this long waits for a peer that isn't coming.
   int timeout = 20;
-  bool all = true;     ///< draw also what is switched off (switched_off.h)
   bool shrink = true;  ///< look for the fewest decisions that a fault needs
 };
 

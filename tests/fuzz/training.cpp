@@ -3,7 +3,6 @@
 
 #include "fuzz/training.h"
 
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "fuzz/model.h"
+#include "fuzz/options.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
@@ -31,7 +31,6 @@
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/full_tensor.h"
 #include "testing/values.h"
@@ -59,47 +58,6 @@ Rows part_of(const Rows& rows, const Part& part) {
   return {rows.first + from, to - from};
 }
 
-tensor_parallel::StylePtr make_style(const StyleSpec& s) {
-  using namespace tensor_parallel;
-  switch (s.kind) {
-    case StyleKind::kColwise:
-      return colwise_parallel(
-          {.input_layouts = s.input, .output_layouts = s.output, .use_local_output = s.local});
-    case StyleKind::kRowwise:
-      return rowwise_parallel(
-          {.input_layouts = s.input, .output_layouts = s.output, .use_local_output = s.local});
-    case StyleKind::kSequence:
-      return sequence_parallel({.sequence_dim = s.dim, .use_local_output = s.local});
-    case StyleKind::kReplicate:
-      return replicate_parallel({.use_local_output = s.local});
-    case StyleKind::kPrepareInput:
-      return prepare_module_input({.input_layouts = {s.input},
-                                   .desired_input_layouts = {s.output},
-                                   .use_local_output = s.local});
-    case StyleKind::kPrepareOutput:
-      return prepare_module_output({.output_layouts = {s.input},
-                                    .desired_output_layouts = {s.output},
-                                    .use_local_output = s.local});
-  }
-  return nullptr;
-}
-
-DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
-  std::vector<std::int64_t> sizes{spec.data};
-  std::vector<std::string> names{"dp"};
-  if (spec.replicas > 1) {
-    sizes.insert(sizes.begin(), spec.replicas);
-    names.insert(names.begin(), "replicas");
-  }
-  sizes.insert(spec.tensor_first ? sizes.begin() : sizes.end(), spec.tensor);
-  names.insert(spec.tensor_first ? names.begin() : names.end(), "tp");
-  return rank.mesh(sizes, names);
-}
-
-DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh) {
-  return spec.replicas > 1 ? mesh[{"replicas", "dp"}] : mesh["dp"];
-}
-
 bool freezes(Frozen frozen, const std::string& name) {
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   switch (frozen) {
@@ -117,29 +75,6 @@ bool freezes(Frozen frozen, const std::string& name) {
       return name.ends_with("bias");
   }
   return false;
-}
-
-fsdp::Options fsdp_options(const FsdpSpec& spec) {
-  fsdp::Options options;
-  if (spec.reshard != Reshard::kDefault) {
-    options.reshard_after_forward = spec.reshard == Reshard::kAlways;
-  }
-  if (spec.offload) {
-    options.offload_policy = fsdp::OffloadPolicy{};
-  }
-  options.post_forward_mesh_size = spec.post_forward;
-  options.shard_over_replicas = spec.over_replicas;
-  options.may_be_unused = spec.may_be_unused;
-  if (spec.placement == ShardPlacement::kLast) {
-    options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
-      return std::optional<Placement>(Shard{parameter.dim() - 1});
-    };
-  } else if (spec.placement == ShardPlacement::kReplicateVectors) {
-    options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
-      return parameter.dim() == 1 ? std::optional<Placement>(Replicate{}) : std::nullopt;
-    };
-  }
-  return options;
 }
 
 /// The model of one rank, and what becomes of it on a mesh.
@@ -230,7 +165,7 @@ class Training {
     if (init != Init::kBeforeWrapping && init != Init::kOtherSeeds) {
       meta.emplace();
     }
-    net_ = std::make_shared<Net>(case_.model);
+    net_ = std::make_shared<Net>(case_.model, case_.train.loss);
     net_->to(at::kDouble);
   }
 
@@ -247,8 +182,6 @@ class Training {
       for (const PlanEntry& entry : case_.plan) {
         plan.emplace_back(entry.pattern, make_style(entry.style));
       }
-      // What forward makes of parameters that a plan forgets is searched as well.
-      plan.emplace_back("", tensor_parallel::leave_plain());
       tensor_parallel::parallelize_module(*net_, mesh["tp"], plan);
     }
     checkpoint();
@@ -396,29 +329,31 @@ class Training {
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
     // Plain random operators draw by element in what is sharded; so that they do so here, too.
-    std::optional<BatchPart> whole;
+    std::optional<BatchPart> all_rows;
     if (!sharded_) {
-      whole.emplace(0, 1);
+      all_rows.emplace(0, 1);
     }
-    const at::Tensor logits = (*net_)(ids.narrow(1, 0, sequence).contiguous());
+    const at::Tensor inputs = ids.narrow(1, 0, sequence).contiguous();
     const at::Tensor targets = ids.narrow(1, 1, sequence).flatten();
-    return sum_of_losses(logits, targets) *
+    return whole(sum_of_losses(inputs, targets)) *
            (static_cast<double>(parts_.count) / static_cast<double>(all.count * sequence));
   }
 
-  at::Tensor sum_of_losses(const at::Tensor& logits, const at::Tensor& targets) const {
-    const std::int64_t vocabulary = case_.model.vocabulary;
-    if (case_.train.loss == Loss::kLossParallel && targets.numel() > 0) {
-      const at::Tensor flat = logits.view({targets.numel(), vocabulary});
-      return tensor_parallel::cross_entropy(flat, targets) * targets.numel();
+  at::Tensor sum_of_losses(const at::Tensor& inputs, const at::Tensor& targets) const {
+    if (case_.train.loss_in_forward) {
+      return (*net_)(inputs, targets).at(0);
     }
-    const at::Tensor whole =
-        tessera::is_distributed(logits) ? DistributedTensor(logits).full_tensor() : logits;
-    if (case_.train.loss == Loss::kSquares || targets.numel() == 0) {
-      return whole.square().sum();
-    }
-    return at::cross_entropy_loss(whole.view({targets.numel(), vocabulary}), targets, {},
-                                  at::Reduction::Sum);
+    std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
+    const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
+    // Outside of a parallelized forward nobody says what the plain targets are.
+    outputs[0] = split ? outputs[0] : whole(outputs[0]);
+    outputs[1] = whole(outputs[1]);
+    return fuzz::sum_of_losses(outputs, targets, case_.train.loss);
+  }
+
+  static at::Tensor whole(const at::Tensor& tensor) {
+    const bool distributed = tensor.defined() && tessera::is_distributed(tensor);
+    return distributed ? DistributedTensor(tensor).full_tensor() : tensor;
   }
 
   double grad_norm() const {
