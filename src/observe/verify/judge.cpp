@@ -40,6 +40,9 @@ Finding finding_of(const Pair& pair, const VerifyOptions& options) {
     finding.layout += fmt::format(", is {} on one rank, and so here", layout_of(pair.one_rank));
     return finding;
   }
+  if (pair.one_rank.numel() == 0) {
+    return finding;
+  }
   const Farthest found = farthest(pair.on_mesh, pair.one_rank);
   finding.distance = found.distance;
   finding.at = coordinate_of(found.index, pair.one_rank.sizes());

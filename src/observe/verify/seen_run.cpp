@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
@@ -30,7 +32,7 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 
 class Recorder {
  public:
-  void begin_call(const std::string& fqn) { running_.push_back(fqn); }
+  void begin_call(const std::string& fqn, nn::TensorList inputs);
   void end_call(const std::string& fqn, nn::TensorList outputs);
 
   /// The innermost module that has not ended: "'layers.0.norm'"; empty: none.
@@ -38,11 +40,21 @@ class Recorder {
     return running_.empty() || running_.back().empty() ? "" : "'" + running_.back() + "'";
   }
   std::vector<SeenTensor> outputs;
+  std::int64_t rows = 0;
 
  private:
   std::vector<std::string> running_;
   std::map<std::string, int> calls_;  // by FQN
 };
+
+void Recorder::begin_call(const std::string& fqn, nn::TensorList inputs) {
+  running_.push_back(fqn);
+  const auto batch = std::ranges::find_if(
+      inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
+  if (fqn.empty() && batch != inputs.end()) {
+    rows = (*batch)->size(0);
+  }
+}
 
 void Recorder::end_call(const std::string& fqn, nn::TensorList tensors) {
   running_.pop_back();
@@ -68,9 +80,9 @@ Watch& watch_of(nn::ModuleBase& module) {
   if (watch == nullptr) {
     watch = std::make_shared<Watch>();
     module.attach(watch);
-    module.add_forward_pre_hook([watch](nn::ModuleBase&, nn::TensorList) {
+    module.add_forward_pre_hook([watch](nn::ModuleBase&, nn::TensorList inputs) {
       if (watch->records()) {
-        watch->recorder->begin_call(watch->fqn);
+        watch->recorder->begin_call(watch->fqn, inputs);
       }
     });
     module.add_forward_hook([watch](nn::ModuleBase&, nn::TensorList outputs) {
@@ -157,8 +169,8 @@ SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   } catch (const std::exception& error) {
     fail("the step failed", where(), ": ", first_line(error.what()));
   }
-  return {std::move(recorder.outputs),
-          trained ? take_gradients(module) : std::vector<SeenTensor>()};
+  return {std::move(recorder.outputs), trained ? take_gradients(module) : std::vector<SeenTensor>(),
+          recorder.rows};
 }
 
 }  // namespace tessera::observe

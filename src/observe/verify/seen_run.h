@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct SeenTensor {
 struct SeenRun {
   std::vector<SeenTensor> outputs;    ///< in the order in which the calls ended; the result last
   std::vector<SeenTensor> gradients;  ///< of what is trained; none without a backward
+  std::int64_t rows = 0;              ///< dimension 0 of the first tensor that the module was given
 };
 
 /// Runs `step` with `module`, and backward of a result that has a gradient. The parameters had no

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/initialization.h"
 #include "verify/judge.h"
 #include "verify/pairs.h"
 #include "verify/same_start.h"
@@ -49,6 +50,7 @@ class Verification {
   std::string whether_weights_are_equal() const;
   std::string problem_of_first_rank(const std::string& own) const;
   void run_reference();
+  void check_rows() const;
   SeenRun run_on_mesh();
   BatchPart part_of_batch() const;
 
@@ -120,6 +122,19 @@ void Verification::run_reference() {
   }
 }
 
+/// A rank's random numbers are those of its rows, after those of the ranks before it.
+void Verification::check_rows() const {
+  comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
+  const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
+  const auto other =
+      std::ranges::find_if(all, [&](const auto& each) { return each[0] != all.front()[0]; });
+  const bool draws = std::ranges::any_of(all, [](const auto& each) { return each[1] != 0; });
+  TESSERA_CHECK(!draws || other == all.end(), "verify: the model draws random numbers, and rank ",
+                mesh_.ranks().front(), " gives it ", all.front()[0], " rows, but rank ",
+                mesh_.ranks()[static_cast<std::size_t>(other - all.begin())], " ", (*other)[0],
+                "; give it equally many on each, or verify in evaluation mode");
+}
+
 SeenRun Verification::run_on_mesh() {
   try {
     set_draw_counts(module_, counts_, draws_ ? kAhead : 0);
@@ -133,7 +148,10 @@ SeenRun Verification::run_on_mesh() {
 }
 
 VerifyReport Verification::run() {
-  on_each_rank([&] { check_reference(module_, reference_); });
+  on_each_rank([&] {
+    nn::check_initialized(module_, "verify");
+    check_reference(module_, reference_);
+  });
   copy_to_reference(module_, reference_, mesh_);
   if (std::string weights = whether_weights_are_equal(); !weights.empty()) {
     return {.weights = std::move(weights)};
@@ -147,6 +165,7 @@ VerifyReport Verification::run() {
       fail("verify: with the reference, ", error.what());
     }
   });
+  check_rows();
   const SeenRun on_mesh = run_on_mesh();
   return judge(on_mesh, one_rank_, noise_, mesh_, options_);
 }

@@ -1,7 +1,6 @@
 // Models that are right on every mesh, and what verify() leaves behind.
 #include "tessera/observe/verify.h"
 
-#include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
@@ -117,6 +116,32 @@ TEST(Verify, SeesThroughActivationCheckpointing) {
   });
 }
 
+TEST(Verify, TakesARankWithoutRows) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    GptMlp model(GptOptions{}), reference(GptOptions{});
+    fill(model);
+    fsdp::fully_shard(model, mesh);
+    const at::Tensor x = uniform_values({rank.rank() == 0 ? 3 : 0, kGptHidden}, 0.3);
+    const VerifyReport report =
+        verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().sum(); },
+               {.batch_dims = {"dp"}});
+    EXPECT_TRUE(report.ok()) << report.text();
+  });
+}
+
+TEST(Verify, RefusesUnevenRowsOfAModelThatDraws) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+    GptRun run{.options = {.dropout = 0.3}};
+    run.step = [&](Gpt& model, const at::Tensor& tokens) {
+      return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
+    };
+    EXPECT_ERROR(verify_gpt(run, mesh),
+                 "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
+  });
+}
+
 /// The loss of a step, and the gradients and buffers that it leaves.
 std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   const at::Tensor loss = gpt_loss(model, gpt_tokens(mesh));
@@ -181,6 +206,9 @@ TEST(Verify, RefusesAReferenceThatDoesNotFit) {
     EXPECT_ERROR(verify(*model, static_cast<nn::ModuleBase&>(linear), mesh, step),
                  "the reference has 'weight' where the module has 'embed.weight'",
                  "a second instance of the same class");
+    Gpt unfilled;
+    EXPECT_ERROR(verify(static_cast<nn::ModuleBase&>(unfilled), *model, mesh, step), "verify",
+                 "'embed.weight'");
     const auto parallel = make_gpt({}, mesh);
     EXPECT_ERROR(verify(*model, *parallel, mesh, step),
                  "'embed.weight' of the reference is distributed");
