@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
+#include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
 
 namespace bench {
@@ -72,6 +73,17 @@ Degrees degrees_of(const std::string& mesh) {
   return {.dp = of.front(), .cp = of.size() == 3 ? of[1] : 1, .tp = of.back()};
 }
 
+void check_outputs(const BenchOptions& o) {
+  std::vector<llama::NamedFile> files;
+  for (const std::string& config : o.configs) {
+    files.push_back({"--config", config, /*is_read=*/true});
+  }
+  for (const char* name : {"results.json", "results.html"}) {
+    files.push_back({std::string(name) + " of --out", o.out + "/" + name});
+  }
+  llama::check_files_differ(files);
+}
+
 }  // namespace
 
 BenchOptions parse_bench_options(std::vector<std::string> arguments) {
@@ -90,6 +102,7 @@ BenchOptions parse_bench_options(std::vector<std::string> arguments) {
   TESSERA_CHECK(!o.configs.empty(), "no shape is given; pass --config FILE");
   TESSERA_CHECK(o.warmup < o.steps, "--warmup ", o.warmup, " leaves none of --steps ", o.steps,
                 "; give more steps");
+  check_outputs(o);
   return o;
 }
 

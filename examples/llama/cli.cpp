@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -152,8 +153,7 @@ std::vector<std::string> file_arguments(const std::string& file, const CLI::App&
 }
 
 /// The value of --config-file, or "".
-/// Read ahead of the parser, which needs the file's entries before it starts. Of several the first
-/// is taken.
+/// Read ahead of the parser, which needs the file's entries before it starts.
 std::string config_file_of(const std::vector<std::string>& arguments) {
   const std::string flag = "--config-file";
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -191,18 +191,43 @@ std::string short_text(double value) {
   return out.str();
 }
 
-/// CLI11 takes what C takes.
-void take_decimal_numbers_only(CLI::Option& option) {
+template <class Integer>
+bool overflows(std::string_view text) {
+  text.remove_prefix(text.starts_with('+') ? 1 : 0);
+  Integer value = 0;
+  return std::from_chars(text.data(), text.data() + text.size(), value).ec ==
+         std::errc::result_out_of_range;
+}
+
+/// CLI11 takes what C takes, and for a whole number beyond 64 bits the nearest.
+void check_form_of_numbers(CLI::Option& option) {
   const std::string type = option.get_type_name();
-  const bool is_number = std::ranges::any_of(
-      std::array{"INT", "UINT", "FLOAT"},
-      [&](const char* name) { return type == name || type.starts_with(std::string(name) + ":"); });
-  if (is_number) {
-    option.check(
-        [](const std::string& text) {
-          return is_decimal(text) ? std::string() : text + " is not a decimal number";
-        },
-        "");
+  const std::string name = type.substr(0, type.find(':'));
+  if (name != "INT" && name != "UINT" && name != "FLOAT") {
+    return;
+  }
+  option.check(
+      [name](const std::string& text) {
+        if (!is_decimal(text)) {
+          return text + " is not a decimal number";
+        }
+        const bool too_large = (name == "INT" && overflows<std::int64_t>(text)) ||
+                               (name == "UINT" && overflows<std::uint64_t>(text));
+        return too_large ? text + " does not fit into 64 bits; give a smaller number"
+                         : std::string();
+      },
+      "");
+}
+
+/// Of two values one would be dropped without a word.
+void refuse_two_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::vector<std::string>& values = option->results();
+    const auto other = std::ranges::find_if(
+        values, [&](const std::string& value) { return value != values.front(); });
+    TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",
+                  option->get_single_name(), " is given as ", values.front(), " and as ", *other,
+                  ", but has one value; leave one of them out");
   }
 }
 
@@ -265,7 +290,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (CLI::Option* option : app.get_options()) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    take_decimal_numbers_only(*option);
+    check_form_of_numbers(*option);
   }
   // CLI11's own error for an unknown name suggests none.
   app.allow_extras();
@@ -288,6 +313,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
     unknown((extra.rfind('-', 0) == 0 ? "flag " : "argument ") + extra,
             extra.substr(std::min(extra.find_first_not_of('-'), extra.size())), app);
   }
+  refuse_two_values(app);
 }
 
 /// CLI11 reports --help as an exception; the usage text has been printed by the parser's caller.

@@ -19,8 +19,8 @@ using Alternatives = std::vector<std::vector<std::string>>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. A
 /// `--config-file FILE.toml` holds the same names; flags on the command line win over it, also over
-/// their alternatives there. Unknown names are errors that give the nearest valid one. Throws
-/// tessera::Error; CLI::CallForHelp passes.
+/// their alternatives there. Unknown names are errors that give the nearest valid one, and so are
+/// two values of a flag that has one. Throws tessera::Error; CLI::CallForHelp passes.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const Alternatives& alternatives = {});
 

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
@@ -9,11 +10,13 @@ namespace {
 
 /// nlohmann's parser keeps its place on the heap: depth costs memory only.
 nlohmann::json parse_line(std::string_view line, const std::string& origin) {
+  TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
+                ": the line begins with a byte order mark; save the file without one");
   try {
     return nlohmann::json::parse(line);
   } catch (const nlohmann::json::exception& error) {
-    fail(origin, ": the line is not JSON (", error.what(),
-         "); give a file with one JSON object a line");
+    fail(origin, ": the line is not JSON (", error.what(), ")", detail::json_hint(error.what()),
+         "; give a file with one JSON object a line");
   }
 }
 

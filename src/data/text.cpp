@@ -9,6 +9,7 @@
 #include <iterator>
 #include <vector>
 
+#include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
@@ -20,6 +21,7 @@ std::string read_text(const std::string& path) {
   std::string text{std::istreambuf_iterator<char>(in), {}};
   TESSERA_CHECK(in, "cannot read the text file '", path,
                 "': give a file that exists and may be read");
+  detail::refuse_lfs_pointer(path, text);
   return text;
 }
 

@@ -69,6 +69,19 @@ TEST(PromptCompletions, FillTheSequenceExactly) {
       'g');
 }
 
+TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
+  const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
+  EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
+  // The completion, its end and the token that texts begin with have room.
+  const auto [inputs, targets] = SampleOf(line, {.begin = 9, .truncate = true});
+  EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));
+  const auto [of_long, cut] =
+      SampleOf(R"({"prompt": "abcdefgh", "completion": "stuvwxyz"})", {.truncate = true});
+  EXPECT_EQ(of_long, (Tokens{'h', 's', 't', 'u', 'v', 'w'}));
+  EXPECT_EQ(cut, (Tokens{'s', 't', 'u', 'v', 'w', 'x'}));
+}
+
 TEST(PromptCompletions, AnEmptyPromptTeachesNothingOfTheFirstToken) {
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
             (Tokens{'y', 0, -100, -100, -100, -100}));

@@ -38,6 +38,28 @@ TEST(SentencePieceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->end_token(), 2);
 }
 
+TEST(SentencePieceTokenizer, FindsSpecialTokensInATexts) {
+  testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", SmallModel());
+  const auto ids = [&](const char* text) {
+    return open_tokenizer(folder / "tokenizer.model")->encode(text);
+  };
+  using Ids = std::vector<std::int64_t>;
+  EXPECT_EQ(ids("a</s>a<s><unk>"), (Ids{3, 2, 3, 1, 0}));
+  testing::WriteFile(folder / "added_tokens.json", R"({"<t>": 6})");
+  EXPECT_EQ(ids("a<t>a"), (Ids{3, 6, 3}));
+  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->decode({3, 6, 3, 2}), "a<t>a");
+  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->begins_texts(), std::nullopt);
+  testing::WriteFile(folder / "tokenizer_config.json",
+                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+                         "add_bos_token": false, "pad_token": "<pad>"})");
+  // Only the first part begins with a space.
+  EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
+  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->begins_texts(), false);
+  testing::WriteFile(folder / "added_tokens.json", R"({"<t>": 8})");
+  EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is 6");
+}
+
 TEST(SentencePieceTokenizer, RefusesATokenOutsideItsVocabulary) {
   testing::TemporaryFolder folder;
   testing::WriteFile(folder / "tokenizer.model", SmallModel());

@@ -127,6 +127,18 @@ def mistral(text):
     return Tokenizer.from_str(json.dumps(form))
 
 
+def words(text):
+    """No model's, but of patterns that mean something else to other libraries."""
+    normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip(left=False, right=True)])
+    tokenizer = byte_level(r"\w+\b|[^\w\s]{1,3}|\p{Han}|\p{^Greek}", ["<|eot|>"], text, normalizer)
+    form = json.loads(tokenizer.to_str())
+    form["pre_tokenizer"]["pretokenizers"][:0] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in (r"\p{Katakana}", r"[\w\p{Hiragana}]", r"\W\B", r"\pL")]
+    form["pre_tokenizer"]["pretokenizers"][:0] = [{"type": "Punctuation", "behavior": "Contiguous"}]
+    return Tokenizer.from_str(json.dumps(form))
+
+
 def digits(text):
     """No model's, but of the steps that the others lack."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -144,7 +156,8 @@ def digits(text):
     return tokenizer
 
 
-KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits}
+KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits,
+         "words": words}
 
 
 def save_all(folder, text):

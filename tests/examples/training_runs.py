@@ -43,7 +43,7 @@ class Job:
     def __init__(self, arguments, dp=2, tp=2, launcher=()):
         command = [programs.BIN / "tessera-run", "--nproc", dp * tp, *launcher, "--",
                    programs.BIN / "llama_train", "--dp", dp, "--tp", tp, *arguments]
-        self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE,
+        self.process = subprocess.Popen(programs.words(command), stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
 
     def __enter__(self):

@@ -27,7 +27,9 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "A file of prompts, one a line; of .jsonl the \"prompt\" of each line's object")
+                 "A file of prompts, one a line; of .jsonl the \"prompt\" of each line's object; "
+                 "may be given several times; -: standard input")
+      ->allow_extra_args(false)
       ->option_text("FILE");
   app.add_option("--stop", o.stop, "End a text before this one; may be given several times")
       ->allow_extra_args(false)

@@ -24,7 +24,7 @@ struct SamplingOptions {
 struct GenerateOptions {
   std::string model, tokenizer;
   std::vector<std::string> prompt, stop;
-  std::string prompts;  ///< a file of them
+  std::vector<std::string> prompts;  ///< files of them
   bool json = false;
   SamplingOptions sampling;
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <utility>
 
 #include "examples/llama/cli.h"
@@ -19,6 +20,7 @@
 #include "examples/llama/generate/perplexity.h"
 #include "examples/llama/generate/prompts.h"
 #include "examples/llama/generate/texts.h"
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/data/text.h"
 #include "tessera/tessera.hpp"
 
@@ -61,9 +63,23 @@ struct Prompts {
   std::int64_t longest = 0;
 };
 
+/// Of rank 0, for all: the others have none. Collective.
+std::string standard_input(const Run& run) {
+  if (std::ranges::find(run.options.prompts, llama::kStandardInput) == run.options.prompts.end()) {
+    return "";
+  }
+  std::string text;
+  if (run.prints()) {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  return run.mesh.size() == 1
+             ? text
+             : comm::gather_texts(run.mesh.group(), c10::Device(run.options.device), text).front();
+}
+
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const std::string& text : llama::prompt_texts(run.options)) {
+  for (const std::string& text : llama::prompt_texts(run.options, standard_input(run))) {
     const llama::Tokens tokens = run.tokens.encode(text);
     prompts.inputs.push_back(run.tokens.begin(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));

@@ -26,14 +26,9 @@ std::string prompt_of_json(const std::string& line, const std::string& place) {
                 "{\"prompt\": \"...\"} in each line");
 }
 
-}  // namespace
-
-std::vector<std::string> prompt_texts(const GenerateOptions& options) {
-  if (options.prompts.empty()) {
-    return options.prompt;
-  }
-  const bool is_json = options.prompts.ends_with(".jsonl");
-  std::istringstream lines(tessera::data::read_text(options.prompts));
+std::vector<std::string> prompts_of(const std::string& file, const std::string& content) {
+  const bool is_json = file.ends_with(".jsonl");
+  std::istringstream lines(content);
   std::vector<std::string> prompts;
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
@@ -41,18 +36,31 @@ std::vector<std::string> prompt_texts(const GenerateOptions& options) {
       line.pop_back();
     }
     if (!line.empty()) {
-      const std::string place = options.prompts + ", line " + std::to_string(number) + ",";
+      const std::string place = file + ", line " + std::to_string(number) + ",";
       prompts.push_back(is_json ? prompt_of_json(line, place) : line);
     }
   }
-  TESSERA_CHECK(!prompts.empty(), options.prompts, " holds no prompt; write one a line");
+  TESSERA_CHECK(!prompts.empty(), file, " holds no prompt; write one a line");
+  return prompts;
+}
+
+}  // namespace
+
+std::vector<std::string> prompt_texts(const GenerateOptions& options, const std::string& input) {
+  std::vector<std::string> prompts = options.prompt;
+  for (const std::string& file : options.prompts) {
+    const std::vector<std::string> some = file == kStandardInput
+                                              ? prompts_of("standard input", input)
+                                              : prompts_of(file, tessera::data::read_text(file));
+    prompts.insert(prompts.end(), some.begin(), some.end());
+  }
   return prompts;
 }
 
 PromptTokens::PromptTokens(const std::string& folder, const std::string& file, const Config& config)
     : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
       special_(read_special_tokens(folder, config)),
-      begin_(text_begin(*tokenizer_, tokenizer_file(file, folder), special_)) {}
+      begin_(text_begin(*tokenizer_, special_)) {}
 
 Tokens PromptTokens::begin(const Tokens& tokens) const {
   Tokens all = tokens;

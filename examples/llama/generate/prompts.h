@@ -14,10 +14,14 @@
 
 namespace llama {
 
-/// The prompts of the command line, or of the file --prompts: a line each, or of a *.jsonl file the
-/// "prompt" of each line's object; empty lines are passed over. Throws tessera::Error, naming the
-/// line, for a file that can't be read so, and for one without prompts.
-std::vector<std::string> prompt_texts(const GenerateOptions& options);
+/// The prompts of the command line, or of the files of --prompts: a line each, or of a *.jsonl file
+/// the "prompt" of each line's object; empty lines are passed over. Throws tessera::Error, naming
+/// the line, for a file that can't be read so, and for one without prompts. `input`: what standard
+/// input holds, for --prompts -.
+std::vector<std::string> prompt_texts(const GenerateOptions& options,
+                                      const std::string& input = "");
+/// As a file of --prompts.
+inline constexpr const char* kStandardInput = "-";
 
 /// Turns texts into tokens as the files of a model say.
 class PromptTokens {

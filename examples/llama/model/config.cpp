@@ -53,22 +53,27 @@ const Architecture& architecture_of(const ConfigReader& reader) {
 /// Only keys that change the result. Others, such as torch_dtype, may hold anything.
 void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("hidden_act", {"silu", "swish"}, "activations other than silu are");
-  reader.only("attention_dropout", {0, 0.0}, "attention dropout is");
   reader.only("pretraining_tp", {1}, "pretraining_tp is");
   reader.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
   reader.only("quantization_config", {}, "quantised weights are");
 }
 
+/// What a file says of its layers one by one has to agree with the window of all.
+void check_layer_types(const ConfigReader& reader, std::int64_t window) {
+  if (!reader.has("layer_types")) {
+    return;
+  }
+  const char* expected = window > 0 ? "sliding_attention" : "full_attention";
+  for (const Json& layer : reader.at("layer_types")) {
+    TESSERA_CHECK(layer == expected, reader.origin(), ": \"layer_types\" has ", layer.dump(),
+                  ", but the other keys make all layers ", expected,
+                  ", and layers that differ in attention are not implemented; use a model "
+                  "without them");
+  }
+}
+
 /// Mistral's files have a window for all layers. Qwen's name one that is used only if they say so.
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
-  if (reader.has("layer_types")) {
-    for (const Json& layer : reader.at("layer_types")) {
-      TESSERA_CHECK(layer == "full_attention", reader.origin(), ": \"layer_types\" has ",
-                    layer.dump(),
-                    ", but layers that differ in attention are not implemented; use a model "
-                    "without them");
-    }
-  }
   if (type == "mistral") {
     return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : 4096;
   }
@@ -114,6 +119,10 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
   s.kind = scaling_kind(rope, rope.has("rope_type") ? "rope_type" : "type");
+  // Versions of transformers differ in which of the two they take.
+  TESSERA_CHECK(!rope.has("rope_type") || !rope.has("type") || scaling_kind(rope, "type") == s.kind,
+                rope.origin(), ": rope scaling has \"rope_type\" ", rope.at("rope_type").dump(),
+                " and \"type\" ", rope.at("type").dump(), "; leave out the one that is not meant");
   rope.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
   if (s.kind == Kind::kNone) {
     rope.only("factor", {1, 1.0}, "a factor without a type of rope scaling is");
@@ -145,28 +154,41 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   return s;
 }
 
-/// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters.
-Rope read_rope(const ConfigReader& reader) {
+/// Of "rope_scaling" or "rope_parameters", whose keys are the same.
+Rope read_rope_object(const ConfigReader& reader, const char* key) {
+  const Json& object = reader.at(key);
+  TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
+                "; it must be an object or null");
+  const ConfigReader inner(object, reader.origin());
+  for (const auto& [name, value] : object.items()) {
+    TESSERA_CHECK(!value.is_object(), reader.origin(), ": \"", key, "\" has \"", name,
+                  "\", but layers that differ in their positions are not implemented; use a model "
+                  "without them");
+  }
   Rope rope;
   rope.theta = reader.number_or("rope_theta", rope.theta);
-  const std::int64_t positions = reader.positive_or("max_position_embeddings", 0);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!reader.has(key)) {
-      continue;
-    }
-    const Json& object = reader.at(key);
-    TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
-                  "; it must be an object or null");
-    const ConfigReader inner(object, reader.origin());
-    for (const auto& [name, value] : object.items()) {
-      TESSERA_CHECK(
-          !value.is_object(), reader.origin(), ": \"", key, "\" has \"", name,
-          "\", but layers that differ in their positions are not implemented; use a model "
-          "without them");
-    }
-    rope.theta = inner.number_or("rope_theta", rope.theta);
-    rope.scaling = read_scaling(inner, positions);
+  TESSERA_CHECK(
+      !reader.has("rope_theta") || inner.number_or("rope_theta", rope.theta) == rope.theta,
+      reader.origin(), ": \"rope_theta\" is ", rope.theta, ", but in \"", key, "\" ",
+      inner.number_or("rope_theta", rope.theta), "; leave out the one that is not meant");
+  rope.theta = inner.number_or("rope_theta", rope.theta);
+  rope.scaling = read_scaling(inner, reader.positive_or("max_position_embeddings", 0));
+  return rope;
+}
+
+/// Older files have rope_theta and rope_scaling, newer ones both in rope_parameters.
+Rope read_rope(const ConfigReader& reader) {
+  const bool older = reader.has("rope_scaling"), newer = reader.has("rope_parameters");
+  if (!older && !newer) {
+    Rope rope;
+    rope.theta = reader.number_or("rope_theta", rope.theta);
+    return rope;
   }
+  const Rope rope = read_rope_object(reader, older ? "rope_scaling" : "rope_parameters");
+  TESSERA_CHECK(!older || !newer || read_rope_object(reader, "rope_parameters") == rope,
+                reader.origin(),
+                ": \"rope_scaling\" and \"rope_parameters\" ask for different "
+                "positions; leave out the one that is not meant");
   return rope;
 }
 
@@ -216,9 +238,11 @@ Config parse_config(const std::string& text, const std::string& origin) {
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // transformers has a number of its own for what a file of another type leaves out.
-  const bool is_llama = architecture.type == std::string_view("llama");
-  c.num_key_value_heads = is_llama
+  // transformers has a number of its own for what a file of another type leaves out; null is that
+  // of the heads.
+  const bool by_heads =
+      architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
+  c.num_key_value_heads = by_heads
                               ? reader.positive_or("num_key_value_heads", c.num_attention_heads)
                               : reader.positive("num_key_value_heads");
   // Only a head size that is left to be derived must come out even.
@@ -238,6 +262,7 @@ Config parse_config(const std::string& text, const std::string& origin) {
   c.query_key_value_bias = biases || architecture.query_key_value_bias;
   c.attention_output_bias = biases;
   c.mlp_bias = reader.flag_or("mlp_bias", false);
+  c.attention_dropout = reader.number_or_zero("attention_dropout");
   TESSERA_CHECK(architecture.has_attention_bias || !biases, origin, ": \"attention_bias\" of a ",
                 architecture.type, " is not implemented; use a model without it");
   TESSERA_CHECK(architecture.has_mlp_bias || !c.mlp_bias, origin, ": \"mlp_bias\" of a ",
@@ -245,6 +270,7 @@ Config parse_config(const std::string& text, const std::string& origin) {
   c.query_key_norm = architecture.query_key_norm;
   c.begins_texts = architecture.begins_texts;
   c.sliding_window = read_sliding_window(reader, architecture.type);
+  check_layer_types(reader, c.sliding_window);
   c.tie_word_embeddings = reader.flag_or("tie_word_embeddings", false);
   // The export writes it as it was, with the keys that we ignore.
   c.json = text;
@@ -292,6 +318,49 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   return tessera::data::find_tokenizer(path).value_or(file);
 }
 
+namespace {
+
+/// Of more tokens than the model's, which texts need not have: such an id would index beyond the
+/// embedding.
+class LimitedTokenizer final : public tessera::data::Tokenizer {
+ public:
+  LimitedTokenizer(tessera::data::TokenizerPtr all, std::int64_t limit)
+      : all_(std::move(all)), limit_(limit) {}
+
+  std::int64_t vocabulary() const override { return limit_; }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    std::vector<std::int64_t> ids = all_->encode(text);
+    for (const std::int64_t id : ids) {
+      check(id);
+    }
+    return ids;
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    return all_->decode(tokens);
+  }
+  std::optional<std::int64_t> begin_token() const override { return checked(all_->begin_token()); }
+  std::optional<std::int64_t> end_token() const override { return checked(all_->end_token()); }
+  std::optional<bool> begins_texts() const override { return all_->begins_texts(); }
+
+ private:
+  void check(std::int64_t id) const {
+    TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
+                  " tokens, but the model's vocabulary is ", limit_, ", and a text has the token ",
+                  id, "; pass the --tokenizer it was trained with");
+  }
+  std::optional<std::int64_t> checked(std::optional<std::int64_t> id) const {
+    if (id) {
+      check(*id);
+    }
+    return id;
+  }
+
+  tessera::data::TokenizerPtr all_;
+  std::int64_t limit_;
+};
+
+}  // namespace
+
 /// A model of 256 tokens is one of bytes; of any other a byte is some token that means another
 /// text.
 tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
@@ -305,11 +374,9 @@ tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
                 config.vocab_size, "; pass the --tokenizer that the model or the tokens are of");
   data::TokenizerPtr tokenizer =
       found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
-  // Too large an id would index beyond the embedding.
-  TESSERA_CHECK(tokenizer->vocabulary() <= config.vocab_size, "the tokenizer has ",
-                tokenizer->vocabulary(), " tokens, but the model's vocabulary is ",
-                config.vocab_size, "; pass the --tokenizer it was trained with");
-  return tokenizer;
+  return tokenizer->vocabulary() <= config.vocab_size
+             ? tokenizer
+             : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
 /// Attention runs on whole heads, of which each rank needs equally many.

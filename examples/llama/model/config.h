@@ -32,6 +32,7 @@ struct Config {
   bool query_key_value_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
+  double attention_dropout = 0;     ///< of training, which is not implemented
   bool begins_texts = true;         ///< a text begins with the model's bos_token_id
   bool query_key_norm = false;      ///< RMSNorm of each head's queries and keys
   std::int64_t sliding_window = 0;  ///< how many positions a query sees, its own included; 0: all
@@ -62,8 +63,8 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Con
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
 /// The tokenizer of a file; for "" that of the model's folder; where there is none either, or no
 /// folder (""), that of bytes. `new_to_text`: the model has learnt no tokens yet, so that any will
-/// do. Throws tessera::Error for bytes where the model's tokens are others, and for a tokenizer of
-/// more tokens than the model's.
+/// do. Throws tessera::Error for bytes where the model's tokens are others; of a tokenizer of more
+/// tokens than the model's, encode() does so for a text that has one of these.
 tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
                                            const std::filesystem::path& folder,
                                            const Config& config, bool new_to_text);

@@ -44,6 +44,11 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
+  /// Of a key of which 0 says "none", as null does.
+  double number_or_zero(const char* key) const {
+    return has(key) && json_.at(key) != 0 ? number(key) : 0;
+  }
+
   std::string text(const char* key) const {
     const nlohmann::json& value = json_.at(key);
     TESSERA_CHECK(value.is_string(), origin_, ": \"", key, "\" is ", value.dump(),

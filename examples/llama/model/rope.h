@@ -27,12 +27,15 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;              ///< of kYarn: turns that bound the ramp
   bool truncate = true;                              ///< of kYarn: the bounds are whole
   double attention_factor = 1;                       ///< of kYarn: multiplies cos and sin
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct Rope {
   double theta = 10000;
   RopeScaling scaling;
 
+  bool operator==(const Rope&) const = default;
   /// Whether the angles depend on how long the sequence is, for one of `length` tokens.
   bool depends_on_length(std::int64_t length) const {
     return scaling.kind == RopeScaling::Kind::kDynamic && length > scaling.original_positions;

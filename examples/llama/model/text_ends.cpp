@@ -19,9 +19,12 @@ std::optional<std::int64_t> document_end(const tessera::data::Tokenizer* tokeniz
 }
 
 std::optional<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
-                                       const std::string& file, const SpecialTokens& special) {
-  return !file.empty() && tessera::data::is_tokenizer_json(file) ? tokenizer.begin_token()
-                                                                 : special.begin;
+                                       const SpecialTokens& special) {
+  const std::optional<bool> begins = tokenizer.begins_texts();
+  if (!begins) {
+    return special.begin;
+  }
+  return *begins ? tokenizer.begin_token() : std::nullopt;
 }
 
 }  // namespace llama

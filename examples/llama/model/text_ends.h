@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <string>
 
 #include "examples/llama/model/config.h"
 #include "tessera/data/tokenizer.h"
@@ -18,9 +17,9 @@ SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 std::optional<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer,
                                          const SpecialTokens& special);
 
-/// The token that a text begins with where the model continues it. `file`: the tokenizer's, as
-/// tokenizer_file() gives it; a tokenizer.json says itself whether there is one, whatever its name.
+/// The token that a text begins with where the model continues it: the tokenizer's, or none, where
+/// its files say which; else the model's.
 std::optional<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
-                                       const std::string& file, const SpecialTokens& special);
+                                       const SpecialTokens& special);
 
 }  // namespace llama

@@ -57,10 +57,11 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
                 "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
                 "example");
-  check_files_differ({{"--config", options.config, /*is_read=*/true},
-                      {"--gpu", flags.gpu, /*is_read=*/true},
-                      {"--json", flags.json},
-                      {"--html", flags.html}});
+  std::vector<NamedFile> files = options.inputs;
+  files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
+  files.push_back({"--json", flags.json});
+  files.push_back({"--html", flags.html});
+  check_files_differ(files);
 }
 
 void write_json(const RunPlan& plan, const std::optional<Search>& search, const std::string& file) {

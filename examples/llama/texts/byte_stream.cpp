@@ -146,12 +146,14 @@ class GzipStream final : public CompressedStream {
   bool within_member_ = false;
 };
 
-/// RFC 8878. A frame that needs more than 128 MiB of window is refused by the library.
+/// RFC 8878. Its decoder allocates the window that a frame says, of up to 2 GiB (zstd --long=31).
 class ZstdStream final : public CompressedStream {
  public:
   explicit ZstdStream(InputFile file)
       : CompressedStream(std::move(file)), state_(ZSTD_createDStream(), ZSTD_freeDStream) {
     TESSERA_CHECK(state_ != nullptr, "zstd can't be started: is there memory left?");
+    constexpr int kLongestWindow = 31;
+    ZSTD_DCtx_setParameter(state_.get(), ZSTD_d_windowLogMax, kLongestWindow);
   }
 
   std::size_t read(std::span<char> out) override {

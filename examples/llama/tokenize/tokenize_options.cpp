@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "examples/llama/cli.h"
+#include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -41,6 +42,18 @@ void declare(CLI::App& app, TokenizeOptions& o) {
       ->option_text("FILE.toml");
 }
 
+/// The shards' own names are looked for where they are written.
+void check_outputs(const TokenizeOptions& o) {
+  std::vector<NamedFile> files{{"--tokenizer", o.tokenizer, /*is_read=*/true}};
+  for (const std::string& file : o.files) {
+    files.push_back({"FILES", file, /*is_read=*/true});
+  }
+  for (const char* ending : {".json", ".lock"}) {
+    files.push_back({std::string("PREFIX") + ending + " of --out", o.out + ending});
+  }
+  check_files_differ(files);
+}
+
 }  // namespace
 
 TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
@@ -61,6 +74,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   TESSERA_CHECK(!o.files.empty(), "no files given; name text or JSONL files");
   TESSERA_CHECK(o.eos || o.eos_token.empty(),
                 "--eos-token is given with --no-eos; leave one of them out");
+  check_outputs(o);
   if (o.threads == 0) {
     o.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
   }

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -82,7 +83,7 @@ void Trainer::print_evaluation() const {
       batches_of_evaluation(data_, options_.batch) * options_.batch * options_.seq;
   if (data_.eval_text.empty()) {
     std::cout << fmt::format("held-out loss: {:.4f} a token ({} tokens of {})", *eval_loss_, tokens,
-                             options_.eval_tokens)
+                             fmt::join(options_.eval_tokens, ", "))
               << std::endl;
     return;
   }
@@ -93,8 +94,8 @@ void Trainer::print_evaluation() const {
   std::cout << fmt::format(
                    "held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {}); "
                    "byte-bigram entropy of that text: {:.4f} nats/byte",
-                   *eval_loss_ * tokens_per_byte, *eval_loss_, tokens, options_.eval_text,
-                   data::bigram_entropy(data_.eval_text))
+                   *eval_loss_ * tokens_per_byte, *eval_loss_, tokens,
+                   fmt::join(options_.eval_text, ", "), data::bigram_entropy(data_.eval_text))
             << std::endl;
 }
 

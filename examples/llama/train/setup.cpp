@@ -122,6 +122,10 @@ Config model_config(const TrainOptions& o) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
   check_sequence(o, config);
+  TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
+                ": \"attention_dropout\" is ", config.attention_dropout,
+                ", but attention dropout is not implemented in training; set it to 0, and pass "
+                "--dropout for what attention and MLP add");
   check_tensor_parallel(config, o.tp);
   return config;
 }

@@ -230,7 +230,6 @@ bool Trainer::run() {
   }
   if (is_main()) {
     progress_ = std::make_unique<observe::Progress>(options_.steps, stdout);
-    history_.reserve(static_cast<std::size_t>(options_.steps));
     print_start();
   }
   if (options_.verify) {

@@ -47,25 +47,36 @@ std::string tokenizer_change(const Json& saved, const Json& now) {
                        : "there is the tokenizer " + now.at("name").dump() + " instead of none";
 }
 
+/// Those of all globs, in sorted order, each once.
+std::vector<std::string> shards_of(const std::vector<std::string>& globs) {
+  std::set<std::string> all;
+  for (const std::string& glob : globs) {
+    const std::vector<std::string> files = data::token_shard_files(glob);
+    all.insert(files.begin(), files.end());
+  }
+  return {all.begin(), all.end()};
+}
+
 /// The shards of each source. Without weights all are one.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
+  if (options.weights.empty()) {
+    return {shards_of(options.tokens)};
+  }
   std::vector<std::vector<std::string>> sources;
   for (const std::string& glob : options.tokens) {
     sources.push_back(data::token_shard_files(glob));
   }
-  if (options.weights.empty()) {
-    std::set<std::string> all;
-    for (const std::vector<std::string>& files : sources) {
-      all.insert(files.begin(), files.end());
-    }
-    return {std::vector<std::string>(all.begin(), all.end())};
-  }
   return sources;
 }
 
-/// The text is gone when its tokens are stored.
-data::TokenSourcePtr tokens_of_text(const data::Tokenizer& tokenizer, const std::string& file) {
-  const std::vector<std::int64_t> tokens = tokenizer.encode(data::read_text(file));
+/// The texts are gone when their tokens are stored.
+data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
+                                     const std::vector<std::string>& files) {
+  std::vector<std::int64_t> tokens;
+  for (const std::string& file : files) {
+    const std::vector<std::int64_t> some = tokenizer.encode(data::read_text(file));
+    tokens.insert(tokens.end(), some.begin(), some.end());
+  }
   return data::make_token_source(tokens);
 }
 
@@ -100,7 +111,6 @@ std::int64_t end_token(const TrainOptions& options, const Config& config,
 
 data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& config,
                                    const data::TokenizerPtr& tokenizer) {
-  const std::string file = tokenizer_file(options.tokenizer, options.model);
   const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
   DocumentReader reader(files, /*all_json=*/true, {});
   const data::JsonLines lines = [&]() -> std::optional<data::JsonLine> {
@@ -112,13 +122,12 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& co
     return data::JsonLine{std::move(line->text),
                           files[place.file] + ":" + std::to_string(place.line)};
   };
-  return data::prompt_completions(
-      lines, *tokenizer, options.seq,
-      {.prompt_field = options.prompt_field,
-       .completion_field = options.completion_field,
-       .begin = text_begin(*tokenizer, file, special_tokens(options, config)),
-       .end = end_token(options, config, tokenizer),
-       .truncate = options.truncate});
+  return data::prompt_completions(lines, *tokenizer, options.seq,
+                                  {.prompt_field = options.prompt_field,
+                                   .completion_field = options.completion_field,
+                                   .begin = text_begin(*tokenizer, special_tokens(options, config)),
+                                   .end = end_token(options, config, tokenizer),
+                                   .truncate = options.truncate});
 }
 
 std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,
@@ -130,7 +139,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
     return {{open_prompts(options, config, tokenizer)}};
   }
   if (options.tokens.empty()) {
-    return {{windows(tokens_of_text(*tokenizer, options.text))}};
+    return {{windows(tokens_of_texts(*tokenizer, options.text))}};
   }
   std::vector<data::WeightedSamples> sources;
   for (const std::vector<std::string>& files : token_files(options)) {
@@ -187,6 +196,18 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   return data;
 }
 
+/// Messages say of which data they are.
+std::shared_ptr<const data::BatchLoader> held_out_loader(
+    const char* flag, const TrainOptions& options, const Config& config,
+    const std::function<data::TokenSourcePtr()>& open) {
+  try {
+    return std::make_shared<data::BatchLoader>(open(), options.batch, options.seq,
+                                               config.vocab_size);
+  } catch (const Error& error) {
+    fail("the held-out data of ", flag, ": ", error.what());
+  }
+}
+
 }  // namespace
 
 TrainingData open_training_data(const TrainOptions& options, const Config& config) {
@@ -200,15 +221,17 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
   if (!options.eval_text.empty()) {
-    data.eval_text = data::read_text(options.eval_text);
-    data.eval_loader = std::make_shared<data::BatchLoader>(
-        data::make_token_source(data.tokenizer->encode(data.eval_text)), options.batch, options.seq,
-        config.vocab_size);
+    for (const std::string& file : options.eval_text) {
+      data.eval_text += data::read_text(file);
+    }
+    data.eval_loader = held_out_loader("--eval-text", options, config, [&] {
+      return data::make_token_source(data.tokenizer->encode(data.eval_text));
+    });
   }
   if (!options.eval_tokens.empty()) {
-    data.eval_loader =
-        std::make_shared<data::BatchLoader>(data::open_token_shards(options.eval_tokens),
-                                            options.batch, options.seq, config.vocab_size);
+    data.eval_loader = held_out_loader("--eval-tokens", options, config, [&] {
+      return data::open_token_shards(shards_of(options.eval_tokens));
+    });
   }
   if (options.steps > 0) {
     data::BatchOptions batches{.batch = options.batch, .shuffle = options.shuffle};
@@ -239,9 +262,8 @@ Json data_fingerprint(const TrainOptions& options) {
     result["files"] = to_json(data::fingerprints(all));
     return result;
   }
-  result["files"] =
-      to_json(data::fingerprints(options.text.empty() ? list_files("--jsonl", options.jsonl)
-                                                      : std::vector<std::string>{options.text}));
+  result["files"] = to_json(data::fingerprints(
+      options.text.empty() ? list_files("--jsonl", options.jsonl) : options.text));
   const std::string tokenizer = tokenizer_file(options.tokenizer, options.model);
   result["tokenizer"] = tokenizer.empty() ? Json() : to_json(data::fingerprint(tokenizer));
   return result;
@@ -285,11 +307,7 @@ std::string data_change(const Json& saved, const Json& now) {
 namespace {
 
 std::vector<std::string> held_out_files(const TrainOptions& options) {
-  if (!options.eval_text.empty()) {
-    return {options.eval_text};
-  }
-  return options.eval_tokens.empty() ? std::vector<std::string>{}
-                                     : data::token_shard_files(options.eval_tokens);
+  return options.eval_text.empty() ? shards_of(options.eval_tokens) : options.eval_text;
 }
 
 /// Null for what a rank does not train on.

@@ -16,7 +16,8 @@ struct PromptOptions {
   std::string completion_field = "completion";
   std::optional<std::int64_t> begin = std::nullopt;  ///< a token before each prompt
   std::int64_t end = 0;                              ///< a token behind each completion
-  bool truncate = false;                             ///< cut what is too long, at its end
+  /// Cut what is too long at its end, and a prompt that leaves no room for a target at its begin.
+  bool truncate = false;
 };
 
 /// A line of JSON Lines files.
@@ -34,8 +35,8 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// together, or where a token would reach over the border, those of the completion by itself. Reads
 /// and tokenizes all at once, passes over blank lines, and keeps the tokens, in 4 bytes each.
 /// Throws Error, with file and line, for what json_texts() refuses, for a sample of more than
-/// `sequence` + 1 tokens unless it is to be cut, for a prompt that leaves no room for a target, and
-/// for lines without objects.
+/// `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless they are to be cut,
+/// and for lines without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 /// The same of a file that is not compressed.

@@ -15,8 +15,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Ids are [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
-  /// Adds no begin or end token. Special tokens that are written out in the text are found, except
-  /// by SentencePiece. Bytes that are not UTF-8 are read as U+FFFD, except by byte_tokenizer().
+  /// Adds no begin or end token. Special tokens that are written out in the text are found. Bytes
+  /// that are not UTF-8 are read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
   /// The text; special tokens have none. Perhaps not valid UTF-8, where tokens are bytes. Throws
   /// Error for an id outside the vocabulary.
@@ -24,6 +24,9 @@ class Tokenizer {
   /// The tokens that begin and end a text, where the tokenizer has them.
   virtual std::optional<std::int64_t> begin_token() const { return std::nullopt; }
   virtual std::optional<std::int64_t> end_token() const { return std::nullopt; }
+  /// Whether a text that a model reads begins with begin_token(), where the tokenizer's files say:
+  /// nullopt leaves it to the model's.
+  virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
 /// Shared by whoever encodes or decodes with it.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
@@ -49,7 +52,9 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path,
                                 std::optional<TiktokenModel> model = std::nullopt);
 
 /// A tokenizer of one of these three forms, told by the file's content; of a folder its
-/// tokenizer.json or else its tokenizer.model. Throws Error as they do.
+/// tokenizer.json or else its tokenizer.model. Of the first and the last the files beside it are
+/// read as `transformers` does: tokenizer_config.json, special_tokens_map.json and
+/// added_tokens.json. Throws Error as they do, and where these contradict the tokenizer.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// The file that open_tokenizer() takes of a folder.
 std::optional<std::string> find_tokenizer(const std::string& folder);

@@ -30,6 +30,7 @@ struct BpeTokenizerParts {
   std::vector<std::string> texts;  ///< by id, as the decoders want them; "" for an id without token
   bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
   std::optional<std::int64_t> begin_token;
+  std::optional<bool> begins_texts;  ///< with it; not set: the files do not say
   std::optional<std::int64_t> end_token;
 };
 
@@ -45,6 +46,7 @@ class BpeTokenizer final : public Tokenizer {
   std::string decode(const std::vector<std::int64_t>& tokens) const override;
   std::optional<std::int64_t> begin_token() const override { return parts_.begin_token; }
   std::optional<std::int64_t> end_token() const override { return parts_.end_token; }
+  std::optional<bool> begins_texts() const override { return parts_.begins_texts; }
 
  private:
   /// Lends workspaces to the threads that encode, so that what one has cached serves the next call.

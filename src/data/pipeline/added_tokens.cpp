@@ -4,17 +4,11 @@
 
 #include <algorithm>
 
+#include "pipeline/white_space.h"
 #include "tokenizer/utf8.h"
 
 namespace tessera::data {
 namespace {
-
-/// Unicode's White_Space.
-bool is_space(char32_t code) {
-  return (code >= '\t' && code <= '\r') || code == 0x85 ||
-         (utf8proc_category(static_cast<utf8proc_int32_t>(code)) >= UTF8PROC_CATEGORY_ZS &&
-          utf8proc_category(static_cast<utf8proc_int32_t>(code)) <= UTF8PROC_CATEGORY_ZP);
-}
 
 /// Symbols that are letters: Unicode's Other_Alphabetic.
 bool is_enclosed_letter(char32_t code) {
@@ -45,21 +39,6 @@ bool is_word(char32_t code) {
 /// 0 for an empty text.
 char32_t first_of(std::string_view text) {
   return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
-}
-
-std::size_t leading_space(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size() && is_space(first_of(text.substr(at)))) {
-    at += first_character(text.substr(at)).bytes;
-  }
-  return at;
-}
-
-std::size_t without_trailing_space(std::string_view text) {
-  while (!text.empty() && is_space(code_point(last_character(text)))) {
-    text.remove_suffix(last_character(text).size());
-  }
-  return text.size();
 }
 
 bool stands_alone(std::string_view before, std::string_view behind) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "pipeline/replacement.h"
+#include "pipeline/white_space.h"
 #include "tokenizer/utf8.h"
 
 namespace tessera::data {
@@ -128,6 +129,46 @@ class Replace final : public Normalizer {
   Replacement replacement_;
 };
 
+/// Character by character.
+class Lowercase final : public Normalizer {
+ public:
+  void apply(std::string& text) const override {
+    std::string out;
+    std::string_view rest = text;
+    while (!rest.empty()) {
+      const std::string_view character = rest.substr(0, first_character(rest).bytes);
+      append_lower(static_cast<utf8proc_int32_t>(code_point(character)), out);
+      rest.remove_prefix(character.size());
+    }
+    text = std::move(out);
+  }
+
+ private:
+  static void append_lower(utf8proc_int32_t code, std::string& out) {
+    constexpr utf8proc_int32_t kDottedI = 0x130;  // the only one that becomes two characters
+    std::array<utf8proc_uint8_t, 4> bytes{};
+    const utf8proc_ssize_t count =
+        utf8proc_encode_char(code == kDottedI ? 'i' : utf8proc_tolower(code), bytes.data());
+    out.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(count));
+    out += code == kDottedI ? "\u0307" : "";
+  }
+};
+
+/// Without white space at the ends.
+class StripSpace final : public Normalizer {
+ public:
+  StripSpace(bool left, bool right) : left_(left), right_(right) {}
+  void apply(std::string& text) const override {
+    if (right_) {
+      text.resize(without_trailing_space(text));
+    }
+    text.erase(0, left_ ? leading_space(text) : 0);
+  }
+
+ private:
+  bool left_, right_;
+};
+
 void add(const JsonField& field, Normalizers& steps) {
   const std::string& type = field.type();
   const auto form = [&](int options) {
@@ -148,6 +189,13 @@ void add(const JsonField& field, Normalizers& steps) {
   } else if (type == "Prepend") {
     field.only({"prepend"});
     steps.push_back(std::make_unique<Prepend>(field.at("prepend").text()));
+  } else if (type == "Lowercase") {
+    field.only({});
+    steps.push_back(std::make_unique<Lowercase>());
+  } else if (type == "Strip") {
+    field.only({"strip_left", "strip_right"});
+    steps.push_back(std::make_unique<StripSpace>(field.at("strip_left").flag_or(false),
+                                                 field.at("strip_right").flag_or(false)));
   } else if (type == "Replace") {
     steps.push_back(std::make_unique<Replace>(Replacement(field)));
   } else {

@@ -1,4 +1,7 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include "pipeline/pattern_syntax.h"
+
+#include <pcre2.h>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +25,21 @@ bool is_high_byte(std::string_view text) {
   constexpr std::string_view kHighDigits = "89abcdefABCDEF";
   return text.size() > 1 && kHighDigits.find(text[0]) != kHighDigits.npos &&
          kDigits.find(text[1]) != kDigits.npos;
+}
+
+/// Characters of words, within a class. Outside of one, Oniguruma has some numbers of Latin-1 more.
+constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+constexpr std::string_view kMoreOfWords = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}\\x{bd}\\x{be}";
+
+/// Whether PCRE2 knows a script of this name.
+bool is_script(std::string_view name) {
+  const std::string pattern = "\\p{sc:" + std::string(name) + "}";
+  int error = 0;
+  PCRE2_SIZE place = 0;
+  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                   PCRE2_UTF, &error, &place, nullptr);
+  pcre2_code_free(code);
+  return code != nullptr;
 }
 
 /// Copies an expression token by token. What is not known to mean the same in both is refused.
@@ -74,12 +92,52 @@ class Translation {
       rest_.remove_prefix(2);
       return;
     }
-    const bool same = std::string_view("pPdDrntfx").find(kind) != std::string_view::npos ||
+    if (kind == 'w' || kind == 'W' || kind == 'b' || kind == 'B') {
+      word(kind);
+      return;
+    }
+    if (kind == 'p' || kind == 'P') {
+      property(kind);
+      return;
+    }
+    const bool same = std::string_view("dDrntfx").find(kind) != std::string_view::npos ||
                       !is_ascii_alphanumeric(kind);
     refuse_if(!same, rest_.substr(0, 2));
     refuse_if(kind == 'x' && is_high_byte(rest_.substr(2)), rest_.substr(0, 4));
     const bool braces = is_ascii_alphanumeric(kind) && rest_.substr(2).starts_with('{');
     copy(braces ? std::max<std::size_t>(rest_.find('}'), 2) : 2);
+  }
+
+  /// The same characters as in Oniguruma. A backspace within a class is "\b" to both.
+  void word(char kind) {
+    refuse_if(in_class_ && kind != 'w' && kind != 'b', rest_.substr(0, 2));
+    const std::string in = "[" + std::string(kWord) + std::string(kMoreOfWords) + "]";
+    if (in_class_) {
+      out_ += kind == 'w' ? kWord : "\\b";
+    } else if (kind == 'w' || kind == 'W') {
+      out_ += kind == 'w' ? in : "[^" + std::string(kWord) + "]";
+    } else {
+      const std::string at_end = "(?<=" + in + ")(?!" + in + ")";
+      const std::string at_begin = "(?<!" + in + ")(?=" + in + ")";
+      out_ += (kind == 'b' ? "(?:" : "(?!") + at_end + "|" + at_begin + ")";
+    }
+    rest_.remove_prefix(2);
+  }
+
+  /// A property needs braces in Oniguruma, and a script is Script there, not Script_Extensions.
+  void property(char kind) {
+    const std::size_t end = rest_.find('}');
+    if (!rest_.substr(2).starts_with('{') || end == std::string_view::npos) {
+      out_ += kind;
+      rest_.remove_prefix(2);
+      return;
+    }
+    std::string_view name = rest_.substr(3, end - 3);
+    const bool negated = name.starts_with('^');
+    name.remove_prefix(negated ? 1 : 0);
+    out_ += "\\" + std::string(1, kind) + (negated ? "{^" : "{") + (is_script(name) ? "sc:" : "");
+    out_ += std::string(name) + "}";
+    rest_.remove_prefix(end + 1);
   }
 
   void group() {

@@ -157,6 +157,12 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
     all.steps.push_back(std::make_unique<SplitByPattern>(read_pattern(field.at("pattern")),
                                                          read_split_behavior(field.at("behavior")),
                                                          field.at("invert").flag_or(false)));
+  } else if (type == "Punctuation") {
+    field.only({"behavior"});
+    const JsonField behavior = field.at("behavior");
+    all.steps.push_back(std::make_unique<SplitByPattern>(
+        Pattern("[!-/:-@\\[-`{-~]|\\p{P}"),
+        behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false));
   } else if (type == "ByteLevel") {
     add_byte_level(field, all);
   } else if (type == "Metaspace") {

@@ -82,6 +82,20 @@ class PromptCompletions final : public SampleSource {
     return {std::move(all), first.size() + (options_.begin ? 1 : 0)};
   }
 
+  /// Of a prompt that would leave no room for a target: its beginning goes, up to where the whole
+  /// completion has room, or up to its last token. The token that texts begin with stays.
+  void cut_prompt(PromptSample& sample, std::size_t room) const {
+    const std::size_t fixed = options_.begin ? 1 : 0;
+    if (!options_.truncate || sample.prompt < room || room <= fixed + 1) {
+      return;
+    }
+    const std::size_t completion = sample.tokens.size() - sample.prompt;
+    const std::size_t kept = std::max(room - std::min(completion, room), fixed + 1);
+    const auto begin = sample.tokens.begin() + static_cast<std::ptrdiff_t>(fixed);
+    sample.tokens.erase(begin, begin + static_cast<std::ptrdiff_t>(sample.prompt - kept));
+    sample.prompt = kept;
+  }
+
   /// `origin`: file and line.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const std::vector<std::string> texts =
@@ -91,6 +105,7 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(options_.truncate || sample.tokens.size() <= room, origin, ": the sample has ",
                   sample.tokens.size(), " tokens, but a sequence and its last target have ", room,
                   "; take longer sequences, or cut samples");
+    cut_prompt(sample, room);
     // Without anything before it a token can't be a target.
     sample.prompt = std::max<std::size_t>(sample.prompt, 1);
     TESSERA_CHECK(sample.prompt < std::min(sample.tokens.size(), room), origin, ": the prompt has ",

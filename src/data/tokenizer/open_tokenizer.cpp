@@ -4,8 +4,10 @@
 #include <span>
 
 #include "tessera/core/detail/input_file.h"
+#include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 #include "tessera/data/tokenizer.h"
+#include "tokenizer/forms.h"
 
 namespace tessera::data {
 namespace {
@@ -69,15 +71,16 @@ TokenizerPtr open_tokenizer(const std::string& path) {
     return open_tokenizer(*file);
   }
   const std::string beginning = beginning_of(path);
-  TESSERA_CHECK(!beginning.starts_with("\xef\xbb\xbf"), "cannot read the tokenizer '", path,
+  TESSERA_CHECK(!beginning.starts_with(tessera::detail::kByteOrderMark),
+                "cannot read the tokenizer '", path,
                 "': it begins with a byte order mark: save it without one");
   switch (form_of(beginning)) {
     case TokenizerForm::kJson:
-      return hugging_face_tokenizer(path);
+      return json_tokenizer(path, read_files_beside(path));
     case TokenizerForm::kTiktoken:
       return tiktoken_tokenizer(path);
     default:
-      return sentencepiece_tokenizer(path);
+      return sentencepiece_tokenizer(path, read_files_beside(path));
   }
 }
 

@@ -4,9 +4,11 @@
 
 #include "bpe/bpe_tokenizer.h"
 #include "bpe/byte_alphabet.h"
+#include "bpe/join_files_beside.h"
 #include "pipeline/post_processor.h"
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
+#include "tokenizer/forms.h"
 #include "tokenizer/json_field.h"
 
 namespace tessera::data {
@@ -165,6 +167,7 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   const TemplateTokens ends =
       read_post_processor(root.at("post_processor"), static_cast<TokenId>(parts.texts.size()));
   parts.begin_token = ends.begin;
+  parts.begins_texts = ends.begin.has_value();
   parts.end_token = ends.end;
   return parts;
 }
@@ -172,13 +175,19 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 }  // namespace
 
 TokenizerPtr hugging_face_tokenizer(const std::string& path) {
+  return json_tokenizer(path, {});
+}
+
+TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) {
   const std::string text =
       tessera::detail::read_file(path, "a Hugging Face tokenizer.json", kMaxTokenizerBytes);
   try {
     const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
     const nlohmann::json root =
         tessera::detail::parse_strict_json(std::string_view(text).substr(begin), kTokenizerLimits);
-    return std::make_shared<BpeTokenizer>(read_parts(JsonField(root, "")));
+    BpeTokenizerParts parts = read_parts(JsonField(root, ""));
+    join_files_beside(parts, beside);
+    return std::make_shared<BpeTokenizer>(std::move(parts));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());
   }

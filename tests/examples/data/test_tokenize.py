@@ -26,10 +26,10 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def zstd(data):
+def zstd(data, window=0x70):
     """A frame of blocks that are not compressed (RFC 8878)."""
     blocks = [data[i:i + 100_000] for i in range(0, len(data), 100_000)] or [b""]
-    frame = struct.pack("<IBB", 0xFD2FB528, 0, 0x70)
+    frame = struct.pack("<IBB", 0xFD2FB528, 0, window)
     for i, block in enumerate(blocks):
         frame += struct.pack("<I", (len(block) << 3) | (i == len(blocks) - 1))[:3] + block
     return frame
@@ -203,6 +203,11 @@ class Tokenize(programs.WithSharedFolder):
         self.out.with_name("t.json").unlink()
         self.refuse([path], "t_000000.bin", "is a shard of something else", leaves=made[1:])
 
+    def test_reads_long_windows_of_zstd(self):
+        """Of 256 MiB, as of zstd --long=28."""
+        self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
+        self.expect([["words and words"]], end=[])
+
     def test_refuses_bad_input(self):
         good = self.write("good.jsonl", self.lines(["a", "b"]))
         self.refuse([self.folder / "none*"], "FILES: no file matches", "none*", "name files that exist")
@@ -216,6 +221,10 @@ class Tokenize(programs.WithSharedFolder):
         self.refuse([self.write("number.jsonl", '{"text": 3}')], "number.jsonl:1:", "of the kind number")
         self.refuse([self.write("list.jsonl", '[3]')], "list.jsonl:1:", "no JSON object")
         self.refuse([self.write("none.jsonl", "\n \n")], "hold no token")
+        self.refuse([self.write("marked.jsonl", "\ufeff" + self.lines(["a"]))], "marked.jsonl:1:", "a byte order mark")
+        self.refuse([self.write("nan.jsonl", '{"text": NaN}')], "nan.jsonl:1:", "NaN and Infinity, which Python writes")
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
+        self.refuse([self.write("a.txt", pointer)], "a.txt' is a pointer of git-lfs", "git lfs pull")
         self.refuse([good, "--eos-token", "two words"], "tokens of the tokenizer")
         self.refuse([good, "--eos-token", 99999], "outside the tokenizer's vocabulary")
         self.refuse([self.folder], "not a regular file")

@@ -3,7 +3,9 @@ published ones."""
 import array
 import importlib.util
 import itertools
+import json
 import pathlib
+import shutil
 import unittest
 
 import programs
@@ -68,6 +70,9 @@ class TrainedHere(Comparison):
     def test_gpt2(self):
         self.compare_kind("gpt2")
 
+    def test_patterns_of_words(self):
+        self.compare_kind("words")
+
     def test_steps_that_no_kind_has(self):
         self.compare_kind("digits")
 
@@ -93,10 +98,33 @@ class OfModels(Comparison):
 
     def test_mistral(self):
         import sentencepiece
+        import transformers
         data = pathlib.Path(importlib.util.find_spec("mistral_common").origin).parent / "data"
         for name in "tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3":
             theirs = sentencepiece.SentencePieceProcessor(model_file=str(data / name))
-            self.compare(data / name, theirs.encode, theirs.decode)
+            # It finds special tokens in a text.
+            tokenizer = transformers.LlamaTokenizer(str(data / name), legacy=True, add_bos_token=False)
+            self.compare(data / name, tokenizer.encode, theirs.decode)
+
+    def test_mistral_with_files_beside_it(self):
+        import sentencepiece
+        import transformers
+        data = pathlib.Path(importlib.util.find_spec("mistral_common").origin).parent / "data"
+        model = pathlib.Path(shutil.copy(data / "tokenizer.model.v1", self.shared / "tokenizer.model"))
+        (self.shared / "tokenizer_config.json").write_text(json.dumps({
+            "tokenizer_class": "LlamaTokenizer", "legacy": False, "added_tokens_decoder": {
+                str(i): {"content": text, "special": i == 2, "normalized": False, "lstrip": False, "rstrip": False,
+                         "single_word": False}
+                for i, text in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (32000, "don't"))}}))
+        tokenizer = transformers.LlamaTokenizer.from_pretrained(str(self.shared), add_bos_token=False)
+        theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        text = self.shared / "short"
+        text.write_text("a don't  b</s> c</s>d\n\u2581e <s>")
+        programs.succeed([programs.BIN / "token_ids", model, text])
+        ids = array.array("q", text.with_suffix(".ids").read_bytes()).tolist()
+        self.assertEqual(ids, tokenizer.encode(text.read_text()))
+        self.assertEqual(theirs.decode([i for i in ids if i < 32000]).split(), text.with_suffix(".decoded")
+                         .read_text().replace("don't", "").split())
 
 
 if __name__ == "__main__":

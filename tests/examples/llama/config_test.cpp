@@ -50,6 +50,49 @@ TEST(ParseConfig, ReadsRopeThetaInBothPlaces) {
       7e4);
 }
 
+TEST(ParseConfig, RefusesTwoAnswersToOneQuestion) {
+  const auto with_rope = [](Json scaling, Json parameters) {
+    Json json = With("rope_scaling", std::move(scaling));
+    json["rope_parameters"] = std::move(parameters);
+    json["rope_theta"] = 7e4;
+    json["max_position_embeddings"] = 256;
+    return Parse(json);
+  };
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  Json typed = {{"type", "yarn"}, {"factor", 4.0}, {"rope_theta", 7e4}};
+  EXPECT_EQ(with_rope(yarn, typed).rope.scaling.kind, RopeScaling::Kind::kYarn);
+  EXPECT_ERROR(with_rope(yarn, {{"rope_type", "default"}, {"rope_theta", 7e4}}),
+               "\"rope_scaling\" and \"rope_parameters\" ask for different positions");
+  EXPECT_ERROR(with_rope(nullptr, {{"rope_type", "default"}, {"rope_theta", 8e4}}),
+               "\"rope_theta\" is 70000, but in \"rope_parameters\" 80000");
+  EXPECT_EQ(with_rope(nullptr, typed).rope.theta, 7e4);
+  typed["rope_type"] = "linear";
+  EXPECT_ERROR(with_rope(typed, nullptr),
+               "rope scaling has \"rope_type\" \"linear\" and \"type\" \"yarn\"");
+}
+
+TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
+  Json json = With("model_type", "mistral");
+  json["num_key_value_heads"] = nullptr;
+  json["sliding_window"] = 16;
+  json["layer_types"] = Json::array({"sliding_attention", "sliding_attention"});
+  EXPECT_EQ(Parse(json).sliding_window, 16);
+  json["layer_types"] = Json::array({"sliding_attention", "full_attention"});
+  EXPECT_ERROR(Parse(json), "\"layer_types\" has \"full_attention\", but the other keys make all");
+  json["sliding_window"] = nullptr;
+  EXPECT_ERROR(Parse(json), "\"layer_types\" has \"sliding_attention\"");
+  json["layer_types"] = Json::array({"full_attention"});
+  EXPECT_EQ(Parse(json).sliding_window, 0);
+}
+
+TEST(ParseConfig, TakesNullKeyValueHeadsForThoseOfTheQueries) {
+  for (const char* type : {"llama", "mistral", "qwen2"}) {
+    Json json = With("model_type", type);
+    json["num_key_value_heads"] = nullptr;
+    EXPECT_EQ(Parse(json).num_key_value_heads, 6) << type;
+  }
+}
+
 TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
   const tessera::testing::TemporaryFolder dir;
   const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
@@ -140,8 +183,12 @@ TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
   EXPECT_ERROR(open_tokenizer("", "", pieces, /*new_to_text=*/false),
                "a text is read as bytes, but the model's vocabulary is 32000",
                "pass the --tokenizer");
-  EXPECT_ERROR(open_tokenizer("", "", Parse(With("vocab_size", 100)), /*new_to_text=*/true),
-               "the tokenizer has 256 tokens, but the model's vocabulary is 100");
+  const auto few = open_tokenizer("", "", Parse(With("vocab_size", 100)), /*new_to_text=*/true);
+  EXPECT_EQ(few->encode("AB"), (std::vector<std::int64_t>{65, 66}));
+  EXPECT_ERROR(
+      few->encode("Abd"),
+      "the tokenizer has 256 tokens, but the model's vocabulary is 100, and a text has the "
+      "token 100; pass the --tokenizer");
 }
 
 TEST(Tokenizer, IsFoundInTheModelsFolder) {

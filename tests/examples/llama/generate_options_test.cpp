@@ -59,6 +59,7 @@ TEST(GenerateOptions, RefuseWhatContradicts) {
   refused({"--prompt", "a", "--min-p", "nan"}, "--min-p: nan is not a number from 0 to 1");
   refused({"--prompt", "a", "--max-tokens", "0"}, "--max-tokens: 0 is not a number above 0");
   EXPECT_ERROR(parse_generate_options({"--prompt", "a"}), "no model given");
+  refused({"--perplexity", "a", "--perplexity", "b"}, "--perplexity is given as a and as b");
 }
 
 TEST(PromptTexts, AreALineEachOrOfJson) {
@@ -67,11 +68,14 @@ TEST(PromptTexts, AreALineEachOrOfJson) {
     const std::string file = (folder.path() / name).string();
     tessera::testing::WriteFile(file, content);
     GenerateOptions options;
-    options.prompts = file;
+    options.prompts = {file};
     return prompt_texts(options);
   };
   EXPECT_EQ(read("a.txt", "one\r\n\ntwo {}\nthree"), (Texts{"one", "two {}", "three"}));
   EXPECT_EQ(read("a.jsonl", "{\"prompt\": \"one\\ntwo\", \"id\": 3}\n"), Texts{"one\ntwo"});
+  GenerateOptions both;
+  both.prompts = {(folder / "a.jsonl").string(), (folder / "a.txt").string()};
+  EXPECT_EQ(prompt_texts(both), (Texts{"one\ntwo", "one", "two {}", "three"}));
   EXPECT_ERROR(read("b.txt", "\n\n"), "b.txt holds no prompt");
   EXPECT_ERROR(read("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"),
                "b.jsonl, line 2, has no \"prompt\"");

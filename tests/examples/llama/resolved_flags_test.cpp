@@ -61,10 +61,9 @@ INSTANTIATE_TEST_SUITE_P(
               "--metrics",          "m.jsonl", "--no-async"}));
 
 TEST(ResolvedFlagsFile, HasEveryFlag) {
-  const std::string text =
-      parse_train_options({"--config", "c.json", "--text", "t", "--lr", "0.5", "--lr", "0.25",
-                           "--output-dir", "run", "--checkpoint-every", "3"})
-          .resolved;
+  const std::string text = parse_train_options({"--config", "c.json", "--text", "t", "--lr", "0.25",
+                                                "--output-dir", "run", "--checkpoint-every", "3"})
+                               .resolved;
   EXPECT_CONTAINS(text, "config = '" + std::filesystem::absolute("c.json").string() + "'\n");
   EXPECT_CONTAINS(text, "\nlr = 0.25\n");
   EXPECT_CONTAINS(text, "\nseed = 0\n");

@@ -132,9 +132,72 @@ TEST(TrainOptions, OutputsAreNotWhatTheRunReads) {
   EXPECT_ERROR(ParseFlags({"--eval-text", "held", "--metrics", "held"}),
                "--eval-text and --metrics are both held");
   EXPECT_ERROR(ParseFlags({"--trace", "t"}), "--text and --trace are both t");
-  EXPECT_EQ(ParseFlags({"--eval-text", "t"}).eval_text, "t");
+  EXPECT_EQ(ParseFlags({"--eval-text", "t"}).eval_text, std::vector<std::string>{"t"});
   EXPECT_ERROR(parse_train_options({"--config", "c", "--tokens", "t", "--memory-report", "t"}),
                "--tokens and --memory-report are both t");
+}
+
+TEST(TrainOptions, OutputsAreNotFilesThatAGlobMatches) {
+  const tessera::testing::TemporaryFolder folder;
+  tessera::testing::WriteFile(folder / "a.bin", "");
+  const std::string file = (folder / "a.bin").string();
+  const std::string glob = (folder / "*.bin").string();
+  for (const char* flag : {"--tokens", "--jsonl"}) {
+    EXPECT_ERROR(parse_train_options({"--config", "c", flag, glob, "--memory-report", file}), flag,
+                 " and --memory-report are both ", file);
+  }
+  EXPECT_ERROR(ParseFlags({"--eval-tokens", glob, "--trace", file}), "--eval-tokens and --trace");
+  EXPECT_EQ(ParseFlags({"--eval-tokens", glob, "--trace", (folder / "b.json").string()}).trace,
+            (folder / "b.json").string());
+}
+
+TEST(TrainOptions, OutputsAreNotTheModelThatIsRead) {
+  const tessera::testing::TemporaryFolder folder;
+  const std::string model = (folder / "m").string();
+  std::filesystem::create_directory(model);
+  for (const char* name : {"config.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+                           "model.safetensors.index.json"}) {
+    const std::string file = model + "/" + name;
+    tessera::testing::WriteFile(file, "{}");
+    EXPECT_ERROR(parse_train_options({"--model", model, "--text", "t", "--memory-report", file}),
+                 "--model and --memory-report are both ", file);
+  }
+  EXPECT_ERROR(parse_train_options({"--model", model, "--text", "t", "--save-hf", model + "/."}),
+               "--model and --save-hf are both ");
+  tessera::testing::WriteFile(model + "/metrics.jsonl", "");
+  EXPECT_EQ(
+      parse_train_options({"--model", model, "--text", "t", "--metrics", model + "/metrics.jsonl"})
+          .metrics,
+      model + "/metrics.jsonl");
+}
+
+TEST(TrainOptions, AFlagOfOneValueHasOne) {
+  EXPECT_ERROR(ParseFlags({"--steps", "3", "--steps=4"}),
+               "--steps is given as 3 and as 4, but has one value; leave one of them out");
+  EXPECT_ERROR(ParseFlags({"--no-sp", "--sp"}), "--sp is given as false and as true");
+  EXPECT_ERROR(parse_train_options({"--model", "a", "--model", "b", "--text", "t"}),
+               "--model is given as a and as b");
+  EXPECT_EQ(ParseFlags({"--steps", "3", "--steps", "3"}).steps, 3);
+}
+
+TEST(TrainOptions, DataAddUp) {
+  const TrainOptions options =
+      ParseFlags({"--text", "u", "--eval-tokens", "a", "--eval-tokens", "b"});
+  EXPECT_EQ(options.text, (std::vector<std::string>{"t", "u"}));
+  EXPECT_EQ(options.eval_tokens, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(ParseFlags({"--eval-text", "a", "--eval-text", "b"}).eval_text,
+            (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(TrainOptions, WholeNumbersFitInto64Bits) {
+  EXPECT_EQ(ParseFlags({"--seed", "18446744073709551615"}).seed, 18446744073709551615U);
+  for (const char* flag : {"--seed", "--shuffle"}) {
+    EXPECT_ERROR(ParseFlags({flag, "18446744073709551616"}), flag,
+                 "18446744073709551616 does not fit into 64 bits; give a smaller number");
+  }
+  for (const char* flag : {"--steps", "--warmup", "--resume-step"}) {
+    EXPECT_ERROR(ParseFlags({flag, "+9223372036854775808"}), flag, "does not fit into 64 bits");
+  }
 }
 
 TEST(TrainOptions, NumbersAreDecimal) {

@@ -150,6 +150,26 @@ class Generation(programs.InFolder):
         self.assertRegex(done.stdout.replace("\n", "|"), r"^--- 1 of 2 ---\|A b.*\|--- 2 of 2 ---\|C.*\|$")
         self.assertRegex(done.stderr, r"prompt: 4 tokens, [\d.]+ tokens/s; decoding: 2 tokens, [\d.]+ tokens/s\n$")
 
+    def test_prompts_come_from_standard_input_on_any_mesh(self):
+        folder, _ = self.make("llama1")
+        prompts = self.folder / "prompts.txt"
+        prompts.write_text("A b\n\nC\n")
+        expected = texts(["--model", folder, "--prompts", prompts, *GREEDY])
+        for tp in (1, 2):
+            done = generate(["--json", "--model", folder, "--prompts", "-", *GREEDY], tp, input=prompts.read_text())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([(text["tokens"], text["finish"]) for text in map(json.loads, done.stdout.splitlines())],
+                             expected)
+
+    def test_attention_dropout_is_of_training_alone(self):
+        folder, model = self.make("llama1")
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.1}))
+        self.assertEqual(texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY]),
+                         [(greedy_tokens(model, PROMPTS[0]), "length")])
+        done = programs.run([programs.BIN / "llama_train", "--model", folder, "--tokens", self.tokens])
+        self.assertIn('"attention_dropout" is 0.1, but attention dropout is not implemented in training', done.stderr)
+
     def test_perplexity_is_that_of_transformers_by_the_same_windows(self):
         import torch
         folder, model = self.make("mistral")

@@ -22,7 +22,10 @@ void declare_data(CLI::App& app, DataOptions& o) {
       ->option_text("W")
       ->allow_extra_args(false)
       ->check(number_above_0());
-  app.add_option("--text", o.text, "A text file, tokenized here")->option_text("FILE");
+  app.add_option("--text", o.text,
+                 "A text file, tokenized here; several are one text, in the order given")
+      ->option_text("FILE")
+      ->allow_extra_args(false);
   app.add_option(
          "--jsonl", o.jsonl,
          "JSON objects, one a line, with a prompt and a completion, of which the loss is; a "
@@ -41,11 +44,13 @@ void declare_data(CLI::App& app, DataOptions& o) {
   app.add_option(
          "--eval-text", o.eval_text,
          "Held-out text: its loss is printed at the end, beside its byte-bigram entropy; with "
-         "--eval-every it is in the metrics and TensorBoard, too")
-      ->option_text("FILE");
+         "--eval-every it is in the metrics and TensorBoard, too; several are one text")
+      ->option_text("FILE")
+      ->allow_extra_args(false);
   app.add_option("--eval-tokens", o.eval_tokens,
-                 "The same of llm.c token shards, a glob; the loss is a token's")
-      ->option_text("GLOB");
+                 "The same of llm.c token shards; a glob, in quotes; the loss is a token's")
+      ->option_text("GLOB")
+      ->allow_extra_args(false);
   app.add_option("--shuffle", o.shuffle,
                  "Take the samples in an order of this seed, another in each pass over the data "
                  "(in the order of the data)")

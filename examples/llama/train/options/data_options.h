@@ -18,8 +18,9 @@ struct DataOptions {
   std::vector<std::string> tokens;  ///< globs
   std::vector<double> weights;      ///< empty, or one for each glob
   std::vector<std::string> jsonl;   ///< globs
-  std::string text, tokenizer, eval_text;
-  std::string eval_tokens;  ///< a glob
+  std::vector<std::string> text, eval_text;
+  std::string tokenizer;
+  std::vector<std::string> eval_tokens;  ///< globs
   std::string prompt_field = "prompt", completion_field = "completion";
   bool truncate = false;
   std::optional<std::uint64_t> shuffle;

@@ -8,31 +8,17 @@
 
 namespace llama {
 
-namespace {
-
-/// The files; folders of models and checkpoints are checked where they are opened.
-std::vector<NamedFile> read_files(const CLI::App& app, const TrainOptions& o) {
-  std::vector<NamedFile> files{{"--config", o.config},
-                               {"--text", o.text},
-                               {"--tokenizer", o.tokenizer},
-                               {"--eval-text", o.eval_text},
-                               {"--eval-tokens", o.eval_tokens}};
-  for (const std::string& file : o.tokens) {
-    files.push_back({"--tokens", file});
-  }
-  for (const std::string& file : o.jsonl) {
-    files.push_back({"--jsonl", file});
-  }
-  for (const std::string& file : app.get_option("--config-file")->results()) {
-    files.push_back({"--config-file", file});
-  }
-  for (NamedFile& file : files) {
-    file.is_read = true;
+// The command line has them also where the options of a plan leave them out.
+std::vector<NamedFile> read_files(const CLI::App& app) {
+  std::vector<NamedFile> files;
+  for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
+                           "--eval-text", "--eval-tokens", "--config-file"}) {
+    for (const std::string& file : app.get_option(flag)->results()) {
+      files.push_back({flag, file, /*is_read=*/true});
+    }
   }
   return files;
 }
-
-}  // namespace
 
 std::filesystem::path report_file(const TrainOptions& o) {
   const std::filesystem::path folder = o.output_dir.empty()
@@ -41,8 +27,8 @@ std::filesystem::path report_file(const TrainOptions& o) {
   return folder / "report.html";
 }
 
-void check_outputs(const CLI::App& app, const TrainOptions& o) {
-  std::vector<NamedFile> files = read_files(app, o);
+void check_outputs(const TrainOptions& o) {
+  std::vector<NamedFile> files = o.inputs;
   const std::string report = o.metrics.empty() ? "" : report_file(o).string();
   const std::string flags = o.output_dir.empty() ? "" : o.output_dir + "/config.toml";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},

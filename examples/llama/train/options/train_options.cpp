@@ -312,7 +312,8 @@ void finish(CLI::App& app, TrainOptions& o) {
   check_used(app, o);
   check_fine_tuning(app, o);
   check_observation(o);
-  check_outputs(app, o);
+  o.inputs = read_files(app);
+  check_outputs(o);
   std::vector<ResolvedFlag> flags = resolve_flags(app);
   leave_out(flags, unused_flags(o));
   o.listing = list(flags);

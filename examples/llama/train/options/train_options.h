@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "examples/llama/named_files.h"
 #include "examples/llama/train/options/data_options.h"
+
 namespace CLI {
 class App;
 }
@@ -79,6 +81,7 @@ struct TrainOptions : DataOptions {
   /// Name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
   std::vector<std::string> given;  ///< names of the flags that were given
+  std::vector<NamedFile> inputs;   ///< what the flags name to be read
   /// All flags as a file for --config-file, which starts the same run in another --output-dir.
   std::string resolved;
 };

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipeline/added_tokens.h"
+
+namespace tessera::data {
+
+/// A token that a file beside the tokenizer's names.
+struct NamedToken {
+  std::optional<TokenId> id;  ///< none: that of its text, or the next
+  AddedToken token;           ///< its id is not set
+};
+
+/// What transformers reads beside a tokenizer's file: tokenizer_config.json and, where that has no
+/// "added_tokens_decoder", special_tokens_map.json and added_tokens.json.
+struct FilesBeside {
+  std::vector<NamedToken> tokens;    ///< those with ids first, by these
+  std::optional<std::string> begin;  ///< the text of bos_token
+  std::optional<std::string> end;    ///< that of eos_token
+  std::optional<bool> adds_begin;    ///< add_bos_token, or what the class takes for it
+  std::optional<bool> adds_end;
+  bool decides_ends = true;  ///< adds_begin and adds_end win over what the tokenizer's file says
+  bool legacy = true;        ///< of SentencePiece: each part between special tokens gets a space
+};
+
+/// Of the folder that a tokenizer's file is in. Throws Error for files that can't be read so.
+FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
+
+}  // namespace tessera::data
