@@ -1,11 +1,11 @@
 #pragma once
 
-#include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
+
+#include "tessera/dtensor/detail/attention_kernel.h"
 
 namespace tessera::nn {
 
@@ -23,26 +23,15 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 /// included; 0: however far.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// How attention() runs a call.
-struct AttentionKernel {
-  at::SDPBackend backend = at::SDPBackend::math;
-  /// Makes as many key-value heads as there are heads. libtorch's fp32 kernels on a GPU take no
-  /// fewer: it would compute such a call by formula, with all scores in memory, which are larger
-  /// than repeated heads.
-  bool repeats_heads = false;
-};
+/// How attention() runs a call: `backend`, and whether it repeats key-value heads
+/// (`repeats_heads`).
+using AttentionKernel = tessera::detail::AttentionKernel;
 /// "flash", "efficient, key-value heads repeated": for logs.
 std::string to_string(const AttentionKernel& kernel);
 
-/// Which back end libtorch takes for (q, k, v).
-using AskBackend =
-    std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// libtorch's own answer for such a call.
-AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
-
-/// The kernel for (q, k, v) by the answers of `ask`.
-AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const AskBackend& ask);
+using tessera::detail::AskBackend;
+using tessera::detail::backend_of_libtorch;
+using tessera::detail::choose_attention;
 /// That of training on a device, with this many heads on a rank. `masked`: by a mask of its own,
 /// not as causal. Takes no memory.
 AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,

@@ -15,11 +15,15 @@
 
 #include "tessera/comm/meta_world.h"
 #include "tessera/core/sharding_rule.h"
+#include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "tessera/kernels/detail/fake_mode.h"
 #include "testing/errors.h"
+#include "testing/full_tensor.h"
+#include "testing/ranks.h"
 #include "testing/values.h"
 
 namespace tessera {
@@ -82,6 +86,14 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   Tensors leaves;
   for (const at::Tensor& input : inputs) {
     leaves.push_back(input.detach().requires_grad_(leaves.size() < function.differentiable));
+  }
+  return leaves;
+}
+
+Tensors trainable(const Tensors& tensors) {
+  Tensors leaves;
+  for (const at::Tensor& tensor : tensors) {
+    leaves.push_back(tensor.detach().requires_grad_());
   }
   return leaves;
 }
@@ -173,6 +185,51 @@ TEST(FusedOperators, RunInInferenceMode) {
     EXPECT_TRUE(function.run(function.inputs).equal(expected)) << function.name;
     const Tensors distributed = spread(function.inputs, comm::fake_world(0, 1));
     EXPECT_TRUE(local_tensor(function.run(distributed)).equal(expected)) << function.name;
+  }
+}
+
+/// Of grouped heads too, where each key-value head serves several: forward and backward.
+TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
+  for (const std::int64_t kv_heads : {4, 2}) {
+    const Tensors plain{values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1),
+                        values({3, kv_heads, 5, 8}, 2)};
+    const auto run = [](const Tensors& t) {
+      return detail::attention(t[0], t[1], t[2], /*causal=*/true, {}, 0);
+    };
+    const Tensors leaves = trainable(plain);
+    const at::Tensor expected = run(leaves);
+    expected.square().sum().backward();
+    RunRanks(4, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+      Tensors distributed;
+      for (const at::Tensor& x : plain) {
+        distributed.push_back(distribute_tensor(x, mesh, {Shard{0}, Shard{1}}));
+      }
+      const StrictScope nothing_moves;
+      const Tensors mine = trainable(distributed);
+      const at::Tensor result = run(mine);
+      EXPECT_EQ(DistributedTensor(result).placements(), (Placements{Shard{0}, Shard{1}}));
+      result.square().sum().backward();
+      EXPECT_TRUE(testing::full_tensor(result).allclose(expected));
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_TRUE(testing::full_tensor(mine[i].grad()).allclose(leaves[i].grad())) << i;
+      }
+    });
+  }
+}
+
+TEST(Attention, HasShapesWithoutValues) {
+  const Tensors meta{values({2, 4, 5, 8}).to(at::kMeta), values({2, 2, 5, 8}).to(at::kMeta)};
+  const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, 2), {2}, {"tp"});
+  Tensors split;
+  for (const at::Tensor& x : meta) {
+    split.push_back(distribute_tensor(x, mesh, {Shard{1}}));
+  }
+  for (const Tensors& t : {meta, split}) {
+    const StrictScope nothing_moves;
+    const at::Tensor result = detail::attention(t[0], t[1], t[1], true, {}, 0);
+    EXPECT_EQ(result.sizes(), t[0].sizes());
+    EXPECT_EQ(tessera::is_distributed(result), tessera::is_distributed(t[0]));
   }
 }
 

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/SDPBackend.h>
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+/// How tessera::attention runs a call; nn/attention_kernel.h says what for.
+namespace tessera::detail {
+
+/// A kernel of libtorch's, and what it is given.
+struct AttentionKernel {
+  at::SDPBackend backend = at::SDPBackend::math;
+  /// Makes as many key-value heads as there are heads. libtorch's fp32 kernels on a GPU take no
+  /// fewer: it would compute such a call by formula, with all scores in memory, which are larger
+  /// than repeated heads.
+  bool repeats_heads = false;
+};
+
+/// Which back end libtorch takes for (q, k, v).
+using AskBackend =
+    std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+/// libtorch's own answer for such a call.
+AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
+
+/// The kernel for (q, k, v) by the answers of `ask`.
+AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const AskBackend& ask);
+
+/// The call of tessera::attention. mask: undefined for none.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                     const at::Tensor& mask, double dropout);
+
+}  // namespace tessera::detail

@@ -1,0 +1,109 @@
+// Attention by libtorch's kernels. Composed (CompositeImplicitAutograd) and not one more kernel:
+// libtorch's have gradients, rules and names for checkpoint policies already, and which of them
+// runs is libtorch's choice, except where that would be the slow one for want of equal head counts.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "tessera/dtensor/detail/attention_kernel.h"
+#include "tessera/dtensor/distributed_tensor.h"
+
+namespace tessera::detail {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+OptionalTensor optional_mask(const at::Tensor& mask) {
+  return mask.defined() ? OptionalTensor(mask) : std::nullopt;
+}
+
+/// Head i of the result is head i / group of `kv`. By views and one copy, so that heads stay split.
+at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
+  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
+}
+
+/// Of the sizes of all ranks together, so that they choose alike: libtorch has no answer for a
+/// distributed tensor.
+at::Tensor stand_in(const at::Tensor& tensor) {
+  if (!tessera::is_distributed(tensor)) {
+    return tensor;
+  }
+  // Kernels want the elements of a row one after another.
+  const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
+  return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
+}
+
+bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                   const at::Tensor& mask, double dropout) {
+  if (q.is_cpu() || q.size(1) == k.size(1)) {
+    return false;
+  }
+  const at::Tensor seen = mask.defined() ? stand_in(mask) : mask;
+  return choose_attention(stand_in(q), stand_in(k), stand_in(v),
+                          backend_of_libtorch(causal, seen, dropout))
+      .repeats_heads;
+}
+
+at::Tensor run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+               const OptionalTensor& mask, double dropout) {
+  if (q.is_meta()) {
+    // Shapes alone; libtorch's C++ has no meta kernel of what masks a score.
+    return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
+        .softmax(-1)
+        .matmul(repeat_heads(v, q.size(1)));
+  }
+  if (repeats_heads(q, k, v, causal, mask.value_or(at::Tensor()), dropout)) {
+    return at::scaled_dot_product_attention(q, repeat_heads(k, q.size(1)),
+                                            repeat_heads(v, q.size(1)), mask, dropout, causal);
+  }
+  return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, std::nullopt,
+                                          /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  library.def(
+      "attention(Tensor q, Tensor k, Tensor v, bool causal=False, Tensor? mask=None, "
+      "float dropout=0.0) -> Tensor",
+      &run);
+}
+
+}  // namespace
+
+AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask, double dropout) {
+  return [causal, dropout, mask = optional_mask(mask)](const at::Tensor& q, const at::Tensor& k,
+                                                       const at::Tensor& v) {
+    return static_cast<at::SDPBackend>(at::_fused_sdp_choice(q, k, v, mask, dropout, causal,
+                                                             std::nullopt, q.size(1) != k.size(1)));
+  };
+}
+
+AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const AskBackend& ask) {
+  const at::SDPBackend as_given = ask(q, k, v);
+  if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
+    return {as_given, false};
+  }
+  // The answer depends on sizes alone: of repeated heads a view has them, without the copy.
+  const auto of_sizes = [&](const at::Tensor& kv) {
+    return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
+  };
+  const at::SDPBackend repeated = ask(q, of_sizes(k), of_sizes(v));
+  return {repeated, repeated != at::SDPBackend::math};
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                     const at::Tensor& mask, double dropout) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::attention", "")
+                             .typed<decltype(run)>();
+  return op.call(q, k, v, causal, optional_mask(mask), dropout);
+}
+
+}  // namespace tessera::detail
