@@ -286,8 +286,8 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // Allocated before it was filled: by a gather that wrote into it.
-  if (unsharded_.allocated()) {  // gathered in place
+  // The lane's own memory: a gather wrote into it. Empty shards have it, too.
+  if (memory_) {
     return;
   }
   unsharded_.allocate();
@@ -313,7 +313,7 @@ void GatheredState::fill(CommContext& context) {
 /// What was unpacked is compute's own memory. What a gather has written its lane reuses, after
 /// compute; on a CPU, or in one lane, it is free at once.
 void GatheredState::free_unsharded(CommContext& context) {
-  if (!unsharded_.allocated()) {
+  if (!unsharded_.allocated() && !memory_) {
     return;
   }
   unsharded_.free();

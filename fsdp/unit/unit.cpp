@@ -241,6 +241,10 @@ void Unit::pre_forward(nn::TensorList inputs) {
   const OperatorModePause pause;  // a policy is asked of the model's own operators
   if (phase_ == UnitPhase::kBackward) {
     unshard();
+    if (nn::is_recomputing()) {
+      // As in forward: a tensor-parallel product asks which node has made its input.
+      call_after_backward(inputs, [](nn::TensorList) {});
+    }
   } else if (!runs_forward()) {
     begin_forward(inputs);
   }

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/logsumexp.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <tuple>
@@ -29,9 +28,10 @@ std::vector<at::Tensor> Experts::forward(const at::Tensor& x) {
   const at::Tensor scores = router_(tokens);
   const auto [best, chosen] = scores.softmax(-1).topk(kChosen, -1);
   const at::Tensor gates = at::zeros_like(scores).scatter(-1, chosen, best);
-  const at::Tensor inner = activation_(at::einsum("td,edi->eti", {tokens, *up_}));
-  const at::Tensor each = at::matmul(inner, *down_);
-  const at::Tensor y = (each * gates.t().unsqueeze(-1)).sum(0);
+  // The tokens first, as random operators are to find them.
+  const at::Tensor inner = activation_(at::einsum("td,edi->tei", {tokens, *up_}));
+  const at::Tensor each = at::einsum("tei,eid->ted", {inner, *down_});
+  const at::Tensor y = (each * gates.unsqueeze(-1)).sum(1);
   return {y.view(x.sizes()), scores.logsumexp(-1).square().sum()};
 }
 

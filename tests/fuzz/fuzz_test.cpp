@@ -73,7 +73,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results, false);
   // A search whose cases are refused would find nothing.
-  EXPECT_GT(4 * count(Verdict::kEqual), std::ssize(results)) << report(options, results, true);
+  EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results, true);
 }
 
 TEST(Fuzz, DrawsTheSameCaseAgain) {

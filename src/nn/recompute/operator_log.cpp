@@ -11,9 +11,12 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::nn::detail {
 namespace {
+
+using tessera::local_tensor;
 
 using Results = OperatorMode::Results;
 
@@ -88,6 +91,21 @@ void OperatorLog::keep(const std::string& name, std::size_t index, const Results
                         std::move(random_after)};
 }
 
+void OperatorLog::watch_aliases(const Results& results) {
+  visit_result_tensors(results, [&](const at::Tensor& result) {
+    for (const auto& [name, calls] : kept_) {
+      for (const auto& [index, kept] : calls) {
+        visit_result_tensors(kept.results, [&](const at::Tensor& tensor) {
+          if (local_tensor(tensor).is_alias_of(local_tensor(result))) {
+            result.unsafeGetTensorImpl()->set_version_counter(
+                tensor.unsafeGetTensorImpl()->version_counter());
+          }
+        });
+      }
+    }
+  });
+}
+
 void OperatorLog::forget_after(std::size_t packed) {
   for (auto& [name, calls] : kept_) {
     // Recomputation stops when it has saved as many tensors, so that it never comes to these.
@@ -141,6 +159,9 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
     if (options_.counts != nullptr) {
       ++options_.counts->kept_operators;
     }
+  } else if (op.name == "aten::_unsafe_view") {
+    // The end of a matmul, which does not tell libtorch that it shares memory.
+    log_.watch_aliases(results);
   }
   return results;
 }

@@ -24,6 +24,9 @@ class OperatorLog {
   /// `packed`: how many tensors autograd had kept by then.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after);
+  /// Has the tensors in `results` count writes together with the kept results whose memory they
+  /// share.
+  void watch_aliases(const Results& results);
   /// Forgets what came after the last tensor that autograd kept: recomputation stops before it.
   void forget_after(std::size_t packed);
   /// The results of a call, or nullopt if they are not kept (any more). `last`: they will not be

@@ -169,6 +169,45 @@ TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
   });
 }
 
+/// Gradients of an MLP of one hidden feature, which the first rank of tensor parallelism has.
+std::vector<at::Tensor> gradients_of_one_feature(const DeviceMesh* mesh, const Options& options) {
+  testing::GatedMlp mlp({.hidden = 1});
+  testing::fill(mlp);
+  if (mesh != nullptr) {
+    tensor_parallel::parallelize_module(mlp, (*mesh)["tp"],
+                                        {{"gate", tensor_parallel::colwise_parallel()},
+                                         {"up", tensor_parallel::colwise_parallel()},
+                                         {"down", tensor_parallel::rowwise_parallel()}});
+    fully_shard(mlp, (*mesh)["dp"], options);
+  }
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor y = mlp(testing::uniform_values({5, 8}, 0.2));
+    (mesh != nullptr ? DistributedTensor(y).full_tensor() : y).square().sum().backward();
+  }
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, slot] : mlp.named_slots()) {
+    gradients.push_back(full_tensor(slot->persistent().grad()));
+  }
+  return gradients;
+}
+
+TEST(TwoDimensional, RunsAUnitOfWhichARankHasNothing) {
+  Options by_columns;
+  by_columns.shard_placement = [](const std::string&, const at::Tensor& parameter) {
+    return std::optional<Placement>(Shard{parameter.dim() - 1});
+  };
+  const std::vector<at::Tensor> expected = gradients_of_one_feature(nullptr, {});
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    for (const Options& options : {Options{}, by_columns}) {
+      const std::vector<at::Tensor> gradients = gradients_of_one_feature(&mesh, options);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(gradients[i].allclose(expected[i], 1e-4, 1e-6)) << i;
+      }
+    }
+  });
+}
+
 /// Of eight ranks: two of tensor parallelism, and four that `shard` shards over.
 void expect_training_in_three_dimensions(
     const std::function<void(nn::ModuleBase& module, const DeviceMesh& mesh)>& shard) {

@@ -195,8 +195,9 @@ TEST(FsdpCheckpointing, TrainsAsOneRankDoesAfterAFailedRecomputation) {
   });
 }
 
-/// Loss, gradients and traffic of a Llama on dp x tp.
-Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
+/// Loss, gradients and traffic of a Llama on dp x tp. `halves`: of its blocks, which gather their
+/// inputs, are units too.
+Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
   testing::SmallLlama model;
   testing::fill(model);
@@ -206,6 +207,10 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options) {
         model, {.select = nn::of_class<testing::LlamaBlock>(), .options = *options});
   }
   for (const auto& block : model.blocks) {
+    if (halves) {
+      fully_shard(*block->mixer, mesh["dp"]);
+      fully_shard(*block->mlp, mesh["dp"]);
+    }
     fully_shard(*block, mesh["dp"]);
   }
   fully_shard(model, mesh["dp"]);
@@ -231,6 +236,16 @@ TEST(FsdpCheckpointing, RepeatsTheTensorParallelCollectivesUpToTheLastSavedTenso
               plain.first.at({"tp", "all_gather"}).calls + 2 * depth);
     EXPECT_EQ(again.first.at({"tp", "reduce_scatter"}).calls,
               plain.first.at({"tp", "reduce_scatter"}).calls + depth);
+  });
+}
+
+// The unit's node stands between the gather and its products, in a recomputation as in forward.
+TEST(FsdpCheckpointing, AroundUnitsThatGatherTheirInputsKeepsTheGradients) {
+  RunRanks(4, [](Rank& rank) {
+    nn::CheckpointOptions full, selective{.policy = nn::save_matmuls_and_attention()};
+    const Step plain = llama_step(rank, 2, nullptr, true);
+    expect_same_gradients(plain, llama_step(rank, 2, &full, true));
+    expect_same_gradients(plain, llama_step(rank, 2, &selective, true));
   });
 }
 

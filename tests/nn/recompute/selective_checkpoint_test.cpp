@@ -184,6 +184,18 @@ TEST(SelectiveCheckpoint, RefusesAKeptResultThatWasModifiedInPlace) {
             "in place; let the policy recompute it, or write to a copy");
 }
 
+// matmul makes (6, 2) of (2, 3, 2), and a view of the product that has a version of its own.
+TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul) {
+  const Counted counted = keeping(save_operators({"aten::mm"}));
+  const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.matmul(b).add_(1).sin();
+  };
+  const at::Tensor loss =
+      checkpoint(counted.options, fn, leaf({2, 3, 2}, 1), leaf({2, 2}, 2)).sum();
+  EXPECT_CONTAINS(message_of([&] { loss.backward(); }),
+                  "the result of aten::mm, call 0 of its region, was kept and then modified");
+}
+
 TEST(SelectiveCheckpoint, KeepsResultsOfDistributedTensors) {
   RunRanks(3, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({3}, {"dp"});
