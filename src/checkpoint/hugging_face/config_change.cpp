@@ -41,7 +41,7 @@ void set_default(json& config, const char* key, const json& value) {
   }
 }
 
-/// All that says where a token is, under one key.
+/// All that says where a token is, under two keys.
 void join_positions(json& config) {
   json positions = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -55,7 +55,8 @@ void join_positions(json& config) {
   set_default(positions, "rope_type", positions.value("type", json("default")));
   positions.erase("type");
   set_default(positions, "rope_theta", config.value("rope_theta", json(10000.0)));
-  config.erase("rope_theta");
+  config["rope_theta"] = positions.at("rope_theta");
+  positions.erase("rope_theta");
   config["rope_scaling"] = positions;
 }
 
