@@ -105,7 +105,8 @@ TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsWhatItReturns) {
     EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
     EXPECT_TRUE(DistributedTensor(y).full_tensor().allclose(expected.detach(), 1e-5, 1e-6));
     y.square().sum().backward();
-    EXPECT_TRUE(testing::full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
+    EXPECT_TRUE(
+        testing::full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
   });
 }
 
