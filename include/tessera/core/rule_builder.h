@@ -12,9 +12,9 @@
 /// are short because what they have in common (factors, broadcasting, linearity) is here. Pure.
 namespace tessera::rules {
 
-using Sizes = std::vector<std::int64_t>;  ///< of a tensor
-using Factors = ShardingRule::Factors;
-using TensorFactors = ShardingRule::TensorFactors;
+using Sizes = std::vector<std::int64_t>;            ///< of a tensor
+using Factors = ShardingRule::Factors;              ///< of a dimension: indices of factors
+using TensorFactors = ShardingRule::TensorFactors;  ///< of a tensor: one entry a dimension
 
 // Indices are those of OpCall::tensors and of ShardingRule::factors.
 
