@@ -44,7 +44,7 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
-  /// Of a key of which 0 says "none", as null does.
+  /// The value of a key of which 0 says "none", as null does.
   double number_or_zero(const char* key) const {
     return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }

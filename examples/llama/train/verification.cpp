@@ -26,7 +26,7 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 }  // namespace
 
-/// Of the sample both losses are as training has them, or else the mean over all ranks would not be
+/// Both losses of the sample are as training has them, or else the mean over all ranks would not be
 /// one rank's.
 void Trainer::verify() {
   const data::BatchLoader::Batch whole =

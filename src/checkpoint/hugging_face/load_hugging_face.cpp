@@ -102,7 +102,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   return matches;
 }
 
-/// Of a parameter with two names, one of two tensors would be dropped. Each rank compares what it
+/// A parameter with two names would lose one of two tensors. Each rank compares what it
 /// has of it.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();

@@ -82,7 +82,7 @@ class PromptCompletions final : public SampleSource {
     return {std::move(all), first.size() + (options_.begin ? 1 : 0)};
   }
 
-  /// Of a prompt that would leave no room for a target: its beginning goes, up to where the whole
+  /// Where a prompt would leave no room for a target, its beginning goes, up to where the whole
   /// completion has room, or up to its last token. The token that texts begin with stays.
   void cut_prompt(PromptSample& sample, std::size_t room) const {
     const std::size_t fixed = options_.begin ? 1 : 0;

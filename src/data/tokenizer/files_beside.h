@@ -28,7 +28,7 @@ struct FilesBeside {
   bool legacy = true;        ///< of SentencePiece: each part between special tokens gets a space
 };
 
-/// Of the folder that a tokenizer's file is in. Throws Error for files that can't be read so.
+/// Reads the folder that a tokenizer's file is in. Throws Error for files that can't be read so.
 FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
 
 }  // namespace tessera::data

@@ -142,7 +142,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     added_ = AddedTokens(std::move(tokens));
   }
 
-  /// Of a token's text, which may be new: then the next.
+  /// The id of a token's text, which may be new: then the next.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -159,8 +159,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Of a part that is not the first. The library drops a space before a text; transformers keeps
-  /// it by a token before it, whose own pieces are left out.
+  /// Encodes a part that is not the first. The library drops a space before a text; transformers
+  /// keeps it by a token before it, whose own pieces are left out.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with("\xe2\x96\x81")) {
       return pieces_of(within_, part);

@@ -29,7 +29,7 @@ at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
   return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 
-/// Of the sizes of all ranks together, so that they choose alike: libtorch has no answer for a
+/// Has the sizes of all ranks together, so that they choose alike: libtorch has no answer for a
 /// distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {

@@ -44,7 +44,7 @@ at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& indices, const
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// Of the indices, of a row for each of them, and of the table.
+/// The factors of the indices, of a row for each of them, and of the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;

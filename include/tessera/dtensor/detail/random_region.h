@@ -108,7 +108,7 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// Of the outermost region: what was found in forward, for recomputations, whose inputs look like
+  /// What the outermost region found in forward, for recomputations, whose inputs look like
   /// parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
