@@ -5,7 +5,7 @@
 namespace tessera::testing {
 namespace {
 
-std::vector<RuleCase> norm_cases() {
+std::vector<RuleCase> rms_norm_cases() {
   const auto rows = [] { return units({2, 7, 1}); };
   return {
       row("tessera::rms_norm", reals({2, 7, 5}), units({5}), 1e-5),
@@ -30,7 +30,7 @@ std::vector<RuleCase> fused_cases() {
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4})),
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4}), true),
   };
-  for (RuleCase& each : norm_cases()) {
+  for (RuleCase& each : rms_norm_cases()) {
     cases.push_back(std::move(each));
   }
   return cases;
