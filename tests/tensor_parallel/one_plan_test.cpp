@@ -21,7 +21,7 @@
 #include "testing/full_tensor.h"
 #include "testing/ranks.h"
 
-namespace tessera::tensor_parallel {
+namespace tessera::tensor_parallel::one_plan {
 namespace {
 
 using testing::full_tensor;
@@ -214,4 +214,4 @@ TEST(OnePlanOfHeads, NamesThoseThatTheRanksDoNotDivide) {
 }
 
 }  // namespace
-}  // namespace tessera::tensor_parallel
+}  // namespace tessera::tensor_parallel::one_plan

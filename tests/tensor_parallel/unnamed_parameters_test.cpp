@@ -19,7 +19,7 @@
 #include "testing/module_values.h"
 #include "testing/ranks.h"
 
-namespace tessera::tensor_parallel {
+namespace tessera::tensor_parallel::unnamed {
 namespace {
 
 using testing::fill;
@@ -189,4 +189,4 @@ TEST(PlainTensors, OutsideOfTheForwardAreNotMixedWithItsResult) {
 }
 
 }  // namespace
-}  // namespace tessera::tensor_parallel
+}  // namespace tessera::tensor_parallel::unnamed

@@ -26,8 +26,7 @@ using testing::TemporaryFolder;
 /// A model whose dropouts are modules, and its optimizer.
 struct DroppingRun {
   explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
-    tensor_parallel::parallelize_module(model, mesh["tp"],
-                                        fsdp::drawing::plan_of(Replicate{}, false));
+    tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan_of(Replicate{}));
     for (const auto& block : model.blocks) {
       fsdp::fully_shard(*block, mesh["dp"]);
     }

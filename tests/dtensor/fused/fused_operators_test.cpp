@@ -71,7 +71,7 @@ std::vector<Function> functions() {
 }
 
 /// Lists the operators of this library, without what brings a gradient to its layout.
-class Listing final : public OperatorMode {
+class ListingOfNames final : public OperatorMode {
  public:
   Results call(const Operator& op, const std::function<Results()>& run) override {
     if (op.name.starts_with("tessera::") && op.name != "tessera::redistribute") {
@@ -114,7 +114,7 @@ TEST(FusedOperators, AreSeenByModesOnPlainAndDistributedTensors) {
   for (const Function& function : functions()) {
     const Tensors distributed = spread(function.inputs, comm::fake_world(0, 2));
     for (const Tensors& inputs : {function.inputs, distributed}) {
-      Listing mode;
+      ListingOfNames mode;
       const OperatorModeScope scope(mode);
       function.run(leaves_of(function, inputs)).sum().backward();
       EXPECT_EQ(mode.names, function.operators);
