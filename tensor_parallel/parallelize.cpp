@@ -29,7 +29,7 @@ void make_plain(nn::ParameterSlot& slot) {
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
   slot.set_replicated_by_default(false);
   if (before.requires_grad()) {
-    nn::retire_parameter(before, "parallelize_module");
+    nn::retire_parameter(before, slot.get(), "parallelize_module");
   }
 }
 
@@ -67,8 +67,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::NamedSlots& named) {
   return slots;
 }
 
-/// Replicated parameters may get gradients that are pending sums. Watched at every call, because the
-/// tensors in the slots change (nn::to_empty, FSDP).
+/// Replicated parameters may get gradients that are pending sums. Watched at every call, because
+/// the tensors in the slots change (nn::to_empty, FSDP).
 void watch_replicated(nn::ModuleBase& module, std::vector<nn::SlotPtr> slots,
                       const std::shared_ptr<PendingGradients>& pending) {
   if (!slots.empty()) {
@@ -86,8 +86,8 @@ void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
     const tessera::detail::RandomRegionPtr& outer = tessera::detail::random_region();
     std::unique_ptr<RandomRegionScope>& scope = scopes->emplace_back();
     if (outer == nullptr || !outer->replicates_on(mesh)) {
-      scope = std::make_unique<RandomRegionScope>(
-          std::make_shared<RandomRegion>(outer, nullptr, mesh));
+      scope =
+          std::make_unique<RandomRegionScope>(std::make_shared<RandomRegion>(outer, nullptr, mesh));
     }
   });
   module.add_always_hook([scopes] {
