@@ -26,8 +26,8 @@ void check_slot(const std::string& fqn, const nn::ParameterSlot& slot,
   TESSERA_CHECK(!tessera::is_distributed(copy.persistent()), "verify: '", fqn,
                 "' of the reference is distributed", kMakeAnother);
   TESSERA_CHECK(slot.persistent().sizes() == copy.persistent().sizes(), "verify: '", fqn, "' is ",
-                slot.persistent().sizes(), ", but ", copy.persistent().sizes(),
-                " in the reference", kMakeAnother);
+                slot.persistent().sizes(), ", but ", copy.persistent().sizes(), " in the reference",
+                kMakeAnother);
   TESSERA_CHECK(!slot.distinct_along(), "verify: '", fqn,
                 "' is another parameter on each slice of a mesh (distinct_along), which no model "
                 "of one rank has; verify a model without it");
@@ -51,7 +51,7 @@ void copy_values(const nn::NamedSlots& slots, const nn::NamedSlots& copies) {
     const at::Tensor& to = copies[i].second->get();
     to.detach().copy_(tessera::is_distributed(from) ? DistributedTensor(from).full_tensor() : from);
     copies[i].second->set_initialized(true);
-    if (to.is_leaf() && to.is_floating_point()) {
+    if (to.is_leaf() && (to.is_floating_point() || to.is_complex())) {
       to.requires_grad_(slots[i].second->persistent().requires_grad());
     }
   }
@@ -74,8 +74,10 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     }
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
-    if (const auto* dropout = dynamic_cast<nn::Dropout*>(&each); dropout != nullptr && to != nullptr) {
-      to->set_key(dropout->key());
+    const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
+    // Without a key both will take that of their name.
+    if (to != nullptr && dropout != nullptr && dropout->key()) {
+      to->set_key(*dropout->key());
     }
   });
 }
