@@ -47,7 +47,9 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
     bool found = false;
     RunRanks(2, [&](Rank& rank) {
       const bool here = last_step(*rank.world(), dir / folder).has_value();
-      found = rank.world()->rank() == 0 ? here : found;
+      if (rank.world()->rank() == 0) {
+        found = here;
+      }
     });
     return found;
   };
