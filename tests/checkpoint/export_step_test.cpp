@@ -119,9 +119,8 @@ TEST(ConfigChange, IsNoneWhereDefaultsAreSpelledOutOrTokensAdded) {
   };
   EXPECT_EQ(change(R"("head_dim": 32)"), "\"head_dim\" is 32 instead of 16");
   EXPECT_EQ(change(R"("attention_bias": true)"), "\"attention_bias\" is true instead of false");
-  EXPECT_CONTAINS(
-      change(R"("rope_scaling": {"type": "linear", "factor": 2})"),
-      "\"rope_scaling\" is {\"factor\":2,\"rope_type\":\"linear");
+  EXPECT_CONTAINS(change(R"("rope_scaling": {"type": "linear", "factor": 2})"),
+                  "\"rope_scaling\" is {\"factor\":2,\"rope_type\":\"linear");
   EXPECT_EQ(change(R"("vocab_size": 3)"), "\"vocab_size\" is 3 instead of null");
 }
 
