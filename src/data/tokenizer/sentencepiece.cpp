@@ -41,7 +41,7 @@ constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 std::string load(SentencePieceProcessor& processor, const std::string& model) {
   try {
     const auto status = processor.LoadFromSerializedProto(model);
-    return status.ok() ? "" : status.ToString();
+    return status.ok() ? "" : printable(status.ToString());
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -155,7 +155,8 @@ class SentencePieceTokenizer final : public Tokenizer {
                                     std::string_view text) {
     std::vector<int> ids;
     const auto status = processor.Encode(text, &ids);
-    TESSERA_CHECK(status.ok(), "SentencePiece cannot encode the text: ", status.ToString());
+    TESSERA_CHECK(status.ok(),
+                  "SentencePiece cannot encode the text: ", printable(status.ToString()));
     return ids;
   }
 
@@ -175,7 +176,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   void decode_pieces(const std::vector<int>& pieces, std::string& text) const {
     std::string some;
     const auto status = (text.empty() || legacy_ ? processor_ : within_).Decode(pieces, &some);
-    TESSERA_CHECK(status.ok(), "SentencePiece cannot decode the tokens: ", status.ToString());
+    TESSERA_CHECK(status.ok(),
+                  "SentencePiece cannot decode the tokens: ", printable(status.ToString()));
     text += some;
   }
 
