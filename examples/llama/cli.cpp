@@ -219,7 +219,7 @@ void check_form_of_numbers(CLI::Option& option) {
       "");
 }
 
-/// Of two values one would be dropped without a word.
+/// With two values, one would be dropped without a word.
 void refuse_two_values(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     const std::vector<std::string>& values = option->results();

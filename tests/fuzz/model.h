@@ -100,7 +100,8 @@ class Net : public nn::Module<Net> {
   std::shared_ptr<nn::Linear> head_;
 };
 
-/// Of what forward gives without targets, plain or distributed, over all `targets` (tokens).
+/// The loss of what forward gives without targets, plain or distributed, over all `targets`
+/// (tokens).
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
                          Loss loss);
 

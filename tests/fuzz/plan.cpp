@@ -77,8 +77,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Of what works on each token by itself. Where all ranks have all tokens, such modules need no
-  /// entry.
+  /// An entry for what works on each token by itself. Where all ranks have all tokens, such modules
+  /// need no entry.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -131,8 +131,8 @@ class PlanDraft {
     }
   }
 
-  /// Of a weight of `parts` equal parts. Split through the middle of one, the operators that take
-  /// it to pieces gather it.
+  /// An entry for a weight of `parts` equal parts. Split through the middle of one, the operators
+  /// that take it to pieces gather it.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,

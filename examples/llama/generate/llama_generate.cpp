@@ -63,7 +63,7 @@ struct Prompts {
   std::int64_t longest = 0;
 };
 
-/// Of rank 0, for all: the others have none. Collective.
+/// What rank 0 has, for all: the others have none. Collective.
 std::string standard_input(const Run& run) {
   if (std::ranges::find(run.options.prompts, llama::kStandardInput) == run.options.prompts.end()) {
     return "";

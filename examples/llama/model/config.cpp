@@ -154,7 +154,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   return s;
 }
 
-/// Of "rope_scaling" or "rope_parameters", whose keys are the same.
+/// Reads "rope_scaling" or "rope_parameters", whose keys are the same.
 Rope read_rope_object(const ConfigReader& reader, const char* key) {
   const Json& object = reader.at(key);
   TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
@@ -238,8 +238,8 @@ Config parse_config(const std::string& text, const std::string& origin) {
   TESSERA_CHECK(c.num_hidden_layers <= kMaxLayers, origin, ": num_hidden_layers is ",
                 c.num_hidden_layers, "; models have at most ", kMaxLayers);
   c.num_attention_heads = reader.positive("num_attention_heads");
-  // transformers has a number of its own for what a file of another type leaves out; null is that
-  // of the heads.
+  // For a file of another type that leaves it out, transformers has another default; null means the
+  // number of heads.
   const bool by_heads =
       architecture.type == std::string_view("llama") || reader.names("num_key_value_heads");
   c.num_key_value_heads = by_heads
@@ -320,8 +320,8 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
 
 namespace {
 
-/// Of more tokens than the model's, which texts need not have: such an id would index beyond the
-/// embedding.
+/// A tokenizer may have more tokens than the model. A text that has one of these is refused: its id
+/// would index beyond the embedding.
 class LimitedTokenizer final : public tessera::data::Tokenizer {
  public:
   LimitedTokenizer(tessera::data::TokenizerPtr all, std::int64_t limit)

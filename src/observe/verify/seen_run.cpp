@@ -130,7 +130,7 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   return trains;
 }
 
-/// Of those that are trained. One rank's are zeros where there are none.
+/// The gradients of what is trained. One rank's are zeros where there are none.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {

@@ -120,7 +120,7 @@ class Gpt : public nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// Of a gain that meets a rank's share, or none.
+/// The style of a gain that meets a rank's share, or none.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
