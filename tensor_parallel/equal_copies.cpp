@@ -19,6 +19,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/placeholder_gradient.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {
@@ -47,6 +48,12 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
     }
   });
   return found;
+}
+
+/// Undefined also while gradients wait to be reduced.
+at::Tensor gradient_of(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  return nn::placeholder(gradient) != nullptr ? at::Tensor() : gradient;
 }
 
 /// Whether `rank` has the same shard as this one. A rank that is not of the tensor's mesh is of
@@ -165,7 +172,7 @@ std::vector<Replica> EqualCopies::copies(bool gradients) const {
       const at::Tensor& tensor = slot->persistent();
       replicas.push_back(
           {detail::concat(gradients ? "the gradient of parameter '" : "parameter '", name, "'"),
-           local_tensor(gradients ? tensor.grad() : tensor)});
+           local_tensor(gradients ? gradient_of(tensor) : tensor)});
     }
   }
   return replicas;

@@ -29,7 +29,7 @@ void make_plain(nn::ParameterSlot& slot) {
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
   slot.set_replicated_by_default(false);
   if (before.requires_grad()) {
-    nn::retire_parameter(before, "parallelize_module");
+    nn::retire_parameter(before, slot.get(), "parallelize_module");
   }
 }
 

@@ -21,7 +21,7 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   if (of == Of::kValues) {
     return {name, parameter.shard()};
   }
-  const at::Tensor& gradient = parameter.sharded().grad();
+  const at::Tensor& gradient = parameter.gradient();
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 

@@ -71,7 +71,8 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 
 void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
-                                    const std::shared_ptr<tessera::detail::BatchRows>& rows) {
+                                    const std::shared_ptr<tessera::detail::BatchRows>& rows,
+                                    const GroupsToCompare& groups) {
   // A random operator that nobody expected was waited for by all ranks.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
@@ -83,11 +84,17 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   // Mostly all ranks have the same: two numbers go with the rows, the largest hash and, turned
   // round, the least; the counts only if they differ.
   const std::int64_t hash = hash_of(counts);
-  const std::vector<std::int64_t> largest = rows->settle({hash, ~hash});
+  const bool first = !origins_.settled();
+  const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
+  const std::int64_t origin = OriginAgreement::hash_of(compared);
+  const std::vector<std::int64_t> largest = rows->settle({hash, ~hash, origin, ~origin});
   if (largest[0] != ~largest[1]) {
     // Who left an operator out has counted less than who did not.
     raise_to_largest(counts, dims);
     set_counts(dropouts, counts);
+  }
+  if (first && rows->is_settled()) {
+    origins_.settle(compared, largest[2] == ~largest[3]);
   }
   draws_ = draws_ || (!agreed_.empty() && counts != agreed_);
   quiet_ = !draws_ && !agreed_.empty();

@@ -1,31 +1,39 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "agreement/origin_agreement.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
+/// Asked once.
+using GroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
+
 /// What the ranks tell each other of random numbers when a training forward of a model begins: how
 /// many rows they have, and how many random operators they have counted. A rank that left some out,
 /// as one without rows may, goes on with the others' counts.
 class RandomAgreement {
  public:
-  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`.
+  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`. With
+  /// the first exchange goes that of the origins of `groups`, which must be the same on all ranks.
   /// Collective over them, between the hosts, in the first two forwards, and in later ones if the
   /// model has drawn: all ranks then know that it does. One that draws nothing pays nothing. Throws
-  /// PeerError.
+  /// PeerError, and as OriginAgreement::settle.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
-                     const std::shared_ptr<tessera::detail::BatchRows>& rows);
+                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
+                     const GroupsToCompare& groups);
 
  private:
   using Counts = std::vector<std::int64_t>;
 
+  OriginAgreement origins_;
   Counts agreed_;       ///< of the last forward that compared them; empty: none has
   bool draws_ = false;  ///< on any rank
   bool quiet_ = false;  ///< two forwards have compared them, and nothing was drawn

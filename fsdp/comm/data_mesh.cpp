@@ -59,4 +59,11 @@ c10::Device DataMesh::device() const {
   return all.device();
 }
 
+bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
+  const std::vector<int>& all = whole.ranks();
+  return part == whole || std::ranges::all_of(part.ranks(), [&](int rank) {
+           return std::ranges::find(all, rank) != all.end();
+         });
+}
+
 }  // namespace tessera::fsdp

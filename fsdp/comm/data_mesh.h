@@ -41,4 +41,7 @@ struct DataMesh {
   DataMesh() = default;
 };
 
+/// Whether all ranks of `part` are of `whole`.
+bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
+
 }  // namespace tessera::fsdp

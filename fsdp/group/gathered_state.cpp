@@ -197,6 +197,10 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
+  // Also of what is unsharded still: whether it was gathered again is no matter of the program's.
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.count_writes();
+  }
   if (unsharded()) {
     return;
   }

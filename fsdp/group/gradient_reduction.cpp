@@ -189,12 +189,16 @@ void GradientReduction::wait(CommContext& context) {
 /// Adds what earlier reductions left to the replicas, or leaves this one's with it.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    UnshardedGradient& earlier = parameters_[i]->unreduced();
     // Micro-batches before the last: sums over the ranks that shard are added up.
     if (!options_.all_reduce) {
-      add_gradient(earlier, {shard(i), gradients_[i].pending}, options_.dtype);
-    } else if (earlier.local.defined()) {
-      shard(i).add_(std::exchange(earlier, {}).local);
+      parameters_[i]->leave_to_replicas({shard(i), gradients_[i].pending, gradients_[i].used},
+                                        options_.dtype);
+      continue;
+    }
+    const UnshardedGradient earlier = parameters_[i]->take_left_to_replicas();
+    gradients_[i].used |= earlier.used;
+    if (earlier.local.defined()) {
+      shard(i).add_(earlier.local);
     }
   }
 }
@@ -283,6 +287,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
+  // Peers get zeros for what this rank did not use; UseAgreement finds out whether any rank did.
+  const bool used = gradients_[index].used;
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
@@ -295,12 +301,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
-        [&parameter, place = output_.defined() ? gradient : at::Tensor()](const at::Tensor& sum) {
-          parameter.accumulate(place.defined() ? place.copy_(sum) : sum);
+        [&parameter, used,
+         place = output_.defined() ? gradient : at::Tensor()](const at::Tensor& sum) {
+          parameter.accumulate(place.defined() ? place.copy_(sum) : sum, used);
         },
         &parameter);
   } else {
-    parameter.accumulate(gradient);
+    parameter.accumulate(gradient, used);
   }
 }
 

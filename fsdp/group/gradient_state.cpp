@@ -1,13 +1,17 @@
 // Gradients between backward and the optimizer. With gradient sync a unit's are reduced at once;
-// without, they are set aside unsharded (`kept_`) and go into the next reduction, which costs the
-// memory of unsharded gradients and saves a collective a micro-batch.
+// without, they are set aside unsharded and go into the next reduction, which costs the memory of
+// unsharded gradients and saves a collective a micro-batch.
 
 #include "group/gradient_state.h"
 
+#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "tessera/core/detail/environment_switch.h"
 
 namespace tessera::fsdp {
 
@@ -28,7 +32,6 @@ void GradientState::drop_unsharded() {
 
 void GradientState::drop_all() {
   drop_unsharded();
-  kept_.clear();
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.drop_gradient();
   }
@@ -37,37 +40,19 @@ void GradientState::drop_all() {
 /// In reduce_dtype, in which they will be summed: adding up in a narrower type would lose bits.
 void GradientState::keep() {
   const c10::AutoGradMode no_grad(false);
-  std::vector<ShardedParameter>& parameters = shards_->parameters();
-  // Beside all parameters, frozen ones too, so that the index is the parameter's.
-  kept_.resize(parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    add_gradient(kept_[i].sum, take_gradient(parameters[i].unsharded()),
-                 shards_->layout().reduce_dtype());
+  for (ShardedParameter& parameter : shards_->parameters()) {
     // Whether anything came differs between ranks; whether it might have, does not.
-    kept_[i].expected |= parameters[i].trainable();
+    if (parameter.trainable() || parameter.has_kept()) {
+      parameter.keep(take_gradient(parameter.unsharded()), shards_->layout().reduce_dtype());
+    }
   }
 }
 
 bool GradientState::awaits_reduction() const {
-  // From `expected`, never from whether a gradient came: a rank that used no parameter must still
-  // take part.
-  const bool kept = std::ranges::any_of(kept_, &KeptGradient::expected);
-  return kept || (settings_->all_reduce &&
-                  std::ranges::any_of(shards_->parameters(), &ShardedParameter::has_unreduced));
-}
-
-void GradientState::drop_kept(const nn::ParameterSlot& slot) {
-  std::vector<ShardedParameter>& parameters = shards_->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].slot().get() == &slot) {
-      // zero_grad: nothing is left to agree on.
-      parameters[i].unreduced() = {};
-      parameters[i].settle_use(true);
-      if (!kept_.empty()) {
-        kept_[i] = {};
-      }
-    }
-  }
+  // Never from whether a gradient came: a rank that used no parameter must still take part.
+  return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
+    return parameter.has_kept() || (settings_->all_reduce && parameter.has_left_to_replicas());
+  });
 }
 
 std::vector<ShardedParameter*> GradientState::accumulated() {
@@ -82,7 +67,7 @@ std::vector<ShardedParameter*> GradientState::accumulated() {
 
 /// As the settings are now: a later change is for the next reduction.
 ReductionOptions GradientState::reduction_options() const {
-  const auto ranks = static_cast<double>(shards_->mesh().ranks());
+  const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
   return {.dtype = shards_->layout().reduce_dtype(),
           .divisor = settings_->gradient_divisor.value_or(ranks),
           .all_reduce = settings_->all_reduce,
@@ -90,36 +75,45 @@ ReductionOptions GradientState::reduction_options() const {
           .settings = settings_};
 }
 
-void GradientState::start_reduce(CommContext& context) {
-  // This backward's are added to those of earlier ones, and the sum is reduced.
-  if (!kept_.empty()) {
-    keep();
+/// Once reduced, a NaN of one rank is on all of them. The host waits for the device: for debugging.
+void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
+                                      const at::Tensor& gradient) const {
+  if (tessera::detail::debug_checks() && gradient.defined() &&
+      !gradient.isfinite().all().item<bool>()) {
+    TORCH_WARN("rank ", shards_->mesh().all.world()->rank(), ": the gradient of ",
+               describe(*parameter.slot()),
+               " is not finite before it is reduced; look at this rank's rows of the batch");
   }
+}
+
+/// This backward's is added to those of earlier ones, and the sum is reduced.
+UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
+  UnshardedGradient gradient = take_gradient(parameter.unsharded());
+  warn_of_nonfinite(parameter, gradient.local);
+  if (parameter.has_kept()) {
+    parameter.keep(gradient, shards_->layout().reduce_dtype());
+    gradient = parameter.take_kept();
+  }
+  // One rank needs no agreement: it goes by its own gradients.
+  if (shards_->mesh().ranks() > 1) {
+    PendingSum& sum = parameter.pending_sum();
+    sum.note(gradient);
+    gradient = converted(std::move(gradient), sum.group());
+  }
+  return gradient;
+}
+
+void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
-  std::vector<ShardedParameter>& parameters = shards_->parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const bool kept = !kept_.empty() && kept_[i].expected;
+  for (ShardedParameter& parameter : shards_->parameters()) {
     // All that any rank may have a gradient of: what is sent never depends on the rank. A parameter
     // that was frozen since still has what earlier micro-batches left.
-    if (parameters[i].trainable() || kept || parameters[i].has_unreduced()) {
-      trainable.push_back(&parameters[i]);
-      // What was kept includes this backward's, by keep() above.
-      gradients.push_back(kept_.empty() ? take_gradient(parameters[i].unsharded())
-                                        : std::move(kept_[i].sum));
-      // Peers get zeros for it; UseAgreement finds out whether any rank had values.
-      if (gradients.back().local.defined()) {
-        parameters[i].mark_used();
-      }
-      // One rank needs no agreement: it goes by its own gradients.
-      if (shards_->mesh().ranks() > 1) {
-        PendingSum& sum = parameters[i].pending_sum();
-        sum.note(gradients.back());
-        gradients.back() = converted(std::move(gradients.back()), sum.group());
-      }
+    if (parameter.trainable() || parameter.has_kept() || parameter.has_left_to_replicas()) {
+      trainable.push_back(&parameter);
+      gradients.push_back(gradient_to_reduce(parameter));
     }
   }
-  kept_.clear();
   if (!trainable.empty()) {
     reduction_.emplace(std::move(trainable), std::move(gradients), shards_->mesh(),
                        reduction_options(), context);

@@ -26,15 +26,18 @@ class GradientState {
   void drop_unsharded();
   /// And all that earlier ones have made of them, reduced or not.
   void drop_all();
-  /// Sets the unsharded gradients aside, to be added to those of later backwards.
+  /// Sets the unsharded gradients aside, to be added to those of later backwards
+  /// (UnreducedGradient).
   void keep();
   /// Whether some were set aside, or wait for the replicas, that a reduction now would complete.
   /// The same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;
-  /// Forgets what was set aside for a parameter of this group.
-  void drop_kept(const nn::ParameterSlot& slot);
   /// The parameters whose gradients were handed out since their use was settled.
   std::vector<ShardedParameter*> accumulated();
+
+  /// How many ranks compute a loss each, of which the model's is the mean; by default those of the
+  /// group's mesh.
+  void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
   /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.
   /// Collective.
@@ -45,16 +48,13 @@ class GradientState {
   void forget_reduction(CommContext& context);
 
  private:
-  struct KeptGradient {
-    UnshardedGradient sum;
-    bool expected = false;  ///< the parameter was trainable, though this rank may not have used it
-  };
-
+  void warn_of_nonfinite(const ShardedParameter& parameter, const at::Tensor& gradient) const;
+  UnshardedGradient gradient_to_reduce(ShardedParameter& parameter) const;
   ReductionOptions reduction_options() const;
 
   GroupShards* shards_;
   std::shared_ptr<const Settings> settings_;
-  std::vector<KeptGradient> kept_;  ///< beside the parameters, or empty
+  std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
 };
 

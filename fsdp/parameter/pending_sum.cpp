@@ -29,12 +29,13 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
 
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
                   c10::ScalarType dtype) {
+  sum.used |= gradient.used;
   if (!gradient.local.defined()) {
     return;
   }
   if (!sum.local.defined()) {
     // No copy if the type agrees: it was taken off its parameter.
-    sum = {gradient.local.to(dtype), gradient.pending};
+    sum = {gradient.local.to(dtype), gradient.pending, sum.used};
     return;
   }
   comm::Communicator* pending = sum.pending != nullptr ? sum.pending : gradient.pending;

@@ -17,6 +17,7 @@ struct UnshardedGradient {
   at::Tensor local;  ///< undefined: none came
   /// Other ranks hold terms of it too: to be summed over this group. nullptr: it is complete.
   comm::Communicator* pending = nullptr;
+  bool used = false;  ///< one came on this rank, also where another rank has all of it by now
 };
 
 /// The same gradient as a term of the sum over `pending`, or complete if that is nullptr.

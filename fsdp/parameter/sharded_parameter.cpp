@@ -9,11 +9,16 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/retired_parameter.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -37,11 +42,15 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// 0 for a tensor made in inference mode, which counts nothing.
-std::uint64_t version_of(const at::Tensor& tensor) {
-  // current_version() throws for a tensor without a counter.
-  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  return counter.enabled() ? counter.current_version() : 0;
+/// A few positions along each dimension: of other random numbers, any would tell.
+std::int64_t hash_of_sample(at::Tensor values) {
+  constexpr std::int64_t kPositions = 16;
+  for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
+    const std::int64_t step = std::max<std::int64_t>(values.size(dim) / kPositions, 1);
+    values = values.slice(dim, 0, std::nullopt, step);
+  }
+  const std::int64_t hash = detail::hash_of_values(values);
+  return hash != 0 ? hash : 1;
 }
 
 }  // namespace
@@ -53,6 +62,7 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
              spec.parts},
       home_(spec.home),
       extension_(spec.extension),
+      sharding_(spec.sharding),
       unsharded_spec_(spec_of(slot_->get())),
       pending_sum_(unsharded_spec_) {
   const c10::AutoGradMode no_grad(false);
@@ -61,8 +71,12 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
       cut(local_tensor(original).detach(), shape_, spec.mesh.shard.local_rank(), home_.device);
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
+  if (slot_->initialized() && !original.is_meta() && shape_.dim && shape_.ranks > 1) {
+    cut_from_ = hash_of_sample(local_tensor(original).detach());
+    cut_version_ = version();
+  }
   // Whoever still holds the original would train values that nobody reads.
-  nn::retire_parameter(original, "fully_shard");
+  nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
   // The slot's current tensor follows its persistent one: until the first forward both are the
   // shard.
@@ -70,9 +84,25 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
 }
 
 std::uint64_t ShardedParameter::version() const {
-  // A write through the distributed tensor moves one counter, a write to its local tensor the
-  // other. Both only grow, so that their sum changes with either.
-  return version_of(sharded_) + version_of(shard());
+  return nn::detail::written_version(sharded_);
+}
+
+std::int64_t ShardedParameter::origin() const {
+  if (!shape_.dim || shard().numel() == 0) {
+    return 0;
+  }
+  if (cut_from_ != 0 && version() == cut_version_) {
+    return cut_from_;
+  }
+  const auto filled = slot_->owners().front().module->attached<nn::detail::FilledWith>();
+  if (filled == nullptr) {
+    return 0;
+  }
+  const auto fill = filled->fills.find(slot_.get());
+  const bool valid = fill != filled->fills.end() &&
+                     fill->second.tensor == sharded_.unsafeGetTensorImpl() &&
+                     fill->second.version == version();
+  return valid ? static_cast<std::int64_t>(substream(fill->second.seed, 1) | 1) : 0;
 }
 
 bool ShardedParameter::is_replaced() const {
@@ -81,17 +111,19 @@ bool ShardedParameter::is_replaced() const {
 }
 
 bool ShardedParameter::adopt() {
-  if (!is_replaced()) {
+  const bool replaced = is_replaced();
+  const at::Tensor& current = replaced ? slot_->get() : sharded_;
+  TESSERA_CHECK(tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
+                    sharding_spec(current) == sharding_,
+                "parameter '", name_,
+                "' was replaced by a tensor that is not laid out as its shard was, ",
+                to_string(*sharding_.layout), " on ", to_string(sharding_.mesh),
+                "; copy values into slot->persistent() instead of replacing it");
+  if (!replaced) {
     return false;
   }
-  const at::Tensor& current = slot_->get();
-  TESSERA_CHECK(
-      tessera::is_distributed(current) && current.sizes() == sharded_.sizes() &&
-          sharding_spec(current) == sharding_spec(sharded_),
-      "parameter '", name_, "' was replaced by a tensor that is not laid out as its shard was, ",
-      to_string(*sharding_spec(sharded_).layout), " on ", to_string(sharding_spec(sharded_).mesh),
-      "; copy values into slot->persistent() instead of replacing it");
   sharded_ = current;
+  cut_from_ = 0;
   slot_->set_persistent(sharded_);
   return true;
 }
@@ -101,11 +133,21 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
   // Plain before fully_shard, plain in forward: users' operators see no distributed tensor.
   if (!unsharded_spec_) {
     unsharded_ = local;
-    return;
+  } else {
+    unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
+    // What tensor parallelism has to sum is summed for all parameters together (DeferredSums).
+    leave_gradient_pending(unsharded_);
   }
-  unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-  // What tensor parallelism has to sum is summed for all parameters together (DeferredSums).
-  leave_gradient_pending(unsharded_);
+  counted_version_ = version();
+}
+
+void ShardedParameter::count_writes() {
+  const std::uint64_t now = version();
+  // On one rank the unsharded tensor may be a view of the shard, with whose counter it counts.
+  if (std::exchange(counted_version_, now) != now &&
+      !local_tensor(unsharded_).is_alias_of(shard())) {
+    unsharded_.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 void ShardedParameter::show_unsharded() {
@@ -114,23 +156,95 @@ void ShardedParameter::show_unsharded() {
   slot_->swap(unsharded_);
 }
 
-void ShardedParameter::accumulate(const at::Tensor& gradient) {
-  const c10::AutoGradMode no_grad(false);
-  at::Tensor& sum = sharded_.mutable_grad();
-  // Only the first addition since the last agreement tells whether the gradient was there before:
-  // one that was stays, whoever used the parameter since.
-  if (accumulation_ == Accumulation::kSettled) {
-    accumulation_ = sum.defined() ? Accumulation::kAdded : Accumulation::kStarted;
+UnreducedGradient& ShardedParameter::unreduced_gradient() {
+  at::Tensor& gradient = sharded_.mutable_grad();
+  if (unreduced(gradient) == nullptr) {
+    gradient = at::detail::make_tensor<UnreducedGradient>(sharded_, gradient, describe(*slot_));
   }
+  return *unreduced(gradient);
+}
+
+/// Once nothing waits, the program sees what is reduced.
+void ShardedParameter::settle_unreduced() {
+  at::Tensor& gradient = sharded_.mutable_grad();
+  const UnreducedGradient* waiting = unreduced(gradient);
+  if (waiting != nullptr && waiting->is_settled()) {
+    gradient = at::Tensor(waiting->reduced);
+  }
+}
+
+at::Tensor& ShardedParameter::gradient_place() {
+  UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.mutable_grad();
+}
+
+const at::Tensor& ShardedParameter::gradient() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.grad();
+}
+
+void ShardedParameter::keep(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  UnreducedGradient& waiting = unreduced_gradient();
+  if (!waiting.kept) {
+    waiting.kept.emplace();
+  }
+  add_gradient(*waiting.kept, gradient, dtype);
+}
+
+bool ShardedParameter::has_kept() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->kept;
+}
+
+UnshardedGradient ShardedParameter::take_kept() {
+  UnshardedGradient sum = *std::exchange(unreduced_gradient().kept, std::nullopt);
+  settle_unreduced();
+  return sum;
+}
+
+void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  add_gradient(unreduced_gradient().scattered, gradient, dtype);
+}
+
+bool ShardedParameter::has_left_to_replicas() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->scattered.local.defined();
+}
+
+UnshardedGradient ShardedParameter::take_left_to_replicas() {
+  if (!has_left_to_replicas()) {
+    return {};
+  }
+  UnshardedGradient sum = std::exchange(unreduced_gradient().scattered, {});
+  settle_unreduced();
+  return sum;
+}
+
+void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
+  const c10::AutoGradMode no_grad(false);
+  settle_unreduced();
+  at::Tensor& sum = gradient_place();
+  // A new gradient begins, of which this is all, also where the program has dropped an earlier one.
+  if (!sum.defined()) {
+    accumulation_ = Accumulation::kStarted;
+    used_ = false;
+    // Only the first addition since the last agreement tells whether the gradient was there before:
+    // one that was stays, whoever used the parameter since.
+  } else if (accumulation_ == Accumulation::kSettled) {
+    accumulation_ = Accumulation::kAdded;
+  }
+  used_ |= used;
+  const at::Tensor term = has_hooks() ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
     // What is still to be added was for a gradient that the program has dropped.
     arriving_.clear();
     // A view of the reduction's result where type and place agree: no copy.
-    sum = make_distributed(at_home(gradient), sharding_spec(sharded_), sharded_.sizes().vec());
+    sum = distributed(at_home(term));
   } else if (home_.offloaded) {
-    arriving_.push_back(at_home(gradient));
+    arriving_.push_back(at_home(term));
   } else {
-    local_tensor(sum).add_(gradient);
+    check_layout("the gradient", sum);
+    local_tensor(sum).add_(term);
   }
   awaited_ = home_.offloaded;
   if (!awaited_) {
@@ -144,12 +258,12 @@ void ShardedParameter::arrive() {
   }
   const auto arrived = std::exchange(arriving_, {});
   // The program may have dropped the gradient meanwhile.
-  if (!sharded_.grad().defined()) {
+  if (!gradient().defined()) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  for (const at::Tensor& gradient : arrived) {
-    local_tensor(sharded_.grad()).add_(gradient);
+  for (const at::Tensor& term : arrived) {
+    local_tensor(gradient()).add_(term);
   }
   call_hook();
 }
@@ -159,9 +273,46 @@ void ShardedParameter::forget_arrivals() {
   awaited_ = false;
 }
 
+at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
+  return make_distributed(shard, sharding_, sharded_.sizes().vec());
+}
+
+/// Of register_hook. A hook that was taken away leaves its place in the list.
+bool ShardedParameter::has_hooks() const {
+  return !torch::autograd::impl::hooks(sharded_).empty();
+}
+
+/// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
+/// give takes the gradient's place.
+at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
+  at::Tensor shard = at_home(gradient);
+  if (home_.pinned) {
+    shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
+  }
+  torch::autograd::variable_list gradients{distributed(shard)};
+  for (const auto& hook : torch::autograd::impl::hooks(sharded_)) {
+    gradients = (*hook)(gradients);
+  }
+  check_layout("what a hook made of the gradient", gradients.front());
+  return local_tensor(gradients.front());
+}
+
+void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
+  const bool distributed = tessera::is_distributed(tensor);
+  TESSERA_CHECK(
+      distributed && tensor.sizes() == sharded_.sizes() && sharding_spec(tensor) == sharding_, what,
+      " of ", describe(*slot_), " is ",
+      distributed ? detail::concat("laid out as ", to_string(*sharding_spec(tensor).layout),
+                                   ", of sizes ", tensor.sizes())
+                  : std::string("a plain tensor"),
+      ", but the parameter is distributed as ", to_string(*sharding_.layout), " on ",
+      to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
+}
+
 /// An optimizer that steps within backward.
 void ShardedParameter::call_hook() {
-  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_)) {
+  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_);
+  if (hook && unreduced(sharded_.grad()) == nullptr) {
     (*hook)(sharded_);
   }
 }
@@ -179,7 +330,6 @@ at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
 
 void ShardedParameter::drop_gradient() {
   sharded_.mutable_grad().reset();
-  unreduced_ = {};
   forget_arrivals();
   // True: with the gradient gone, there is nothing that a rank's answer could take away.
   settle_use(true);
@@ -187,7 +337,7 @@ void ShardedParameter::drop_gradient() {
 
 void ShardedParameter::settle_use(bool by_any_rank) {
   if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
-    sharded_.mutable_grad().reset();
+    gradient_place().reset();
   }
   accumulation_ = Accumulation::kSettled;
   used_ = false;
@@ -199,20 +349,20 @@ UnshardedGradient take_gradient(const at::Tensor& unsharded) {
   const at::Tensor gradient = unsharded.grad();
   unsharded.mutable_grad().reset();
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
-    return {gradient, nullptr};
+    return {gradient, nullptr, gradient.defined()};
   }
   TESSERA_CHECK(tessera::is_distributed(gradient),
                 "the gradient of a distributed parameter arrived as a plain tensor");
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(unsharded);
   if (from.layout == to.layout) {
-    return {local_tensor(gradient), nullptr};
+    return {local_tensor(gradient), nullptr, true};
   }
   // Summed after the reduction, a shard instead of all, and with those of other parameters.
   if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
-    return {local_tensor(gradient), group};
+    return {local_tensor(gradient), group, true};
   }
-  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr};
+  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr, true};
 }
 
 }  // namespace tessera::fsdp

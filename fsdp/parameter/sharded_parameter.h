@@ -10,6 +10,7 @@
 #include "parameter/parameter_spec.h"
 #include "parameter/pending_sum.h"
 #include "parameter/shard_shape.h"
+#include "parameter/unreduced_gradient.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/parameter.h"
 
@@ -44,15 +45,23 @@ class ShardedParameter {
   /// The unsharded tensor; undefined until set_unsharded().
   const at::Tensor& unsharded() const { return unsharded_; }
 
+  /// A number for what the shard's values are a part of, equal on ranks that hold parts of one
+  /// tensor: of a sample of the values that it was cut from, or of the seed that filled it since.
+  /// 0: nothing is known, or this rank has no part.
+  std::int64_t origin() const;
   /// Grows with each write to the shard that autograd sees.
   std::uint64_t version() const;
   /// Whether somebody put another tensor into the slot (nn::to_empty, a load).
   bool is_replaced() const;
   /// Takes over such a tensor: true if there was one. Throws Error if it is not laid out as the
-  /// shard was.
+  /// shard was, also for the shard itself where it was given other data.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, around its local part.
   void set_unsharded(const at::Tensor& local);
+
+  /// Counts what was written to the shard since the last call as a write to the unsharded tensor,
+  /// so that autograd refuses the backward of a forward before it, as on one rank.
+  void count_writes();
 
   /// Puts the shard, or the unsharded tensor, into the slot.
   void show_sharded() { slot_->swap(sharded_); }
@@ -60,27 +69,41 @@ class ShardedParameter {
   /// Tells the slot whether the unsharded tensor has the values.
   void set_gathered(bool gathered) { slot_->set_gathered(gathered); }
 
+  /// The reduced gradient; undefined: none.
+  const at::Tensor& gradient() const;
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's,
-  /// and calls its post-accumulate-grad hook, if it has one. Of an offloaded shard that is left to
-  /// arrive(): the copy runs beside the host.
-  void accumulate(const at::Tensor& gradient);
+  /// and calls libtorch's hooks of that: those of register_hook before, which may change it, the
+  /// post-accumulate-grad hook after. Of an offloaded shard both are left to arrive() but for
+  /// register_hook's, for which the host waits: the copy runs beside the host. `used`: this rank
+  /// contributed to it. Throws Error for a gradient, or one that a hook has made, that is laid out
+  /// otherwise than the parameter.
+  void accumulate(const at::Tensor& gradient, bool used);
   /// The host has waited for what accumulate() copies to it: what was left is done.
   void arrive();
   /// A backward has failed: nothing that it left is added to a gradient any more.
   void forget_arrivals();
-  /// Forgets the gradient, and what waits to be summed over replicas.
+  /// Forgets the gradient, and what waits to be reduced.
   void drop_gradient();
-  /// This rank contributes to what accumulate() will be given.
-  void mark_used() { used_ = true; }
+  /// Whether this rank contributed to what was accumulated since settle_use().
   bool used() const { return used_; }
   /// Whether accumulate() was called since settle_use().
   bool accumulated() const { return accumulation_ != Accumulation::kSettled; }
   /// What was accumulated is complete. Where no rank used the parameter it came from nowhere: the
   /// gradient is as undefined as it was before.
   void settle_use(bool by_any_rank);
-  /// Gradients of the shard that wait to be summed over replicas.
-  UnshardedGradient& unreduced() { return unreduced_; }
-  bool has_unreduced() const { return unreduced_.local.defined(); }
+
+  // Gradients that wait for a later reduction, in `.grad` (see UnreducedGradient).
+
+  /// Adds an unsharded gradient, in `dtype`, to what waits to be reduced.
+  void keep(const UnshardedGradient& gradient, c10::ScalarType dtype);
+  /// Whether keep() was called, with whatever gradient, and the program has not dropped it.
+  bool has_kept() const;
+  UnshardedGradient take_kept();
+  /// Adds a gradient of the shard to what waits to be summed over replicas.
+  void leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype);
+  bool has_left_to_replicas() const;
+  UnshardedGradient take_left_to_replicas();
+
   /// What the ranks' gradients still lack when they are reduced.
   PendingSum& pending_sum() { return pending_sum_; }
 
@@ -92,21 +115,30 @@ class ShardedParameter {
     kAdded,    ///< added to an earlier one
   };
 
+  UnreducedGradient& unreduced_gradient();
+  void settle_unreduced();
+  at::Tensor& gradient_place();
   at::Tensor at_home(const at::Tensor& gradient) const;
+  at::Tensor distributed(const at::Tensor& shard) const;
+  bool has_hooks() const;
+  at::Tensor call_hooks(const at::Tensor& gradient) const;
+  void check_layout(const char* what, const at::Tensor& tensor) const;
   void call_hook();
-
   nn::SlotPtr slot_;
   std::string name_;
   ShardShape shape_;
   ShardHome home_;
   std::optional<AllGatherExtension> extension_;
+  std::int64_t cut_from_ = 0;  ///< while nobody has written to `sharded_`: its origin
+  std::uint64_t cut_version_ = 0;
+  ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< empty: the unsharded tensor is plain
   PendingSum pending_sum_;
   at::Tensor sharded_;
   at::Tensor unsharded_;
-  UnshardedGradient unreduced_;
-  std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient
-  bool awaited_ = false;              ///< arrive() has something to do
+  std::uint64_t counted_version_ = 0;  ///< of the shard, as the unsharded tensor has counted it
+  std::vector<at::Tensor> arriving_;   ///< on the host, to be added to the gradient
+  bool awaited_ = false;               ///< arrive() has something to do
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< on this rank; what the ranks tell each other
 };

@@ -13,17 +13,10 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Lets an optimizer's zero_grad reach what a unit has accumulated, and others know a parameter by
-/// its unsharded tensor.
+/// Lets others know a parameter by its unsharded tensor.
 class KeptByUnit final : public nn::SlotKeeper {
  public:
   explicit KeptByUnit(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
-
-  void drop_gradient(const nn::ParameterSlot& slot) override {
-    if (const std::shared_ptr<Unit> unit = unit_.lock()) {
-      unit->parameters().drop_kept_gradient(slot);
-    }
-  }
 
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
@@ -82,7 +75,7 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<KeptByUnit>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Attached to the owners, because an optimizer knows slots and not units.
+    // Attached to the owners, because who asks knows slots and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }

@@ -66,6 +66,16 @@ void IterationState::for_each_group(Act&& act) const {
   }
 }
 
+std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& mesh) const {
+  std::vector<const ParameterGroup*> groups;
+  for_each_group([&](const ParameterGroup& group) {
+    if (is_slice(group.mesh().all, mesh)) {
+      groups.push_back(&group);
+    }
+  });
+  return groups;
+}
+
 // Forward.
 
 /// Another model's backward may be running on this thread, so that this one's own token is asked;

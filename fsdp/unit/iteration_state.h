@@ -25,6 +25,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Whether backward has thrown: the phase stays kBackward until the root's next forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
+  /// Of all units whose ranks are among those of `mesh`.
+  std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
   /// The root's forward begins: prepares all units. What an iteration that never came to its

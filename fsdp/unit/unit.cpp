@@ -14,9 +14,11 @@
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/batch_ranks.h"
+#include "tessera/nn/detail/call_depth.h"
 #include "unit/attached_units.h"
 #include "unit/backward_hooks.h"
 #include "unit/boundary.h"
+#include "unit/forgotten_parameters.h"
 #include "unit/module_tree.h"
 
 namespace tessera::fsdp {
@@ -60,6 +62,7 @@ Unit::Unit(const UnitSpec& spec)
     : modules_(spec.modules),
       mp_policy_(spec.options.mp_policy),
       may_be_unused_(spec.options.may_be_unused),
+      ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
       groups_(spec, settings_) {}
 
@@ -143,6 +146,7 @@ void Unit::make_iteration() {
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
+    unit->groups_.set_batch_mesh(groups_.mesh());
     // Of its modules, the first below the root: others may be elsewhere.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return tree.fqn_of(module); });
@@ -156,11 +160,21 @@ void Unit::enter_as_root() {
     make_iteration();
   }
   if (is_root()) {
+    check_outside();
     // Prepares every unit, this one too; throws within its own backward.
     follows_abandoned_ = iteration_->begin_forward();
   } else if (!iteration_->is_under_way()) {
     await_compute();
   }
+}
+
+/// Once, in training: an evaluation needs no gradients.
+void Unit::check_outside() {
+  if (checked_outside_ || !c10::GradMode::is_enabled() || nn::detail::outermost_call() == nullptr) {
+    return;
+  }
+  checked_outside_ = true;
+  refuse_forgotten_parameters(*nn::detail::outermost_call(), groups_.mesh());
 }
 
 void Unit::abandon_iteration() {
@@ -207,7 +221,8 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   }
   nn::set_batch_ranks(groups_.mesh().ranks());
   if (!follows_abandoned_) {
-    random_agreement_.begin_forward(modules_, dims, rows);
+    random_agreement_.begin_forward(modules_, dims, rows,
+                                    [this] { return iteration_->groups_on(groups_.mesh().all); });
   }
 }
 

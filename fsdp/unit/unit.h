@@ -33,6 +33,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// By its FQN, once a root is known; before, by its class.
   const std::string& label() const { return settings_->label; }
   bool may_be_unused() const { return may_be_unused_; }
+  /// What Options::ignored named.
+  const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
   UnitGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
@@ -82,6 +84,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   void make_iteration();
   void enter_as_root();
+  void check_outside();
   void begin_random_region(nn::TensorList inputs);
   void begin_forward(nn::TensorList inputs);
   void end_forward();
@@ -99,6 +102,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
   bool may_be_unused_;
+  std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   UnitGroups groups_;
   std::shared_ptr<IterationState> iteration_;  ///< nullptr: no root is known yet
@@ -111,6 +115,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// One for each call under way; nullptr: it is in that of another.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< of the root
+  bool checked_outside_ = false;      ///< the root: that no parameter around it was forgotten
   bool follows_abandoned_ = false;    ///< the root's forward: one that never came to its backward
 };
 

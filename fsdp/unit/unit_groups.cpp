@@ -171,6 +171,16 @@ void UnitGroups::drop_pieces() {
   }
 }
 
+/// Experts are reduced over the ranks that hold the same ones. The loss is the mean over all ranks
+/// with rows of their own, and so is divided by these.
+void UnitGroups::set_batch_mesh(const DataMesh& batch) {
+  for (ParameterGroup& group : groups_) {
+    if (is_slice(group.mesh().all, batch.all)) {
+      group.gradients().set_batch_ranks(batch.ranks());
+    }
+  }
+}
+
 bool UnitGroups::has_gradients() {
   return std::ranges::any_of(
       groups_, [](ParameterGroup& group) { return group.gradients().any_unsharded(); });
@@ -190,12 +200,6 @@ void UnitGroups::keep_gradients() {
 void UnitGroups::drop_gradients() {
   for (ParameterGroup& group : groups_) {
     group.gradients().drop_unsharded();
-  }
-}
-
-void UnitGroups::drop_kept_gradient(const nn::ParameterSlot& slot) {
-  for (ParameterGroup& group : groups_) {
-    group.gradients().drop_kept(slot);
   }
 }
 

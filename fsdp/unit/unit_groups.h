@@ -56,12 +56,14 @@ class UnitGroups {
   void reshard_after_forward();
   void drop_pieces();
 
+  /// The ranks of `batch`, of which the groups' meshes may be slices, have a part of the batch
+  /// each.
+  void set_batch_mesh(const DataMesh& batch);
+
   bool has_gradients();
   bool awaits_reduction();
   void keep_gradients();
   void drop_gradients();
-  /// Forgets what a parameter has accumulated and not reduced.
-  void drop_kept_gradient(const nn::ParameterSlot& slot);
   /// Whether `tensor` is the unsharded one of the parameter in `slot`, allocated or not.
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
   void reduce();

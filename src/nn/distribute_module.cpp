@@ -50,7 +50,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   if (slot.get().requires_grad()) {
     // A new leaf. Whoever still holds the old one (a stock optimizer) must not train it unseen.
     parameter.requires_grad_();
-    retire_parameter(slot.get(), by);
+    retire_parameter(slot.get(), parameter, by);
   }
   slot.swap(std::move(parameter));
 }

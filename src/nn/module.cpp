@@ -22,6 +22,7 @@ namespace {
 
 /// Of modules, one inside another.
 thread_local int calls_of_thread = 0;
+thread_local const ModuleBase* outermost_of_thread = nullptr;
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
@@ -252,15 +253,23 @@ ModuleBase::CallScope::CallScope(ModuleBase& module) {
     check_initialized(module, "forward of a " + module.name());
     module.checked_epoch_ = epoch;
   }
-  ++calls_of_thread;
+  if (calls_of_thread++ == 0) {
+    outermost_of_thread = &module;
+  }
 }
 
 ModuleBase::CallScope::~CallScope() {
-  --calls_of_thread;
+  if (--calls_of_thread == 0) {
+    outermost_of_thread = nullptr;
+  }
 }
 
 int detail::call_depth() {
   return calls_of_thread;
+}
+
+const ModuleBase* detail::outermost_call() {
+  return outermost_of_thread;
 }
 
 // By index, because a hook may add hooks, which invalidates iterators.

@@ -11,6 +11,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/placeholder_gradient.h"
 
 namespace tessera::optim {
 namespace {
@@ -67,6 +68,9 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& grad = parameter.grad();
   if (!grad.defined()) {
     return grad;
+  }
+  if (const nn::PlaceholderGradient* waiting = nn::placeholder(grad)) {
+    waiting->refuse();
   }
   TESSERA_CHECK(tessera::is_distributed(grad) == tessera::is_distributed(parameter),
                 nn::describe(slot), " is ",

@@ -11,7 +11,6 @@
 
 namespace tessera::optim {
 
-/// Also gradients that FSDP keeps for a later micro-batch.
 void Optimizer::zero_grad() {
   for (const nn::SlotPtr& slot : parameters()) {
     nn::drop_gradient(*slot);

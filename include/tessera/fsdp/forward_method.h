@@ -58,10 +58,11 @@ class ForwardMethod {
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
 ///   const at::Tensor code = encode(x);
-/// Of a module that is no unit, it just calls the method. The module must outlive it. Throws Error
+/// Calls through the result gather; those of the method itself do not. Of a module that is no unit,
+/// it just calls the method. The module must outlive it. Throws Error
 /// for a null method.
 template <class M, class Method>
-ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
+[[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
   static_assert(std::is_member_function_pointer_v<Method>, "pass a method, such as &Model::encode");
   TESSERA_CHECK(method != nullptr, "register_forward_method: the method of a ", module.name(),
                 " is null; pass a method, such as &Model::encode");

@@ -83,13 +83,14 @@ struct Options {
   /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
-  /// Parameters with a mesh of their own are gathered and reduced over it, and their gradients
-  /// averaged over its ranks. Where it is a part of the unit's mesh, other parts hold other
-  /// parameters, which norms of gradients count.
+  /// Parameters with a mesh of their own are gathered and reduced over it. Where it is a part of
+  /// the unit's mesh, other parts hold other parameters, which norms of gradients count; the sums
+  /// of gradients are divided by the ranks of the root's mesh, over which the loss is the mean.
   MeshFunction parameter_mesh{};
   /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
   ExtensionFunction all_gather_extension{};
-  /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers.
+  /// Left as they are: not moved, sharded, gathered, cast or reduced. Parameters and buffers. Also
+  /// names trained parameters that are meant to be in no unit, wherever they are in the model.
   std::unordered_set<nn::SlotPtr> ignored{};
 };
 /// What is not as by default, as C++ would say it: "{.reshard_after_forward = true}". Functions are
@@ -214,8 +215,9 @@ void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurs
 /// later backward. For micro-batches between which nothing writes to the parameters.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: backward reduces nothing; each rank adds up its unsharded gradients (in reduce_dtype)
-/// until the first backward with true reduces the sum. Accumulation of micro-batches at the price
-/// of the memory of unsharded gradients.
+/// until the first backward with true reduces the sum. Until then `.grad` of a parameter can be
+/// dropped (zero_grad) and not read. Accumulation of micro-batches at the price of the memory of
+/// unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
 /// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
@@ -232,8 +234,10 @@ void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// False: backward does not gather the unit's parameters, because its gradients do not need them
 /// (an embedding).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// What the sum of the ranks' gradients is divided by; default: the number of ranks of the mesh.
-/// Throws Error for a factor that is not positive and finite.
+/// What the sum of the ranks' gradients is divided by; default: the number of ranks of the root's
+/// mesh, of parameters on ranks that are not all of that the number of their own. 1 for a loss that
+/// every rank computes of the gathered features of all. Throws Error for a factor that is not
+/// positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
 /// True: gradients are summed as they are and divided once, after. The default for all types but
 /// fp16, where half of the division comes before the sum, so that it does not overflow: for ranks

@@ -41,14 +41,6 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-std::int64_t hash_of_values(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_meta()) {
-    return 0;
-  }
-  const at::Tensor host = tensor.resolve_conj().resolve_neg().cpu().contiguous();
-  return hash_of_text({static_cast<const char*>(host.const_data_ptr()), host.nbytes()});
-}
-
 /// Of each replica: of its name and kind, and of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
@@ -234,6 +226,14 @@ class Report {
 };
 
 }  // namespace
+
+std::int64_t hash_of_values(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_meta()) {
+    return 0;
+  }
+  const at::Tensor host = tensor.resolve_conj().resolve_neg().cpu().contiguous();
+  return hash_of_text({static_cast<const char*>(host.const_data_ptr()), host.nbytes()});
+}
 
 Peers peers_of(const DeviceMesh& mesh) {
   return {&mesh.group_of_all_ranks(), mesh.ranks(), mesh.device()};

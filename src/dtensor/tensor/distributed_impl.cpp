@@ -13,6 +13,7 @@
 
 #include "tensor/below_autograd.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/parameter_name.h"
 
 namespace tessera::detail {
 namespace {
@@ -32,6 +33,13 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
 constexpr const char* kNoMemory =
     "the memory of a distributed tensor was asked for, which it lacks: read that of to_local() or "
     "full_tensor(); print tessera::DistributedTensor(x), or tessera::to_string of it";
+
+/// "parameter 'a.weight' ", or "a parameter " while it has no name.
+std::string name_of(c10::TensorImpl& impl) {
+  const auto self = c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl);
+  const std::string name = parameter_name(at::Tensor(self));
+  return name.empty() ? "a parameter " : "parameter '" + name + "' ";
+}
 
 }  // namespace
 
@@ -150,6 +158,13 @@ void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImp
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
+  // Optimizers and FSDP hold a parameter, with what they know of its layout.
+  TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
+                                     from->spec_->sharding == spec_->sharding),
+                "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
+                to_string(*spec_->sharding.layout), " needs a tensor of these sizes and layout, ",
+                "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
+                "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
   // As for plain tensors: a module's to() changes its parameters so.
   data_type_ = from->data_type_;

@@ -14,6 +14,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
@@ -67,7 +68,7 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   }
   // The meta tensor cannot get storage: another tensor takes its place.
   const at::Tensor fresh = empty_on(slot.persistent(), device);
-  retire_parameter(slot.persistent(), "nn::to_empty");
+  retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
     // FSDP's unit finds the new shard when its next iteration begins (adopt).
     slot.set_persistent(fresh);
@@ -81,6 +82,18 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
   for (const auto& buffer : module.named_buffers()) {
     TESSERA_CHECK(!buffer.value().is_meta(), asked, ": buffer '", buffer.key(),
                   "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
+  }
+}
+
+void note_fill(const ParameterSlot& slot, std::uint64_t seed) {
+  for (const ParameterSlot::Owner& owner : slot.owners()) {
+    auto filled = owner.module->attached<detail::FilledWith>();
+    if (filled == nullptr) {
+      filled = std::make_shared<detail::FilledWith>();
+      owner.module->attach(filled);
+    }
+    const at::Tensor& tensor = slot.persistent();
+    filled->fills[&slot] = {seed, tensor.unsafeGetTensorImpl(), detail::written_version(tensor)};
   }
 }
 
@@ -130,6 +143,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   // added to the model.
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
   slot->set_initialized(true);
+  note_fill(*slot, run_.seed);
 }
 
 void InitContext::fill(const ModuleBase& module, const Initializers& table) const {

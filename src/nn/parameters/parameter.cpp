@@ -8,7 +8,9 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/fill_epoch.h"
+#include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"
 
@@ -25,6 +27,12 @@ std::uint64_t version_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+// The wrapper and its local tensor may count apart. Both only grow, so that their sum changes with
+// either.
+std::uint64_t detail::written_version(const at::Tensor& tensor) {
+  return version_of(tensor) + version_of(local_tensor(tensor));
+}
 
 std::uint64_t detail::fill_epoch() {
   return unfilled_slots.load(std::memory_order_relaxed);
@@ -110,11 +118,6 @@ void drop_gradient(const ParameterSlot& slot) {
   // Both, since a gathered parameter has a gradient of its own until it is reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
-  for (const ParameterSlot::Owner& owner : slot.owners()) {
-    if (const auto keeper = owner.module->attached<SlotKeeper>()) {
-      keeper->drop_gradient(slot);
-    }
-  }
 }
 
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor) {

@@ -4,38 +4,23 @@
 
 #include "tessera/nn/detail/retired_parameter.h"
 
-#include <torch/library.h>
+#include <torch/csrc/autograd/cpp_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/placeholder_gradient.h"
 
 namespace tessera::nn {
 namespace {
 
-/// libtorch keeps this key for wrappers that it does not know itself and gives it no kernels.
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
-
-class RetiredGradient : public c10::TensorImpl {
+class RetiredGradient final : public PlaceholderGradient {
  public:
   RetiredGradient(const at::Tensor& parameter, std::string by)
-      : TensorImpl(c10::DispatchKeySet(kKey), parameter.dtype(), parameter.device()),
-        by_(std::move(by)) {
-    // For the message, which tells them.
-    set_sizes_contiguous(parameter.sizes());
-  }
+      : PlaceholderGradient(parameter), by_(std::move(by)) {}
 
-  // What Tensor::data() does, with which some optimizers begin.
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
-                                                         bool) const override {
-    refuse();
-  }
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,
-                                                         bool) const override {
-    refuse();
-  }
-
-  [[noreturn]] void refuse() const {
+  [[noreturn]] void refuse() const override {
     fail("an optimizer, or a backward, was to use a parameter of sizes ", sizes_default(), " that ",
          by_, " has replaced since; make torch::optim optimizers after ", by_,
          ", or use a tessera::optim one, which follows its parameters");
@@ -45,41 +30,36 @@ class RetiredGradient : public c10::TensorImpl {
   std::string by_;
 };
 
-/// Lists too: the foreach optimizers pass all gradients in one.
-void refuse_retired(const c10::IValue& value) {
-  if (value.isTensor()) {
-    const auto* impl = dynamic_cast<const RetiredGradient*>(value.toTensor().unsafeGetTensorImpl());
-    if (impl != nullptr) {
-      impl->refuse();
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      refuse_retired(element);
-    }
+/// The list is shared, so that hooks which the program takes away by the old tensor go here too.
+void move_hooks(const at::Tensor& from, const at::Tensor& to) {
+  namespace impl = torch::autograd::impl;
+  auto* meta = impl::get_autograd_meta(from);
+  if (meta->cpp_hooks_list_ != nullptr) {
+    to.register_hook([hooks = meta->cpp_hooks_list_](at::Tensor gradient) {
+      for (const auto& hook : *hooks) {
+        const at::Tensor changed(hook ? hook(gradient) : at::TensorBase());
+        gradient = changed.defined() ? changed : gradient;
+      }
+      return gradient;
+    });
   }
-}
-
-void refuse_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  for (const c10::IValue& value : *stack) {
-    refuse_retired(value);
+  if (auto& hook = impl::post_acc_grad_hooks(from)) {
+    impl::set_post_acc_grad_hooks(to, std::move(hook));
   }
-  // Reached only if a program uses the key itself.
-  fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
 }  // namespace
 
-void retire_parameter(const at::Tensor& replaced, const std::string& by) {
+void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
+                      const std::string& by) {
   // No optimizer holds it.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
+  if (replacement.requires_grad()) {
+    move_hooks(replaced, replacement);
+  }
   replaced.mutable_grad() = at::detail::make_tensor<RetiredGradient>(replaced, by);
-}
-
-// A fallback for all operators on this key alone: tensors without it never come here.
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_operator>());
 }
 
 }  // namespace tessera::nn

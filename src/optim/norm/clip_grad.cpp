@@ -3,25 +3,47 @@
 #include "tessera/optim/clip_grad.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <string>
 
 #include "norm/grad_terms.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::optim {
 namespace {
 
+/// Of the parameters whose gradient is not finite in this rank's part: the first three.
+std::string names_of_nonfinite(const std::vector<nn::SlotPtr>& parameters) {
+  std::string names;
+  int count = 0;
+  for (const nn::SlotPtr& slot : parameters) {
+    const at::Tensor& grad = slot->persistent().grad();
+    if (grad.defined() && !local_tensor(grad).isfinite().all().item<bool>() && ++count <= 3) {
+      names += (count == 1 ? "" : ", ") + nn::describe(*slot);
+    }
+  }
+  if (count == 0) {
+    return "; in this rank's part all are finite";
+  }
+  return "; in this rank's part not finite: " + names +
+         (count > 3 ? tessera::detail::concat(" and ", count - 3, " more") : "");
+}
+
 /// The value is the same on every rank, so that all throw or none.
-at::Tensor checked_norm(const GradTerms& terms, const NormOptions& options) {
+at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
+                        const NormOptions& options) {
   const at::Tensor norm = total_norm(terms, options.norm_type);
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
-                  value,
-                  "; lower the learning rate, look at the data, or allow it with "
+                  value, names_of_nonfinite(parameters),
+                  "; lower the learning rate, look at the data (TESSERA_DEBUG=1 warns of the rank "
+                  "on which a gradient is not finite before it is reduced), or allow it with "
                   "error_if_nonfinite = false");
   }
   return norm;
@@ -39,7 +61,8 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
   check(options);
   const comm::CallerScope caller("grad_norm");
   const c10::AutoGradMode no_grad(false);
-  return checked_norm(collect_grads(parameters, options), options).to(c10::ScalarType::Float);
+  return checked_norm(collect_grads(parameters, options), parameters, options)
+      .to(c10::ScalarType::Float);
 }
 
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
@@ -50,7 +73,7 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
   const comm::CallerScope caller("clip_grad_norm_");
   const c10::AutoGradMode no_grad(false);
   const GradTerms terms = collect_grads(parameters, options);
-  const at::Tensor norm = checked_norm(terms, options);
+  const at::Tensor norm = checked_norm(terms, parameters, options);
   // Always multiplied, by 1 as well: to ask whether it is needed would make the host wait. The 1e-6
   // is PyTorch's.
   scale_grads(terms, (max_norm / (norm + 1e-6)).clamp_max(1.0));

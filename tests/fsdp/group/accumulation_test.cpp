@@ -6,7 +6,6 @@
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -76,30 +75,6 @@ TEST(KeptGradients, OfReplicasAreReducedThoughTheLastMicroBatchDoesNotUseTheUnit
     expect_gradients(model, expected);
   });
 }
-
-class DroppedGradients : public ::testing::TestWithParam<bool> {};
-
-TEST_P(DroppedGradients, DoNotComeBackAfterZeroGrad) {
-  const std::vector<at::Tensor> expected = gradients_alone({}, {1});
-  RunRanks(4, [&](Rank& rank) {
-    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
-    optim::Sgd optimizer(model, {.lr = 0.1});
-    const auto last = [&](bool is_last) {
-      GetParam() ? set_requires_gradient_sync(model, is_last)
-                 : set_requires_all_reduce(model, is_last);
-    };
-    last(false);
-    local_loss(model, rank, 0).mul(std::nan("")).backward();
-    optimizer.zero_grad();
-    last(true);
-    local_loss(model, rank, 1).backward();
-    expect_gradients(model, expected);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(SyncOrAllReduce, DroppedGradients, ::testing::Bool());
 
 TEST(KeptGradients, OfAParameterFrozenSinceAreReduced) {
   RunRanks(2, [](Rank& rank) {

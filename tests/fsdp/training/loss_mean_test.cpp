@@ -103,5 +103,29 @@ TEST(LossMean, IsOfNoTokensAsWell) {
   });
 }
 
+// Every rank computes the whole loss, and its backward has the gradient that comes through its own
+// rows: a sum, where a mean over ranks is the default.
+TEST(LossOfGatheredFeatures, HasTheGradientOfOneRankWithADivideFactorOfOne) {
+  const auto loss_of_pairs = [](const at::Tensor& features) {
+    return features.mm(features.t()).square().mean();
+  };
+  nn::Linear alone(kLossFeatures, 7);
+  nn::init_weights(alone, 3);
+  loss_of_pairs(alone(LossInputs())).backward();
+  RunRanks(3, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    nn::Linear head(kLossFeatures, 7);
+    nn::init_weights(head, 3);
+    fully_shard(head, mesh);
+    set_gradient_divide_factor(head, 1);
+    const std::int64_t rows = kLossRows / 3;
+    const at::Tensor inputs = LossInputs().narrow(0, rank.rank() * rows, rows);
+    const auto features = DistributedTensor::from_local(head(inputs), mesh, {Shard{0}});
+    loss_of_pairs(features.full_tensor()).backward();
+    EXPECT_TRUE(testing::full_tensor(head.slot("weight")->persistent().grad())
+                    .allclose(alone.weight->grad(), 1e-4, 1e-5));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

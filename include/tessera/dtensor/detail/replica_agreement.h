@@ -44,6 +44,9 @@ enum class Equality : std::uint8_t {
   kRounded,
 };
 
+/// Of the bytes of a plain tensor, in the order of its elements; 0 for one without values.
+std::int64_t hash_of_values(const at::Tensor& tensor);
+
 /// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,
 /// names the first replica that differs, the ranks, and the first element with two of its values,
 /// and ends with `remedy`. All peers give as many, in the same order. Collective. What is equal

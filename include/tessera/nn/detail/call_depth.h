@@ -1,8 +1,16 @@
 #pragma once
 
-namespace tessera::nn::detail {
+namespace tessera::nn {
+
+class ModuleBase;
+
+namespace detail {
 
 /// How many calls of modules this thread is in, one inside another: 1 in the outermost.
 int call_depth();
+/// The module of the outermost; nullptr outside of calls.
+const ModuleBase* outermost_call();
 
-}  // namespace tessera::nn::detail
+}  // namespace detail
+
+}  // namespace tessera::nn

@@ -11,13 +11,11 @@ namespace tessera::nn {
 class SlotKeeper {
  public:
   virtual ~SlotKeeper() = default;
-  /// Drops the gradient that is kept for `slot` until it is complete, as during accumulation.
-  virtual void drop_gradient(const ParameterSlot& slot) = 0;
   /// Whether `tensor` is the one that forward uses of the parameter, also while it is not shown.
   virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
 };
 
-/// Drops the gradient of the parameter in `slot`: its .grad and what is kept elsewhere.
+/// Drops the gradient of the parameter in `slot`, with what FSDP keeps in it for a later reduction.
 void drop_gradient(const ParameterSlot& slot);
 /// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);

@@ -1,0 +1,159 @@
+// Gradients that wait for a later reduction, and a program that drops them in between.
+#include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+
+#include "fsdp/training/training.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/sgd.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// A way to drop the gradients of a model.
+struct Drop {
+  const char* name;
+  void (*act)(SmallModel& model);
+};
+
+std::vector<at::Tensor> tensors_of(const SmallModel& model) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, slot] : model.named_slots()) {
+    tensors.push_back(slot->persistent());
+  }
+  return tensors;
+}
+
+const std::vector<Drop>& drops() {
+  static const std::vector<Drop> all{
+      {"OurOptimizer", [](SmallModel& model) { optim::Sgd(model, {.lr = 0.1}).zero_grad(); }},
+      {"Module", [](SmallModel& model) { model.zero_grad(); }},
+      {"ModuleToZeros", [](SmallModel& model) { model.zero_grad(/*set_to_none=*/false); }},
+      {"StockOptimizer",
+       [](SmallModel& model) { torch::optim::SGD(tensors_of(model), 0.1).zero_grad(); }},
+      {"StockOptimizerToZeros",
+       [](SmallModel& model) { torch::optim::SGD(tensors_of(model), 0.1).zero_grad(false); }},
+      {"ByHand",
+       [](SmallModel& model) {
+         for (const at::Tensor& tensor : tensors_of(model)) {
+           tensor.mutable_grad() = at::Tensor();
+         }
+       }},
+  };
+  return all;
+}
+
+void set_last(SmallModel& model, bool sync, bool is_last) {
+  sync ? set_requires_gradient_sync(model, is_last) : set_requires_all_reduce(model, is_last);
+}
+
+class DroppedGradients : public ::testing::TestWithParam<std::tuple<Drop, bool>> {};
+
+TEST_P(DroppedGradients, DoNotComeBack) {
+  const auto& [drop, sync] = GetParam();
+  const std::vector<at::Tensor> expected = gradients_alone({}, {1});
+  RunRanks(4, [&, &drop = drop, sync = sync](Rank& rank) {
+    testing::ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
+    set_last(model, sync, false);
+    local_loss(model, rank, 0).mul(std::nan("")).backward();
+    drop.act(model);
+    set_last(model, sync, true);
+    local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, DroppedGradients,
+                         ::testing::Combine(::testing::ValuesIn(drops()), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param).name) +
+                                  (std::get<1>(info.param) ? "OfSync" : "OfAllReduce");
+                         });
+
+TEST(WaitingGradients, AreAddedToThoseThatWereReducedBefore) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
+  for (const bool sync : {true, false}) {
+    RunRanks(4, [&](Rank& rank) {
+      testing::ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
+      local_loss(model, rank, 0).backward();
+      set_last(model, sync, false);
+      local_loss(model, rank, 1).backward();
+      set_last(model, sync, true);
+      local_loss(model, rank, 2).backward();
+      expect_gradients(model, expected);
+    });
+  }
+}
+
+TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
+  RunRanks(2, [&](Rank& rank) {
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+    set_requires_gradient_sync(model, false);
+    local_loss(model, rank, 0).backward();
+    std::vector<at::Tensor> aside;
+    for (const at::Tensor& tensor : tensors_of(model)) {
+      aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
+    }
+    local_loss(model, rank, 2).backward();
+    for (std::size_t i = 0; i < aside.size(); ++i) {
+      tensors_of(model)[i].mutable_grad() = aside[i];
+    }
+    set_requires_gradient_sync(model, true);
+    local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+  });
+}
+
+TEST(WaitingGradients, AreRefusedToAllWhoWouldReadThem) {
+  RunRanks(2, [](Rank& rank) {
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+    const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
+    optim::Sgd ours(model, {.lr = 0.1});
+    torch::optim::SGD stock(tensors_of(model), 0.1);
+    set_requires_gradient_sync(model, false);
+    local_loss(model, rank, 0).backward();
+    EXPECT_ERROR(ours.step(), "'block0.up.weight'", "is not reduced", "zero_grad");
+    EXPECT_ERROR(stock.step(), "'block0.up.weight'", "is not reduced");
+    EXPECT_ERROR(optim::clip_grad_norm_(slots, 1.0), "'block0.up.weight'", "is not reduced");
+    EXPECT_ERROR(slots[0]->persistent().grad().add(1), "'block0.up.weight'", "is not reduced");
+  });
+}
+
+/// Two units, of which a call uses one or both.
+class Branches : public nn::Module<Branches> {
+ public:
+  Branches() {
+    a = register_module("a", std::make_shared<nn::Linear>(3, 5));
+    b = register_module("b", std::make_shared<nn::Linear>(3, 5));
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x, bool both) {
+    const at::Tensor y = (*b)(x).square().sum();
+    return both ? y + (*a)(x).square().sum() : y;
+  }
+  std::shared_ptr<nn::Linear> a, b;
+};
+
+TEST(DroppedGradient, OfAParameterThatNobodyUsesAgainIsUndefined) {
+  RunRanks(2, [](Rank& rank) {
+    Branches model;
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    fully_shard(*model.a, mesh, {.may_be_unused = true});
+    fully_shard(model, mesh);
+    const at::Tensor x = testing::uniform_values({2, 3}, rank.rank());
+    set_is_last_backward(model, false);
+    model(x, true).backward();
+    model(x, true).backward();  // finishes the reductions of the one before
+    model.zero_grad();
+    set_is_last_backward(model, true);
+    model(x, false).backward();
+    EXPECT_FALSE(model.a->slot("weight")->persistent().grad().defined());
+    EXPECT_TRUE(model.b->slot("weight")->persistent().grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
