@@ -9,7 +9,7 @@
 
 using namespace tessera;
 
-int main() {
+void run_rank() {
   // One process without a launcher is a world of one; under tessera-run, torchrun, Slurm or Open
   // MPI the ranks find each other through the environment.
   const comm::WorldPtr world = comm::world_from_environment();
@@ -33,4 +33,8 @@ int main() {
   if (world->rank() == 0) {
     std::cout << to_string(mesh) << ": row sum " << expected << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -11,7 +11,7 @@
 
 using namespace tessera;
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
 
@@ -42,4 +42,8 @@ int main() {
               << ", this rank holds " << rows.to_local().sizes() << " of " << whole.sizes()
               << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

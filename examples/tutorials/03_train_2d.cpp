@@ -24,7 +24,7 @@ struct Mlp : nn::Module<Mlp> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
@@ -53,5 +53,9 @@ int main() {
       std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
     }
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);  // an error is one line, with the rank
 }
 // [readme]

@@ -107,7 +107,7 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
 }
 // [local_map]
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
   const StrictScope strict;  // what would be gathered is an error
@@ -136,4 +136,8 @@ int main() {
               << to_string(DistributedTensor(a.grad()).placements()) << " and "
               << to_string(DistributedTensor(b.grad()).placements()) << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

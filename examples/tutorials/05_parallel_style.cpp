@@ -54,7 +54,7 @@ struct Model : nn::Module<Model> {
   std::shared_ptr<Scale> scale;
 };
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
 
@@ -82,4 +82,8 @@ int main() {
     std::cout << "the scale's gradient is " << to_string(grad.placements()) << ", this rank has "
               << grad.to_local().numel() << " of " << grad.tensor().numel() << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -79,7 +79,7 @@ std::optional<fsdp::UnitOptions> large_modules(const fsdp::Candidate& candidate)
 }
 // [policy]
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
   const auto model = std::make_shared<Mlp>();
@@ -105,4 +105,8 @@ int main() {
       std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
     }
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -46,7 +46,7 @@ class OrderedSums final : public comm::Communicator {
 };
 // [communicator]
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   std::vector<int> ranks(static_cast<std::size_t>(world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -66,4 +66,8 @@ int main() {
   if (world->rank() == 0) {
     std::cout << "summed by " << mesh.group().name() << " over " << to_string(mesh) << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -131,7 +131,7 @@ void compare_with_one_rank(Model& model) {
   model.train();
 }
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
@@ -151,4 +151,8 @@ int main() {
       std::cout << "step " << step << " loss " << loss.item<double>() << std::endl;
     }
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

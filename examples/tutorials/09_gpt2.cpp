@@ -90,7 +90,7 @@ double sum_of_parameters(const nn::ModuleBase& model) {
   return sum;
 }
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
@@ -139,4 +139,8 @@ int main() {
       std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
     }
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -93,7 +93,7 @@ void print_plan(int ranks) {
       [&] { (*model)(at::empty({5, kDim}, at::kMeta)).sum().backward(); });
 }
 
-int main() {
+void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
   if (world->rank() == 0) {
@@ -118,4 +118,8 @@ int main() {
   if (world->rank() == 0) {
     std::cout << "every gradient is as one rank computes it" << std::endl;
   }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
 }

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/stateful.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/meta_world.h"
+#include "tessera/comm/run_main.h"
 #include "tessera/comm/streams.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <functional>
+
+namespace tessera::comm {
+
+/// The main function of one rank: runs `body` and returns 0. If it throws, one line on standard
+/// error, with the rank and the message and without libtorch's stack, and the process ends with
+/// status 1 at once, so that peers that wait for this rank end too; what else main() holds is not
+/// destroyed.
+///
+///   int main() {
+///     return comm::run_main([] {
+///       const comm::WorldPtr world = comm::world_from_environment();
+///       ...
+///     });
+///   }
+int run_main(const std::function<void()>& body);
+
+}  // namespace tessera::comm
