@@ -6,15 +6,13 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "equal_copies.h"
 #include "gathered_input.h"
-#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/agreed_sizes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/hooked.h"
@@ -37,29 +35,6 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// The global sizes of a tensor of which each rank of `mesh` has a shard, a plain one: a rank knows
-/// its own shard only. Between the hosts.
-std::vector<std::int64_t> agreed_sizes(const std::string& module, const at::Tensor& shard,
-                                       const DeviceMesh& mesh, std::int64_t dim) {
-  const std::int64_t own = shard.size(dim);
-  std::vector<std::int64_t> parts;
-  for (const auto& part : comm::gather_on_hosts(mesh.group(), {own})) {
-    parts.push_back(part.front());
-  }
-  std::vector<std::int64_t> sizes = shard.sizes().vec();
-  std::int64_t& whole = sizes[static_cast<std::size_t>(dim < 0 ? dim + shard.dim() : dim)];
-  whole = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
-  std::vector<std::int64_t> chunks;
-  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
-    chunks.push_back(chunk_size(whole, mesh.size(), rank));
-  }
-  TESSERA_CHECK(parts == chunks, module, " takes a plain tensor for ", to_string(Shard{dim}),
-                ", of which the ranks hold ", c10::IntArrayRef(parts),
-                " positions, but torch.chunk ", "of ", whole, " is ", c10::IntArrayRef(chunks),
-                "; split it so");
-  return sizes;
-}
-
 /// What a style takes a plain tensor for.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
@@ -71,10 +46,9 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   const auto* shard = std::get_if<Shard>(&layout);
   const bool in_range =
       shard != nullptr && shard->dim >= -tensor.dim() && shard->dim < tensor.dim();
-  // Shapes alone (meta) are computed by one process that need not have peers.
-  if (in_range && !sizes && !tensor.is_meta()) {
-    sizes = agreed_sizes(copies != nullptr ? copies->name_of(module) : module.name(), tensor, mesh,
-                         shard->dim);
+  if (in_range && !sizes) {
+    sizes = detail::agreed_sizes(copies != nullptr ? copies->name_of(module) : module.name(),
+                                 tensor, mesh, {layout});
   }
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }

@@ -41,6 +41,7 @@
 #include "tessera/data/token_shards.h"
 #include "tessera/data/token_source.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/dispatch_cache.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -61,10 +61,12 @@ class DistributedTensor {
   explicit DistributedTensor(at::Tensor tensor);
 
   /// A distributed tensor with `local` as this rank's local tensor, with which it shares memory.
-  /// `sizes` are the global sizes; without them they are computed, assuming even shards. Throws
-  /// Error if `local` has other sizes than this rank's shard. Not collective, except in debug
-  /// builds (see check_agreement). Gradient: local, with the same placements, but Replicate for
-  /// Partial; or `grad_placements` (Partial for a replicated tensor: each rank gets its own term).
+  /// `sizes` are the global sizes; without them, and where the tensor is sharded, the ranks tell
+  /// each other theirs, which is collective, between the hosts. Throws Error if `local` has other
+  /// sizes than this rank's shard, on every rank if they have compared. Else not collective, except
+  /// in debug builds (see check_agreement). Gradient: local, with the same placements, but
+  /// Replicate for Partial; or `grad_placements` (Partial for a replicated tensor: each rank gets
+  /// its own term).
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},

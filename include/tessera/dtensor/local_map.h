@@ -23,7 +23,7 @@ struct LocalMapOptions {
   /// Redistribute arguments that have other placements than in_placements; otherwise they are an
   /// Error.
   bool redistribute_inputs = false;
-  /// The global sizes of each result. Empty: computed from the local ones, assuming even shards.
+  /// The global sizes of each result. Empty: those of a sharded one are agreed on, as from_local's.
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 

@@ -26,8 +26,9 @@ bool is_strict();
 
 /// While it exists, on this thread, plain tensors among an operator's distributed arguments count
 /// as replicated. The caller guarantees that they are equal on all ranks; TESSERA_DEBUG=1 compares
-/// their values. Without the scope such an argument is an Error, except for tensors of one element
-/// and in backward. PyTorch's implicit_replication.
+/// their values. Their gradients are plain and whole. Without the scope such an argument is an
+/// Error, one of one element as well, which may be another on each rank; but not in the forward of
+/// a parallelized module, nor in libtorch's formulas of gradients. PyTorch's implicit_replication.
 class ReplicationScope {
  public:
   explicit ReplicationScope(bool replicate = true);
@@ -39,7 +40,7 @@ class ReplicationScope {
   bool outer_;
 };
 
-/// Whether a ReplicationScope is active on this thread.
+/// Whether a ReplicationScope is active on this thread, or a formula of a gradient is computed.
 bool plain_tensors_are_replicated();
 
 /// How many times this thread, or a backward of what it computed, redistributed an argument because

@@ -7,6 +7,7 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/kron.h>
 #include <ATen/ops/kron_compositeimplicitautograd_dispatch.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/one_hot_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
 
@@ -117,14 +119,36 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
 }
 
+// Those that begin with a plain tensor of zeros which becomes the result.
+
+/// Each class beside the numbers of all. Its values are read for the checks that libtorch makes.
+at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
+  if (!tessera::is_distributed(self)) {
+    return at::compositeimplicitautograd::one_hot(self, num_classes);
+  }
+  TORCH_CHECK(self.scalar_type() == at::kLong,
+              "one_hot is only applicable to index tensor of type LongTensor.");
+  TORCH_CHECK(self.numel() > 0 || num_classes > 0,
+              "Can not infer total number of classes from empty tensor.");
+  if (self.numel() > 0) {
+    TORCH_CHECK(self.min().item<std::int64_t>() >= 0, "Class values must be non-negative.");
+    const std::int64_t largest = self.max().item<std::int64_t>();
+    TORCH_CHECK(num_classes == -1 || largest < num_classes,
+                "Class values must be smaller than num_classes.");
+    num_classes = num_classes == -1 ? largest + 1 : num_classes;
+  }
+  const ReplicationScope classes_are_equal;
+  return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
+}
+
 // Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
 // same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
 
-/// Whether the caller passed a distributed tensor, and no plain one (of more than one element):
-/// whether such a plain tensor counts as replicated is the caller's choice.
+/// Whether the caller passed a distributed tensor, and no plain one but numbers: whether such a
+/// plain tensor counts as replicated is the caller's choice.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
+    return tessera::is_distributed(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number();
   };
   return std::ranges::any_of(tensors, tessera::is_distributed) &&
          std::ranges::all_of(tensors, fits);
@@ -165,6 +189,7 @@ void implement_in_scope(torch::Library& library) {
 void implement_composite_kernels(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
   library.impl("ctc_loss.Tensor", &ctc_loss);
+  library.impl("one_hot", &one_hot);
   library.impl("max_pool1d", &max_pool1d);
   library.impl("kron.out", &kron_out);
   library.impl("matmul.out", &matmul_out);

@@ -132,7 +132,6 @@ std::vector<at::Tensor> local_map(
     if (i < options.out_sizes.size()) {
       sizes = options.out_sizes[i];
     }
-    // Without sizes from_local assumes even shards.
     results[i] = DistributedTensor::from_local(results[i], mesh, out_placements[i], sizes);
   }
   return results;

@@ -2,8 +2,11 @@
 // plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
 // scopes of the calling thread say whether it may.
 
+#include <ATen/core/NamedTensor.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <string>
@@ -16,6 +19,7 @@
 #include "dispatch/rank_state.h"
 #include "plan/bound_call.h"
 #include "plan/call_plan.h"
+#include "plan/plan_by_rule.h"
 #include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
@@ -43,9 +47,13 @@ ReplicationScope::~ReplicationScope() {
   replicate_here = outer_;
 }
 
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have.
+// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. A hook
+// runs between the formulas, and what it brings along is the program's. The engine's current node
+// is the same in both; a node switches names off while it computes, and nothing else around a hook
+// does.
 bool plain_tensors_are_replicated() {
-  return replicate_here || torch::autograd::get_current_graph_task_id() != -1;
+  return replicate_here ||
+         (!at::NamesMode::is_enabled() && torch::autograd::get_current_node() != nullptr);
 }
 
 std::int64_t implicit_redistributions() {
@@ -97,8 +105,26 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
+bool is_plain_number(const at::Tensor& tensor) {
+  return !tessera::is_distributed(tensor) && tensor.numel() == 1;
+}
+
+/// Whether the call would write plain values to a distributed tensor, as functions of
+/// torch::nn::init do.
+bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
+  return std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
+    return tessera::is_distributed(bound.tensors[input]);
+  });
+}
+
 /// What usually mends a call that mixes plain and distributed tensors.
-std::string remedy_of_mixing(const std::vector<at::Tensor>& tensors) {
+std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
+  const std::vector<at::Tensor>& tensors = bound.tensors;
+  if (writes_distributed(call, bound)) {
+    return "to write whole values, which are the same on every rank, distribute them first "
+           "(distribute_tensor) or write in a ReplicationScope; parameters are initialised before "
+           "they are sharded, or by nn::init_weights";
+  }
   for (const at::Tensor& tensor : tensors) {
     const std::string name = parameter_name(tensor);
     if (!name.empty() && !tessera::is_distributed(tensor)) {
@@ -107,6 +133,15 @@ std::string remedy_of_mixing(const std::vector<at::Tensor>& tensors) {
     }
   }
   const std::string remedy = remedy_of_calling(tensors);
+  if (remedy.empty() && std::ranges::any_of(tensors, is_plain_number)) {
+    return "a plain number may be another on each rank, as a loss of the rank's own batch: make "
+           "the "
+           "distributed one plain by DistributedTensor(x).full_tensor(), or, where it is "
+           "multiplied "
+           "by such a loss, by full_tensor(Placements{Partial{ReduceOp::kAvg}}); write a constant "
+           "as "
+           "a number, or state in a ReplicationScope that it is equal on all ranks";
+  }
   return remedy.empty()
              ? "compute it in the forward of the parallelized module, where plain tensors are the "
                "same on every rank; have the last style hand out a plain one (use_local_output = "
@@ -150,7 +185,14 @@ void check_movement(const PlannedCall& call) {
 [[noreturn]] void fail_of_mixing(const PlannedCall& call) {
   const BoundCall bound = bind_call(call.info, call.arguments());
   fail(call.info.name, " mixes distributed tensors with plain ones (",
-       describe_inputs(call.plan, bound), "): ", remedy_of_mixing(bound.tensors));
+       describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
+}
+
+/// Whether backward adds up two gradients of one tensor, which met plain tensors here and
+/// distributed ones there: it computes no formula then. A hook that adds looks the same.
+bool sums_gradients(const PlannedCall& call) {
+  return torch::autograd::get_current_graph_task_id() != -1 &&
+         (call.info.name == "aten::add.Tensor" || call.info.name == "aten::add_.Tensor");
 }
 
 void keep_gradients_plain(const PlannedCall& call) {
@@ -176,10 +218,10 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
 
 // Every rank has the same plan and the same scopes, and throws here before it has moved anything.
 void check_policy(const PlannedCall& call) {
-  if (call.plan.mixes_plain && !plain_is_replicated_on(call.plan.replicated.mesh)) {
-    fail_of_mixing(call);
-  }
-  if (call.plan.takes_plain) {
+  if (call.plan.mixes_plain) {
+    if (!plain_is_replicated_on(call.plan.replicated.mesh) && !sums_gradients(call)) {
+      fail_of_mixing(call);
+    }
     keep_gradients_plain(call);
   }
   if (call.plan.moves && !call.plan.asked_for) {

@@ -7,9 +7,10 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <ostream>
-#include <range/v3/view/enumerate.hpp>
 #include <utility>
+#include <variant>
 
 #include "agreement/agreement.h"
 #include "redistribute/redistribute.h"
@@ -17,6 +18,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/agreed_sizes.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 
 namespace tessera {
@@ -31,32 +33,40 @@ const detail::DistributedTensorImpl& impl_of(const at::Tensor& tensor) {
   return *impl;
 }
 
-/// The global sizes, from the local ones, if all shards are even: each Shard multiplies its
-/// dimension by the size of its mesh dimension. check_local finds out where they are not.
-std::vector<std::int64_t> even_global_sizes(const at::Tensor& local, const DeviceMesh& mesh,
-                                            const Placements& placements) {
-  auto sizes = local.sizes().vec();
-  for (const auto& [mesh_dim, placement] : ranges::views::enumerate(placements)) {
+void check_not_distributed(const at::Tensor& local) {
+  TESSERA_CHECK(!tessera::is_distributed(local),
+                "from_local of a tensor that is distributed already: "
+                "redistribute() changes its placements");
+}
+
+void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
+                      const Placements& placements) {
+  TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
+                "from_local: ", placements.size(), " placements for ", to_string(mesh),
+                ": give one per dimension");
+  for (const Placement& placement : placements) {
     const auto* shard = std::get_if<Shard>(&placement);
-    TESSERA_CHECK(!std::holds_alternative<StridedShard>(placement),
-                  "from_local with a strided shard needs the global sizes: pass `sizes`");
-    if (shard == nullptr) {
-      continue;
-    }
-    const auto dim = shard->dim < 0 ? shard->dim + local.dim() : shard->dim;
-    TESSERA_CHECK(dim >= 0 && dim < local.dim(), "from_local: ", to_string(placement),
-                  " of a tensor of ", local.dim(), " dimensions");
-    sizes[static_cast<std::size_t>(dim)] *= mesh.size(static_cast<int>(mesh_dim));
+    TESSERA_CHECK(shard == nullptr || (shard->dim >= -local.dim() && shard->dim < local.dim()),
+                  "from_local: ", to_string(placement), " of a tensor of ", local.dim(),
+                  " dimensions");
   }
-  return sizes;
+}
+
+/// The global sizes that the caller has not given.
+std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
+                                         const Placements& placements) {
+  const auto strided = [](const Placement& placement) {
+    return std::holds_alternative<StridedShard>(placement);
+  };
+  TESSERA_CHECK(std::ranges::none_of(placements, strided),
+                "from_local with a strided shard needs the global sizes: pass `sizes`");
+  return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
 /// What from_local refuses. Looks at this rank's tensor only and sends nothing.
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes) {
-  TESSERA_CHECK(!tessera::is_distributed(local),
-                "from_local of a tensor that is distributed already: "
-                "redistribute() changes its placements");
+  check_not_distributed(local);
   detail::check_partials(*spec.layout, local.scalar_type(), "from_local");
   const auto expected = detail::local_sizes(spec, sizes);
   TESSERA_CHECK(local.sizes() == expected, "from_local: rank ", spec.mesh.world()->rank(), " of ",
@@ -97,13 +107,13 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
                                                 const Placements& placements,
                                                 std::optional<std::vector<std::int64_t>> sizes,
                                                 std::optional<Placements> grad_placements) {
+  if (!sizes) {
+    check_not_distributed(local);
+    check_placements(local, mesh, placements);
+    sizes = sizes_of_whole(local, mesh, placements);
+  }
   return with_equal_copies(detail::make_agreed(mesh, [&] {
-    TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
-                  "from_local: ", placements.size(), " placements for ", to_string(mesh),
-                  ": give one per dimension");
-    if (!sizes) {
-      sizes = even_global_sizes(local, mesh, placements);
-    }
+    check_placements(local, mesh, placements);
     const auto layout = to_layout(mesh.shape().sizes(), placements, *sizes);
     const auto gradient = grad_placements
                               ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)

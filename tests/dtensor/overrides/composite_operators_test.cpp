@@ -129,6 +129,26 @@ TEST(Kronecker, OfTransposedMatricesEqualsOneRank) {
   }
 }
 
+TEST(OneHot, IsDistributedAsItsArgument) {
+  RunRanks(3, [](Rank& rank) {
+    const auto classes = at::arange(10).remainder(4).view({5, 2});
+    const auto mesh = rank.mesh({3}, {"x"});
+    for (const auto& placement :
+         {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
+      const at::Tensor x = distribute_tensor(classes, mesh, {placement});
+      for (const std::int64_t count : {-1, 4, 6}) {
+        const DistributedTensor found(at::one_hot(x, count));
+        EXPECT_EQ(to_string(found.placements()), to_string(Placements{placement}));
+        EXPECT_TRUE(at::equal(found.full_tensor(), at::one_hot(classes, count)));
+      }
+      EXPECT_THROW(at::one_hot(x, 3), c10::Error);
+      EXPECT_THROW(at::one_hot(x - 1), c10::Error);
+    }
+    EXPECT_TRUE(tessera::is_distributed(
+        at::one_hot(distribute_tensor(at::zeros({0}, at::kLong), mesh, {Shard{0}}).tensor(), 2)));
+  });
+}
+
 // Where no gradient is wanted libtorch would run a kernel on the memory of its argument.
 TEST(Pooling, WithoutAGradientEqualsOneRank) {
   RunRanks(4, [](Rank& rank) {

@@ -10,11 +10,13 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/core/register_rule.h"
+#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +33,10 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale
   return at::mm(a, b) * scale;
 }
 
+at::Tensor plus_one(const at::Tensor& x) {
+  return x + 1;
+}
+
 void add_into(const at::Tensor& from, at::Tensor& into) {
   into.add_(from);
 }
@@ -38,6 +44,7 @@ void add_into(const at::Tensor& from, at::Tensor& into) {
 TORCH_LIBRARY(tessera_test, library) {
   library.def("halve(Tensor x) -> Tensor");
   library.def("halve_(Tensor(a!) x) -> Tensor(a!)");
+  library.def("plus_one(Tensor x) -> Tensor");
   library.def("halve_unruled(Tensor x) -> Tensor");
   library.def("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor");
   library.def("add_into(Tensor from, Tensor(a!) into) -> ()");
@@ -46,6 +53,7 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("never_called(Tensor x) -> Tensor");
   library.impl("halve", torch::dispatch(c10::DispatchKey::CPU, &halve));
   library.impl("halve_", torch::dispatch(c10::DispatchKey::CPU, &halve_));
+  library.impl("plus_one", torch::dispatch(c10::DispatchKey::CPU, &plus_one));
   library.impl("halve_unruled", torch::dispatch(c10::DispatchKey::CPU, &halve));
   library.impl("scaled_product", torch::dispatch(c10::DispatchKey::CPU, &scaled_product));
   library.impl("add_into", torch::dispatch(c10::DispatchKey::CPU, &add_into));
@@ -78,6 +86,7 @@ std::optional<ShardingRule> adding(const OpCall& call) {
 const bool kUserRulesRegistered = [] {
   register_rule("tessera_test::halve", &elementwise);
   register_rule("tessera_test::halve_", &elementwise);
+  register_rule("tessera_test::plus_one", &elementwise);  // is wrong: a sum's terms get one each
   register_rule("tessera_test::add_into", &adding);
   register_rule("aten::hypot", [](const OpCall&) -> std::optional<ShardingRule> { return {}; });
   const Partial sum;
@@ -246,6 +255,27 @@ TEST(UserOperator, MayReplaceARuleOfTheLibrary) {
     EXPECT_EQ(result.placements(), Placements{Replicate{}});
     EXPECT_TRUE(at::equal(result.full_tensor(), at::hypot(whole, whole)));
   });
+}
+
+TEST(CheckRule, PassesOneThatIsRight) {
+  const at::Tensor x = testing::values({5, 3});
+  // Replicated, both dimensions, and at least a pending sum.
+  EXPECT_GE(check_rule("tessera_test::halve", {x}), 4);
+  EXPECT_GE(check_rule("tessera_test::halve_", {x}, {.ranks = 2}), 3);
+  EXPECT_GE(check_rule("tessera_test::scaled_product", {x, testing::values({3, 4}), 0.5}), 5);
+  EXPECT_GE(check_rule("tessera_test::add_into", {x, testing::values({5, 3}, 1)}), 4);
+}
+
+TEST(CheckRule, NamesThePlacementsOfOneThatIsWrong) {
+  EXPECT_ERROR(check_rule("tessera_test::plus_one", {testing::values({5, 3})}),
+               "check_rule: tessera_test::plus_one of [Partial(sum)]: result 0, as [Partial(sum)], "
+               "has other values than of plain tensors");
+}
+
+TEST(CheckRule, RefusesWhatCannotBeCompared) {
+  EXPECT_ERROR(check_rule("tessera_test::halve", {}), "takes 1 arguments, 0 were given");
+  EXPECT_ERROR(check_rule("aten::bernoulli_.float", {testing::values({3}), 0.5, c10::IValue()}),
+               "draws random numbers");
 }
 
 }  // namespace

@@ -1,0 +1,155 @@
+// Plain tensors beside distributed ones: what may differ between ranks is refused, and what counts
+// as replicated has the gradient of one rank.
+
+#include <ATen/ATen.h>
+#include <ATen/TensorIndexing.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+
+/// A leaf of 5 rows, unevenly split.
+at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
+  return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
+}
+
+TEST(PlainNumber, OfEachRankIsRefusedBesideADistributedOne) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor penalty = leaf(rank.mesh({2}, {"dp"})).square().sum();
+    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
+    EXPECT_ERROR(loss + 0.01 * penalty, "aten::add.Tensor mixes",
+                 "make the distributed one plain by DistributedTensor(x).full_tensor()",
+                 "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
+    EXPECT_ERROR(penalty * at::ones({1}), "a plain number may be another on each rank");
+    EXPECT_ERROR(penalty / loss.detach(), "write a constant as a number");
+    EXPECT_NO_THROW((0.5 * penalty + 1).backward());
+  });
+}
+
+TEST(PlainNumber, ThatTheProgramWritesIsNone) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"})).detach();
+    const std::vector<std::function<at::Tensor(at::Tensor)>> functions{
+        [](auto t) { return 1 - t * 2.0; },
+        [](auto t) { return at::where(t > 0.5, t, 0.25) + at::where(t > 0, -1.0, t); },
+        [](auto t) { return at::where(t > 0.5, 1.0, 0.5); },
+        [](auto t) { return at::pow(2.0, t.clamp(-0.5, 0.5)).masked_fill(t > 0, 3); },
+        [](auto t) { return at::xlogy(t.abs(), 2.0).add_(at::copysign(t, -1.0)); },
+        [](auto t) { return t.index_put_({0}, 1.5); },
+        [](auto t) { return t.index_put_({at::indexing::Slice(1, 3), 0}, -1).fmod(0.3); },
+        [](auto t) { return t.sub_(t.mean()).div_(t.std(0) + 1e-6); },
+        [](auto t) { return at::linalg_pinv(t); },
+        [](auto t) { return at::linalg_norm(t, 2) + at::cosine_similarity(t, t + 1); },
+        [](auto t) { return at::nan_to_num(t / t.floor()).hypot(t.lerp(t + 1, 0.3)); },
+        [](auto t) { return at::float_power(2.0, t) + at::isclose(t, t + 1e-9); },
+        [](auto t) { return at::remainder(1.0, t) + at::isin(t.gt(0), 1.0); },
+        [](auto t) { return at::index_fill(t, 0, at::zeros_like(t[0]).to(at::kLong), 2.0); },
+        [](auto t) { return at::hinge_embedding_loss(t, t.sign(), 0.7); },
+        [](auto t) { return at::cov(t) + at::corrcoef(t); },
+    };
+    for (std::size_t i = 0; i < functions.size(); ++i) {
+      const at::Tensor found = functions[i](x.clone());
+      EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), functions[i](values({5, 3})),
+                               1e-5, 1e-8, true))
+          << i;
+    }
+  });
+}
+
+TEST(PlainNumber, MayBeAddedToTheWholeOfADistributedOne) {
+  const at::Tensor alone = values({5, 3}).requires_grad_();
+  at::square(alone).sum().mul(3).backward();
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor weight = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
+    const DistributedTensor penalty(weight.square().sum());
+    // Losses of 1 and 3 on the ranks are 2 in the mean.
+    const at::Tensor factor = at::full({}, 1.0 + 2 * rank.rank(), at::kDouble);
+    (loss + penalty.full_tensor() +
+     factor * penalty.full_tensor(Placements{Partial{ReduceOp::kAvg}}))
+        .backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(weight.grad()).full_tensor(), alone.grad()));
+  });
+}
+
+TEST(PlainFactor, InAReplicationScopeHasAPlainAndWholeGradient) {
+  RunRanks(3, [](Rank& rank) {
+    const at::Tensor rows = leaf(rank.mesh({3}, {"dp"})).detach();
+    const ReplicationScope same_on_every_rank;
+    for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {1}, {3}, {5, 1}}) {
+      const at::Tensor factor = at::ones(sizes, at::kDouble).requires_grad_();
+      const at::Tensor alone = at::ones(sizes, at::kDouble).requires_grad_();
+      for (int step = 0; step < 2; ++step) {
+        (factor * rows).square().sum().backward();
+        (alone * values({5, 3})).square().sum().backward();
+      }
+      ASSERT_FALSE(tessera::is_distributed(factor.grad()));
+      EXPECT_TRUE(at::allclose(factor.grad(), alone.grad()));
+    }
+  });
+}
+
+TEST(PlainTensor, ThatMetPlainAndDistributedOnesHasTheSumOfBothGradients) {
+  const at::Tensor alone = values({5, 3}, 1).requires_grad_();
+  (alone.sin() * values({5, 3})).sum().add(alone.sin().square().sum()).backward();
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor rows = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor x = values({5, 3}, 1).requires_grad_();
+    const at::Tensor y = x.sin();
+    at::Tensor loss;
+    {
+      const ReplicationScope same_on_every_rank;
+      loss = (y * rows).sum() + y.square().sum();
+    }
+    loss.backward();
+    ASSERT_FALSE(tessera::is_distributed(x.grad()));
+    EXPECT_TRUE(at::allclose(x.grad(), alone.grad()));
+  });
+}
+
+TEST(Hook, MayNotMultiplyADistributedGradientByAPlainTensor) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor y = x * 2;
+    const at::Tensor mask = at::full({5, 3}, rank.rank(), at::kDouble);
+    y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
+    EXPECT_ERROR(y.sum().backward(), "aten::mul.Tensor mixes distributed tensors with plain ones");
+  });
+}
+
+TEST(Hook, MaySayThatThePlainTensorIsTheSameOnEveryRank) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor y = x * 2;
+    y.register_hook([](const at::Tensor& gradient) {
+      const ReplicationScope same_on_every_rank;
+      return gradient * values({5, 3}, 1);
+    });
+    y.sum().backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values({5, 3}, 1)));
+  });
+}
+
+TEST(FormulaOfAGradient, MayMakePlainTensorsOfItsOwn) {
+  const at::Tensor alone = values({5, 3}).requires_grad_();
+  at::cumprod(alone, 0).sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    at::cumprod(x, 0).sum().backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), alone.grad()));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,74 @@
+// The global sizes of a tensor that each rank has a part of, where nobody has said them.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/local_map.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera {
+namespace {
+
+using testing::values;
+
+/// This rank's part of `whole`, made anew from its local tensor alone.
+DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
+                            const Placements& placements) {
+  const at::Tensor part = distribute_tensor(whole, mesh, placements).to_local();
+  return DistributedTensor::from_local(part, mesh, placements);
+}
+
+TEST(FromLocal, FindsTheSizesOfUnevenShards) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    RunRanks(ranks, [](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({rank.size()}, {"x"});
+      for (const std::int64_t rows : {0, 1, 2, 5, 6}) {
+        const at::Tensor whole = values({rows, 3});
+        EXPECT_TRUE(at::equal(from_part(whole, mesh, {Shard{0}}).full_tensor(), whole));
+        EXPECT_TRUE(at::equal(from_part(whole.t(), mesh, {Shard{-1}}).full_tensor(), whole.t()));
+      }
+    });
+  }
+}
+
+TEST(FromLocal, FindsThemOnAMeshOfTwoDimensions) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"a", "b"});
+    const at::Tensor whole = values({5, 3});
+    for (const Placements& placements :
+         {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
+          Placements{Replicate{}, Shard{0}}, Placements{Shard{0}, Replicate{}}}) {
+      EXPECT_TRUE(at::equal(from_part(whole, mesh, placements).full_tensor(), whole))
+          << to_string(placements);
+    }
+  });
+}
+
+TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
+  const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
+    DistributedTensor::from_local(at::zeros({rank.rank() == 1 ? 3 : 2}), rank.mesh({3}, {"x"}),
+                                  {Shard{0}});
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "from_local takes a plain tensor for [Shard(0)]",
+                    "hold [2, 3, 2] positions along dimension 0",
+                    "torch.chunk of 7 is [3, 3, 1]; split it so");
+  }
+}
+
+TEST(LocalMap, FindsTheSizesOfUnevenResults) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"x"});
+    const at::Tensor whole = values({5, 3});
+    const auto found =
+        local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },
+                  {distribute_tensor(whole, mesh, {Shard{0}}).tensor()}, mesh, {{Shard{0}}});
+    EXPECT_TRUE(at::equal(DistributedTensor(found[0]).full_tensor(), whole.square()));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
