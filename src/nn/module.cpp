@@ -7,6 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_set>
 
 #include "tessera/core/error.h"
@@ -22,12 +23,18 @@ namespace {
 
 /// Of modules, one inside another.
 thread_local int calls_of_thread = 0;
+/// That of the first of them.
 thread_local const ModuleBase* outermost_of_thread = nullptr;
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
+}
+
+/// Integers can have none.
+bool may_have_gradient(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
 }
 
 /// A stock module's parameters could not be swapped: TP and FSDP would miss them.
@@ -71,6 +78,7 @@ NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
       return;
     }
     base->check_slots(fqn);
+    base->note_fqn(fqn);
     for (const auto& [name, slot] : base->*own) {
       if (seen.insert(slot.get()).second) {
         found.emplace_back(join_fqn(fqn, name), slot);
@@ -90,6 +98,20 @@ NamedSlots ModuleBase::named_slots() const {
 
 NamedSlots ModuleBase::named_buffer_slots() const {
   return collect_slots(&ModuleBase::buffer_slots_);
+}
+
+void ModuleBase::note_fqn(const std::string& fqn) const {
+  if (!fqn_ || fqn.size() > fqn_->size()) {
+    fqn_ = fqn;
+  }
+}
+
+/// Before the first walk of a call a module may have been registered in it.
+bool ModuleBase::is_in_a_tree() const {
+  if (!fqn_ && outermost_module != nullptr) {
+    outermost_module->named_slots();
+  }
+  return fqn_.has_value();
 }
 
 /// libtorch's register_parameter cannot be overridden: what it made is found by the count.
@@ -190,13 +212,12 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
   // A parameter is a leaf, whatever the caller computed it from.
-  tensor = tensor.detach().requires_grad_(tensor.is_floating_point());
+  tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), nullptr);
 }
 
 Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
-  // Integers can have no gradient; a member that asked for one keeps it.
-  member = member.detach().requires_grad_(member.requires_grad() || member.is_floating_point());
+  member = member.detach().requires_grad_(may_have_gradient(member));
   return add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()), &member);
 }
 
@@ -244,6 +265,14 @@ void ModuleBase::check_called() const {
                 "which that skips; call it as m(x), or (*m)(x) of a pointer");
 }
 
+void ModuleBase::name_in(c10::Error& error) const {
+  static constexpr std::string_view kBegin = "in module '";
+  const auto is_ours = [](const std::string& context) { return context.starts_with(kBegin); };
+  if (std::ranges::none_of(error.context(), is_ours)) {
+    error.add_context(tessera::detail::concat(kBegin, fqn_.value_or(""), "', a ", name()));
+  }
+}
+
 // Only the outermost, since that has looked at all below it. A number that has not changed says
 // that nothing has come about that could be unfilled: at a step this costs a comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module) {
@@ -253,9 +282,16 @@ ModuleBase::CallScope::CallScope(ModuleBase& module) {
     check_initialized(module, "forward of a " + module.name());
     module.checked_epoch_ = epoch;
   }
-  if (calls_of_thread++ == 0) {
+  if (outermost_of_thread == nullptr) {
     outermost_of_thread = &module;
+  } else if (!module.slots_.empty() && !module.is_in_a_tree()) [[unlikely]] {
+    fail("a ", module.name(), " with parameters was called in the forward of a ",
+         outermost_of_thread->name(),
+         ", but no module has it registered, so that nothing fills, trains, ",
+         "shards or saves them: give it to register_module, or, if it is to be apart, to "
+         "nn::init_weights");
   }
+  ++calls_of_thread;
 }
 
 ModuleBase::CallScope::~CallScope() {

@@ -122,8 +122,16 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
   if (!is_training() || p_ == 0.0) {
     return x;
   }
+  if (!key_) {
+    TESSERA_CHECK(
+        is_in_a_tree(),
+        "a Dropout was called in the forward of another module, but no module has it "
+        "registered: every such one would drop the same elements, in evaluation too; give "
+        "it to register_module");
+    key_ = RandomKey{0, stream_of(fqn()->c_str())};
+  }
   // A new stream for each call. In a recomputation the count is the forward's, and so the mask.
-  return nn::dropout(x, p_, {key_.seed, substream(key_.stream, replayed_count(calls_))});
+  return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
 void Dropout::reset_parameters(const InitContext& init) {

@@ -52,6 +52,21 @@ class HoldsStock : public Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
+/// Holds a child of which libtorch's tree knows nothing until somebody says `known`.
+class Forgets : public Module<Forgets> {
+ public:
+  explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (known) {
+      register_module("fc", fc);
+      known = false;
+    }
+    return (*fc)(x);
+  }
+  std::shared_ptr<Linear> fc;
+  bool known = false;
+};
+
 class WithBuffers : public Module<WithBuffers> {
  public:
   WithBuffers() { table = register_buffer_slot("table", {2}); }
@@ -195,6 +210,29 @@ TEST(CallChecks, RefuseForwardOfAHeldModuleWithHooks) {
   module.add_forward_hook([](ModuleBase&, TensorList) {});
   EXPECT_ERROR(module.forward(input()), "has hooks");
   EXPECT_NO_THROW(module(input()));
+}
+
+TEST(CallChecks, AModuleThatIsInNoTreeIsRefused) {
+  Forgets module(std::make_shared<Linear>(2, 2));
+  EXPECT_ERROR(module(at::ones({1, 2})), "was called in the forward of a ",
+               "but no module has it registered", "give it to register_module", "nn::init_weights");
+}
+
+TEST(CallChecks, AModuleMayBeRegisteredInTheForwardThatCallsIt) {
+  const auto child = std::make_shared<Linear>(2, 2);
+  child->weight.slot()->set(at::eye(2));
+  child->bias.slot()->set(at::zeros({2}));
+  Forgets module(child);
+  module.known = true;
+  EXPECT_TRUE(module(at::ones({1, 2})).equal(at::ones({1, 2})));
+  EXPECT_EQ(child->fqn(), "fc");
+}
+
+TEST(CallChecks, AModuleMayBeKeptApartOnPurpose) {
+  const auto teacher = std::make_shared<Linear>(2, 2);
+  init_weights(*teacher, 0);
+  Forgets module(teacher);
+  EXPECT_NO_THROW(module(at::ones({1, 2})));
 }
 
 }  // namespace

@@ -252,5 +252,50 @@ TEST(Module, CloneSaysWhatToDoInstead) {
   EXPECT_ERROR(module.clone(), "clone() of a");
 }
 
+TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
+  class Complex : public Module<Complex> {
+   public:
+    Complex() {
+      filter = register_slot("filter", at::ones({3}, at::kComplexFloat));
+      bound = at::ones({3}, at::kComplexDouble);
+      bind_slot("bound", bound);
+      steps = register_slot("steps", at::ones({3}, at::kLong));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      return at::view_as_real(x * *filter * bound * *steps).square().mean();
+    }
+    Parameter filter, steps;
+    at::Tensor bound;
+  };
+  Complex module;
+  EXPECT_FALSE(module.slot("steps")->get().requires_grad());
+  module(at::full({3}, 2.0)).backward();
+  EXPECT_TRUE(module.filter->grad().allclose(at::full({3}, 8.0 / 6, at::kComplexFloat)));
+  EXPECT_TRUE(module.bound.grad().allclose(at::full({3}, 8.0 / 6, at::kComplexDouble)));
+}
+
+TEST(Module, IsNamedInAnErrorOfLibtorch) {
+  class Inner : public Module<Inner> {
+   public:
+    at::Tensor forward(const at::Tensor& x) { return x.mm(x); }
+  };
+  class Outer : public Module<Outer> {
+   public:
+    Outer() { inner = register_module("inner", std::make_shared<Inner>()); }
+    at::Tensor forward(const at::Tensor& x) { return (*inner)(x); }
+    std::shared_ptr<Inner> inner;
+  };
+  auto outer = std::make_shared<Outer>();
+  class Root : public Module<Root> {
+   public:
+    explicit Root(std::shared_ptr<Outer> block) { outer = register_module("block", block); }
+    at::Tensor forward(const at::Tensor& x) { return (*outer)(x); }
+    std::shared_ptr<Outer> outer;
+  };
+  Root root(outer);
+  EXPECT_THROWN(c10::Error, root(at::ones({2, 3})), "mat1 and mat2 shapes",
+                "(in module 'block.inner', a ");
+}
+
 }  // namespace
 }  // namespace tessera::nn

@@ -86,6 +86,34 @@ TEST(Dropout, OfTwoModulesIsIndependent) {
   EXPECT_FALSE((*a)(x).equal((*b)(x)));
 }
 
+TEST(Dropout, OfTwoModulesIsIndependentWhereNobodyHasInitialisedThem) {
+  class Both : public Module<Both> {
+   public:
+    Both() {
+      a = register_module("a", std::make_shared<Dropout>(0.5));
+      b = register_module("b", std::make_shared<Dropout>(0.5));
+    }
+    std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
+    std::shared_ptr<Dropout> a, b;
+  };
+  const at::Tensor x = at::ones({1000});
+  Both first;
+  Both second;
+  const auto masks = first(x);
+  EXPECT_FALSE(masks[0].equal(masks[1]));
+  const auto others = second(x);
+  EXPECT_TRUE(masks[0].equal(others[0]) && masks[1].equal(others[1]));
+}
+
+TEST(Dropout, MadeWithinAForwardIsRefused) {
+  class Makes : public Module<Makes> {
+   public:
+    at::Tensor forward(const at::Tensor& x) { return Dropout(0.5)(x); }
+  };
+  Makes module;
+  EXPECT_ERROR(module(at::ones({4})), "no module has it registered", "give it to register_module");
+}
+
 TEST(Dropout, DoesNothingInEvaluation) {
   Dropout module(0.5);
   module.eval();

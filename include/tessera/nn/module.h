@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -81,6 +82,9 @@ class ModuleBase : public torch::nn::Module {
   NamedSlots named_slots() const;
   /// Buffers of this module and all below it.
   NamedSlots named_buffer_slots() const;
+  /// The name of this module in the tree that named_slots was asked of; the longest, if of several,
+  /// as a slot's. The outermost call of a thread asks too. nullopt: nobody has come by here.
+  const std::optional<std::string>& fqn() const { return fqn_; }
   /// The slot of an own parameter. Throws Error, listing the names, if there is none.
   const SlotPtr& slot(const std::string& name) const;
   /// Replaces the parameter `name` by `slot`, which its modules then share (tied weights). Throws
@@ -145,9 +149,15 @@ class ModuleBase : public torch::nn::Module {
   /// because forward was called as m.forward(x) and not as m(x). The modules of tessera::nn ask
   /// this; where TP or FSDP has distributed parameters, computing with them fails anyway.
   void check_called() const;
+  /// Adds to an error of libtorch's in which module it was thrown, unless a module within this one
+  /// has done so.
+  void name_in(c10::Error& error) const;
+  /// Whether fqn() is known, now that the module of the outermost call has been asked.
+  bool is_in_a_tree() const;
 
   /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
-  /// parameter without a slot, or a parameter or buffer that nobody has filled.
+  /// parameter without a slot, or a parameter or buffer that nobody has filled. One within another
+  /// throws Error for a module with parameters that is in no tree, for want of register_module.
   class CallScope {
    public:
     explicit CallScope(ModuleBase& module);
@@ -191,6 +201,7 @@ class ModuleBase : public torch::nn::Module {
   Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;
+  void note_fqn(const std::string& fqn) const;
   void check_slots(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
@@ -200,7 +211,8 @@ class ModuleBase : public torch::nn::Module {
   Hooks hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  int running_calls_ = 0;            ///< one within another, where a module calls itself
+  mutable std::optional<std::string> fqn_;  ///< a walk finds it, which changes nothing else
+  int running_calls_ = 0;                   ///< one within another, where a module calls itself
   std::uint64_t checked_epoch_ = 0;  ///< detail::fill_epoch() when this was found to be filled
 };
 
@@ -223,12 +235,12 @@ class Module : public ModuleBase {
   auto operator()(Args&&... args) {
     const CallScope call(*this);
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
-    const auto body = [this](auto&... values) { return this->call_forward(values...); };
-    if (!checkpoints_calls()) {
-      return call_hooked(hooks(), body, arguments);
+    try {
+      return call_either(arguments);
+    } catch (c10::Error& error) {
+      name_in(error);
+      throw;
     }
-    return call_hooked(
-        hooks(), [this](auto&... values) { return this->call_checkpointed(values...); }, arguments);
   }
 
   /// For the compiler's message: one line in place of what the call above would make of it.
@@ -245,6 +257,16 @@ class Module : public ModuleBase {
   }
 
  private:
+  template <class Tuple>
+  auto call_either(Tuple& arguments) {
+    const auto body = [this](auto&... values) { return this->call_forward(values...); };
+    if (!checkpoints_calls()) {
+      return call_hooked(hooks(), body, arguments);
+    }
+    return call_hooked(
+        hooks(), [this](auto&... values) { return this->call_checkpointed(values...); }, arguments);
+  }
+
   template <class... Values>
   auto call_forward(Values&... values) {
     return static_cast<Derived*>(this)->forward(values...);

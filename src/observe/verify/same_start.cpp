@@ -52,7 +52,7 @@ void copy_values(const nn::NamedSlots& slots, const nn::NamedSlots& copies) {
     const at::Tensor& to = copies[i].second->get();
     to.detach().copy_(tessera::is_distributed(from) ? DistributedTensor(from).full_tensor() : from);
     copies[i].second->set_initialized(true);
-    if (to.is_leaf() && to.is_floating_point()) {
+    if (to.is_leaf() && (to.is_floating_point() || to.is_complex())) {
       to.requires_grad_(slots[i].second->persistent().requires_grad());
     }
   }
@@ -75,9 +75,10 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     }
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
-    if (const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-        dropout != nullptr && to != nullptr) {
-      to->set_key(dropout->key());
+    const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
+    // Without a key both will take that of their name.
+    if (to != nullptr && dropout != nullptr && dropout->key()) {
+      to->set_key(*dropout->key());
     }
   });
 }

@@ -1,0 +1,72 @@
+// Penalties on sharded parameters beside a loss that is each rank's own.
+
+#include <gtest/gtest.h>
+
+#include "small_model.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "testing/errors.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::SmallModel;
+
+constexpr std::int64_t kRows = 6;
+
+/// This rank's rows of those that one rank would have; 7 features are uneven on 2 and on 3 ranks.
+at::Tensor rows_of(int rank, int ranks) {
+  const std::int64_t rows = kRows / ranks;
+  return testing::uniform_values({kRows, 7}, 0.4).narrow(0, rank * rows, rows);
+}
+
+at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
+  return model(x).square().mean();
+}
+
+at::Tensor penalty_of(const SmallModel& model) {
+  return model.head->weight->square().sum() + model.blocks[0]->up->bias->abs().sum();
+}
+
+std::vector<at::Tensor> GradientsOfOneRank() {
+  SmallModel alone(7, 5, 3);
+  testing::fill(alone);
+  const at::Tensor loss = loss_of(alone, rows_of(0, 1));
+  const at::Tensor penalty = penalty_of(alone);
+  (loss + 0.5 * penalty + loss * penalty).backward();
+  return testing::gradients_of(alone);
+}
+
+TEST(Penalty, OfTheWholeHasTheGradientsOfOneRank) {
+  const auto expected = GradientsOfOneRank();
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [&](Rank& rank) {
+      SmallModel model(7, 5, 3);
+      testing::fill(model);
+      const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
+      fully_shard(*model.blocks[0], mesh);
+      fully_shard(model, mesh);
+      const at::Tensor loss = loss_of(model, rows_of(rank.rank(), rank.size()));
+      const DistributedTensor penalty(penalty_of(model));
+      (loss + 0.5 * penalty.full_tensor() +
+       loss * penalty.full_tensor(Placements{Partial{ReduceOp::kAvg}}))
+          .backward();
+      testing::expect_gradients(model, expected);
+    });
+  }
+}
+
+TEST(Penalty, ThatIsDistributedIsRefusedBesideTheLoss) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(7, 5, 3);
+    testing::fill(model);
+    fully_shard(model, rank.mesh({2}, {"dp"}));
+    const at::Tensor loss = loss_of(model, rows_of(rank.rank(), 2));
+    const at::Tensor penalty = penalty_of(model);
+    EXPECT_ERROR(loss + 0.5 * penalty, "DistributedTensor(x).full_tensor()");
+    EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
+    EXPECT_ERROR(penalty - loss.detach(), "may be another on each rank");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp

@@ -1,0 +1,119 @@
+// Parameters that a container holds itself, under sequence parallelism: what they meet is split
+// along the sequence, and they have the gradients of one rank without an entry in the plan.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "testing/full_tensor.h"
+#include "testing/module_values.h"
+#include "testing/ranks.h"
+
+namespace tessera::tensor_parallel {
+namespace {
+
+constexpr std::int64_t kDim = 6;
+constexpr std::int64_t kPatches = 5;
+
+/// x + scale * down(gelu(up(norm(x)))), with a LayerScale.
+class ScaledBlock : public nn::Module<ScaledBlock> {
+ public:
+  ScaledBlock() {
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kDim));
+    up = register_module("up", std::make_shared<nn::Linear>(kDim, 9));
+    down = register_module("down", std::make_shared<nn::Linear>(9, kDim));
+    scale = register_slot("scale", {kDim});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + *scale * (*down)(at::gelu((*up)((*norm)(x))));
+  }
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Linear> up, down;
+  nn::Parameter scale;
+};
+
+/// (patches, dim) -> a loss: a class token and two registers in front, learned positions.
+class Encoder : public nn::Module<Encoder> {
+ public:
+  Encoder() {
+    token = register_slot("token", {1, kDim});
+    registers = register_slot("registers", {2, kDim});
+    positions = register_slot("positions", {3 + kPatches, kDim});
+    blocks = register_module("blocks", std::make_shared<nn::ModuleList>());
+    for (int i = 0; i < 2; ++i) {
+      blocks->push_back(std::make_shared<ScaledBlock>());
+    }
+    testing::fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& patches) {
+    at::Tensor x = at::cat({*token, *registers, patches}) + *positions;
+    for (std::size_t i = 0; i < 2; ++i) {
+      x = (*blocks->at<ScaledBlock>(i))(x);
+    }
+    return x[0].square().sum() + x.slice(0, 3).sin().mean();
+  }
+  nn::Parameter token, registers, positions;
+  std::shared_ptr<nn::ModuleList> blocks;
+};
+
+ParallelizePlan plan() {
+  return {{"blocks.*.norm", sequence_parallel({.sequence_dim = 0})},
+          {"blocks.*.up", colwise_parallel()},
+          {"blocks.*.down", rowwise_parallel({.output_layouts = Shard{0}})}};
+}
+
+void expect_as_alone(Encoder& model) {
+  const at::Tensor patches = testing::uniform_values({kPatches, kDim}, 0.5);
+  Encoder alone;
+  const at::Tensor expected = alone(patches);
+  expected.backward();
+  const at::Tensor loss = model(patches);
+  loss.backward();
+  EXPECT_TRUE(testing::full_tensor(loss).allclose(expected, 1e-5, 1e-6));
+  testing::expect_gradients(model, testing::gradients_of(alone));
+}
+
+TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRank) {
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Encoder model;
+      parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), plan());
+      expect_as_alone(model);
+    });
+  }
+}
+
+TEST(OwnParameters, OfAContainerHaveThemUnderFsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    Encoder model;
+    parallelize_module(model, mesh["tp"], plan());
+    for (std::size_t i = 0; i < 2; ++i) {
+      fsdp::fully_shard(*model.blocks->at<ScaledBlock>(i), mesh["dp"]);
+    }
+    fsdp::fully_shard(model, mesh["dp"]);
+    expect_as_alone(model);
+  });
+}
+
+TEST(OwnParameters, OfABlockMayBeNamedByAStyle) {
+  RunRanks(2, [](Rank& rank) {
+    Encoder model;
+    ParallelizePlan styles = plan();
+    styles.push_back({"", replicate_parallel()});
+    styles.push_back({"blocks.*", replicate_parallel()});
+    EXPECT_NO_THROW(parallelize_module(model, rank.mesh({2}, {"tp"}), styles));
+    expect_as_alone(model);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::tensor_parallel
