@@ -108,8 +108,8 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
 
 /// Before the first walk of a call a module may have been registered in it.
 bool ModuleBase::is_in_a_tree() const {
-  if (!fqn_ && outermost_module != nullptr) {
-    outermost_module->named_slots();
+  if (!fqn_ && outermost_of_thread != nullptr) {
+    outermost_of_thread->named_slots();
   }
   return fqn_.has_value();
 }

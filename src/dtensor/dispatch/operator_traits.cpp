@@ -50,8 +50,7 @@ constexpr std::array kTraitRows{
              "_scaled_dot_product_attention_math combinations ctc_loss.IntList istft "
              "linalg_matrix_power linalg_matrix_rank linalg_matrix_rank.atol_rtol_float "
              "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor matrix_power "
-             "nanquantile nanquantile.scalar quantile quantile.scalar where.Scalar "
-             "where.ScalarOther where.ScalarSelf"},
+             "nanquantile nanquantile.scalar quantile quantile.scalar"},
 
     // Arguments and results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
@@ -63,10 +62,6 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
     TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
-
-    // libtorch's indexing makes a tensor of x[0] = 1.5, and fused optimizers count steps in one.
-    TraitRow{Trait::kTakesNumbers, "fill_.Tensor index_put_ _index_put_impl_"},
-    TraitRow{Trait::kTakesNumbers, "_fused_adam_.* _fused_adamw_.* _fused_adagrad_.*"},
 
     // Failures.
     TraitRow{Trait::kFailsByMatrix,

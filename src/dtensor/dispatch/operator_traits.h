@@ -31,7 +31,6 @@ enum class Trait : std::uint8_t {
   // Which numbers may not be applied to the terms of a sum one by one.
   kNumberBesideSum,  ///< none: a number of it stands beside the sum
   kDivides,          ///< zero as well as infinity
-  kTakesNumbers,     ///< a plain tensor without dimensions among its arguments is a number
   // When it throws.
   kFailsByMatrix,   ///< for a matrix that it cannot factorise, without being asked to check
   kFailsByElement,  ///< for an index out of range or another bad number that one part may hold

@@ -93,7 +93,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != PlanKind::kDirect ||
-        (plan.mixes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
+        (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }
     if constexpr (kInPlace || kNothing) {

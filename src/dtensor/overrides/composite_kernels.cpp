@@ -144,11 +144,11 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 // Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
 // same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
 
-/// Whether the caller passed a distributed tensor, and no plain one but numbers: whether such a
-/// plain tensor counts as replicated is the caller's choice.
+/// Whether the caller passed a distributed tensor, and no plain one (of more than one element):
+/// whether such a plain tensor counts as replicated is the caller's choice.
 bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
   const auto fits = [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
   };
   return std::ranges::any_of(tensors, tessera::is_distributed) &&
          std::ranges::all_of(tensors, fits);

@@ -85,7 +85,8 @@ struct CallPlan {
   bool seeded = false;          ///< draws from a generator that all ranks seed alike
   bool moves = false;           ///< an input is redistributed with a collective
   bool asked_for = false;       ///< what moves is one value that the caller asks for
-  bool mixes_plain = false;     ///< a plain tensor takes part that is no wrapped number
+  bool takes_plain = false;     ///< a plain tensor takes part that is no wrapped number
+  bool mixes_plain = false;     ///< one of more than one element
   bool compares_plain = false;  ///< ranks compare those first (TESSERA_DEBUG)
   std::vector<Input> inputs;    ///< every defined tensor, in schema order
   std::vector<Output> outputs;  ///< as ShardingRule::outputs

@@ -81,16 +81,16 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Fills in the mesh and the inputs. A number that the program wrote is the same on every rank; a
-/// plain tensor of one element need not be, as each rank's own loss.
+/// Fills in the mesh and the inputs. A plain tensor of one element is a number, which every rank is
+/// taken to have alike, unless it has a gradient (check_policy).
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
   for (const at::Tensor& tensor : bound.tensors) {
     if (as_distributed(tensor) == nullptr) {
-      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number() ||
-                             (tensor.dim() == 0 && info.traits.has(Trait::kTakesNumbers));
-      plan.mixes_plain = plan.mixes_plain || !is_number;
+      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      plan.takes_plain = plan.takes_plain || !is_number;
+      plan.mixes_plain = plan.mixes_plain || tensor.numel() > 1;
     }
     plan.inputs.push_back(input_of(tensor, plan.replicated));
   }

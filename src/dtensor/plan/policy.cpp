@@ -105,8 +105,10 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-bool is_plain_number(const at::Tensor& tensor) {
-  return !tessera::is_distributed(tensor) && tensor.numel() == 1;
+/// As each rank's own loss. A number without a gradient counts as a constant.
+bool is_trained_number(const at::Tensor& tensor) {
+  return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad() &&
+         at::GradMode::is_enabled();
 }
 
 /// Whether the call would write plain values to a distributed tensor, as functions of
@@ -133,14 +135,12 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
     }
   }
   const std::string remedy = remedy_of_calling(tensors);
-  if (remedy.empty() && std::ranges::any_of(tensors, is_plain_number)) {
-    return "a plain number may be another on each rank, as a loss of the rank's own batch: make "
-           "the "
-           "distributed one plain by DistributedTensor(x).full_tensor(), or, where it is "
-           "multiplied "
-           "by such a loss, by full_tensor(Placements{Partial{ReduceOp::kAvg}}); write a constant "
-           "as "
-           "a number, or state in a ReplicationScope that it is equal on all ranks";
+  if (remedy.empty() && std::ranges::any_of(tensors, is_trained_number)) {
+    return "a plain number with a gradient may be another on each rank, as a loss of the rank's "
+           "own batch: make the distributed one plain by DistributedTensor(x).full_tensor(), or, "
+           "where it is multiplied by such a loss, by "
+           "full_tensor(Placements{Partial{ReduceOp::kAvg}}); or state in a ReplicationScope that "
+           "it is equal on all ranks";
   }
   return remedy.empty()
              ? "compute it in the forward of the parallelized module, where plain tensors are the "
@@ -195,6 +195,12 @@ bool sums_gradients(const PlannedCall& call) {
          (call.info.name == "aten::add.Tensor" || call.info.name == "aten::add_.Tensor");
 }
 
+/// Whether ranks may have other values of the plain tensors of a call that takes some.
+bool may_differ(const PlannedCall& call) {
+  return call.plan.mixes_plain ||
+         std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
+}
+
 void keep_gradients_plain(const PlannedCall& call) {
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     if (!tessera::is_distributed(tensor) && tensor.requires_grad()) {
@@ -218,8 +224,9 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
 
 // Every rank has the same plan and the same scopes, and throws here before it has moved anything.
 void check_policy(const PlannedCall& call) {
-  if (call.plan.mixes_plain) {
-    if (!plain_is_replicated_on(call.plan.replicated.mesh) && !sums_gradients(call)) {
+  if (call.plan.takes_plain) {
+    if (!plain_is_replicated_on(call.plan.replicated.mesh) && may_differ(call) &&
+        !sums_gradients(call)) {
       fail_of_mixing(call);
     }
     keep_gradients_plain(call);

@@ -95,7 +95,6 @@ const std::map<Trait, Fits>& fits_by_trait() {
        [](auto&, auto& info) { return info.returns.size() == 1 && !info.returns[0].is_tensor; }},
       {Trait::kNumberBesideSum, [](auto&, auto& info) { return info.takes_tensors; }},
       {Trait::kDivides, [](auto&, auto& info) { return info.takes_tensors; }},
-      {Trait::kTakesNumbers, [](auto&, auto& info) { return !info.written.empty(); }},
       {Trait::kFailsByMatrix, [](auto&, auto& info) { return info.check_errors < 0; }},
       {Trait::kFailsByElement, [](auto&, auto& info) { return info.takes_tensors; }},
   };
