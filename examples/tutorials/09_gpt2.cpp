@@ -94,12 +94,8 @@ void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
-  if (kBatch % mesh.size("dp") != 0) {
-    std::cerr << "a batch of " + std::to_string(kBatch) +
-                     " rows can't be split over dp=" + std::to_string(mesh.size("dp")) +
-                     "; start 1, 2, 4, 8 or 16 ranks\n";
-    return 1;
-  }
+  TESSERA_CHECK(kBatch % mesh.size("dp") == 0, "a batch of ", kBatch,
+                " rows can't be split over dp=", mesh.size("dp"), "; start 1, 2, 4, 8 or 16 ranks");
   const auto model = [] {
     const nn::MetaDevice meta;
     return std::make_shared<Gpt2>();
