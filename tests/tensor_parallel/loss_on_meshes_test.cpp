@@ -107,6 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{{2, 2}, {Shard{1}, Shard{0}}, {}}, MeshCase{{2, 2}, {Shard{1}, Shard{1}}, {}},
         MeshCase{{2, 2}, {Shard{0}, Shard{0}}, {Shard{0}, Shard{0}}},
         MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{0}}},  // gathered
         MeshCase{{2, 2}, {Replicate{}, Replicate{}}, {}},
         MeshCase{{1, 4}, {Shard{0}, Shard{1}}, {}}, MeshCase{{3, 1}, {Shard{0}, Shard{1}}, {}},
         MeshCase{{2, 3}, {Shard{1}, Shard{1}}, {}}));  // a rank without columns
@@ -130,9 +132,11 @@ TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
     const at::Tensor even = mesh_logits().narrow(1, 0, 8);
     const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
     EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
-    const at::Tensor whole = distribute_tensor(mesh_logits(), mesh, {Shard{1}}).tensor();
     const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(cross_entropy(whole, targets), "pass full_tensor()");
+    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "pass full_tensor()");
+    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+    EXPECT_ERROR(cross_entropy(columns, targets), "pass full_tensor()");
   });
 }
 
