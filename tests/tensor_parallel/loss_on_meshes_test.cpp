@@ -124,6 +124,24 @@ TEST(LossOnMeshes, MeansOverTheTokensOfAllRanksIfSomeIgnoreAll) {
   });
 }
 
+// Plain targets are refused by all ranks in the same words, distributed ones by those that have
+// them.
+TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
+  for (const bool distributed : {false, true}) {
+    const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      at::Tensor targets = mesh_targets();
+      targets[kMeshTokens - 1] = kMeshVocabulary;
+      if (distributed) {
+        targets = distribute_tensor(targets, mesh, {Shard{0}}).tensor();
+      }
+      cross_entropy(distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor(), targets);
+    });
+    EXPECT_CONTAINS(errors[1], "a target is outside the vocabulary [0, 11)");
+    EXPECT_CONTAINS(errors[0], distributed ? "rank 1" : "a target is outside the vocabulary");
+  }
+}
+
 TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
