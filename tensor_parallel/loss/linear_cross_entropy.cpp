@@ -15,17 +15,19 @@
 
 #include <algorithm>
 
-#include "loss/row_losses.h"
 #include "loss/targets.h"
-#include "tessera/comm/communicator.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
+using tessera::detail::RowLosses;
+using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -33,7 +35,7 @@ using torch::autograd::variable_list;
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
-  CrossEntropyOptions options;
+  tessera::detail::RowLossOptions options;
   std::int64_t rows_of_chunk = 0;
 };
 
@@ -60,7 +62,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor
 
 HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const at::Tensor& weight = problem.weight;
-  const at::ScalarType type = loss_type(weight);
+  const at::ScalarType type = tessera::detail::loss_type(weight);
   HeadResults results{at::empty({problem.hidden.size(0)}, weight.options().dtype(type)), {}, {}};
   if (of_hidden) {
     results.hidden_gradient = at::empty_like(problem.hidden, at::MemoryFormat::Contiguous);
@@ -83,11 +85,12 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
     const at::Tensor wanted = targets.narrow(0, row, rows);
     at::Tensor logits = memory.narrow(0, 0, rows);
     at::mm_out(logits, inputs, weight.t());
-    const RowLosses losses = row_losses(logits, wanted, shard, options);
+    const RowLosses losses = tessera::detail::row_losses(logits, wanted, shard, options);
     results.losses.narrow(0, row, rows).copy_(losses.losses);
     if (of_hidden || of_weight) {
       const at::Tensor of_row = at::ones({rows}, losses.losses.options());
-      write_logits_gradient(logits, wanted, losses.log_sum_exp, of_row, shard, options, logits);
+      tessera::detail::write_logits_gradient(logits, wanted, losses.log_sum_exp, of_row, shard,
+                                             options, logits);
     }
     if (of_hidden) {
       at::Tensor gradient = results.hidden_gradient.narrow(0, row, rows);
@@ -107,7 +110,7 @@ at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::Scalar
     return {};
   }
   at::Tensor result = at::empty(tensor.sizes(), tensor.options().dtype(type));
-  for_each_row_block(tensor, [&](std::int64_t row, std::int64_t rows) {
+  tessera::detail::for_each_row_block(tensor, [&](std::int64_t row, std::int64_t rows) {
     result.narrow(0, row, rows)
         .copy_(tensor.narrow(0, row, rows).to(factor.scalar_type()).mul(factor));
   });
@@ -185,6 +188,24 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
+/// The losses of this rank's rows as those of all; plain where it has them all.
+at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
+                              std::int64_t tokens) {
+  return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
+}
+
+/// The sum of this rank's losses as a term of the sum of all.
+at::Tensor pending_sum(const at::Tensor& sum, const TokenSharding& rows) {
+  if (!are_split(rows)) {
+    return sum;
+  }
+  Placements terms(static_cast<std::size_t>(rows->mesh.ndim()), Replicate{});
+  for (const int mesh_dim : rows->layout->mesh_dims_of(0)) {
+    terms[static_cast<std::size_t>(mesh_dim)] = Partial{};
+  }
+  return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
+}
+
 /// The same on every rank that shares the tokens, also of uneven columns.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
@@ -204,8 +225,14 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
   check_head(hidden, weight, options);
-  HeadProblem problem{
-      hidden, weight, {}, vocabulary_shard(weight, 0), options.loss, /*rows_of_chunk=*/0};
+  tessera::detail::check_loss_sizes(hidden.sizes(), targets.sizes());
+  const comm::CallerScope caller("linear_cross_entropy");
+  HeadProblem problem{hidden,
+                      weight,
+                      {},
+                      tessera::detail::vocabulary_shard(weight, 0),
+                      row_options(options.loss),
+                      /*rows_of_chunk=*/0};
   TokenSharding rows;
   if (tessera::is_distributed(hidden)) {
     const DistributedTensor states(hidden), head(weight);
@@ -217,8 +244,10 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     problem.hidden = own.to_local(placements.hidden_gradient);
     problem.weight = head.to_local(placements.weight_gradient);
   }
-  problem.targets = local_targets(targets, hidden.sizes(), problem.shard.vocabulary, rows,
-                                  options.loss.ignore_index);
+  problem.targets =
+      local_tensor(own_targets(targets, problem.shard.vocabulary, rows, options.loss.ignore_index));
+  tessera::detail::check_targets(problem.targets, problem.shard.vocabulary,
+                                 options.loss.ignore_index);
   compare_targets(problem.targets, weight, 0);
   problem.rows_of_chunk = rows_of_chunk(problem.hidden, problem.shard, options);
   const bool gradient = c10::GradMode::is_enabled() &&
@@ -227,12 +256,12 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
     TESSERA_CHECK(!gradient,
                   "linear_cross_entropy: kNone has no gradient here, since what each row's loss is "
                   "multiplied by is not known in forward; use kSum or kMean, or cross_entropy");
-    return losses_of_rows(run_chunks(problem, false, false).losses, rows, targets.size(0));
+    return distributed_losses(run_chunks(problem, false, false).losses, rows, targets.size(0));
   }
   const at::Tensor sum = gradient
                              ? LinearCrossEntropy::apply(problem.hidden, problem.weight, problem)
                              : run_chunks(problem, false, false).losses.sum();
-  return reduced_loss(sum, targets, rows, options.loss);
+  return reduced_loss(pending_sum(sum, rows), targets, options.loss);
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,

@@ -5,34 +5,40 @@
 #include <cstdint>
 #include <optional>
 
+#include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {
 
+/// What of the options is each row's own.
+tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options);
 /// Throws Error for options that cross_entropy's comment refuses.
 void check_options(const CrossEntropyOptions& options);
 
-/// How the rows of logits lie: nullopt: all are on every rank, or plain.
+/// How the rows of logits lie on their mesh; nullopt: they are plain.
 using TokenSharding = std::optional<ShardingSpec>;
 
 /// That of a tensor whose dimension 0 is the tokens.
 TokenSharding token_sharding(const at::Tensor& tensor);
+/// Whether a rank has some of the rows only.
+bool are_split(const TokenSharding& rows);
 
-/// The targets of this rank's rows, plain. `sizes`: of the logits, or of what they are computed
-/// from, (tokens, _); `vocabulary`: the targets' bound. Throws Error for targets that do not fit,
-/// or are outside of the vocabulary.
-at::Tensor local_targets(const at::Tensor& targets, at::IntArrayRef sizes, std::int64_t vocabulary,
-                         const TokenSharding& rows, std::int64_t ignore_index);
+/// The targets of the rows: distributed as these are, or plain. Throws Error for targets that are
+/// on another mesh; and for plain ones that check_targets refuses, on every rank, where a rank has
+/// some of the rows only. Collective if the targets are distributed otherwise than the rows.
+at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
+                       const TokenSharding& rows, std::int64_t ignore_index);
 
 /// With TESSERA_DEBUG=1: throws Error, on all ranks, if those that share out dimension `dim` of
 /// `sharded`, the vocabulary, have different targets for the same rows. Then collective.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim);
 
-/// What `options.reduction` makes of the losses. kNone: `losses`, (tokens of this rank), as
-/// distributed as the rows. Else of `sum`, the sum of this rank's losses. Differentiable.
-at::Tensor losses_of_rows(const at::Tensor& losses, const TokenSharding& rows, std::int64_t tokens);
-at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets, const TokenSharding& rows,
+/// What kNone makes of the losses of the rows: plain where every rank has all of them.
+at::Tensor losses_of_rows(const at::Tensor& losses);
+/// What kSum or kMean makes of `sum`, the sum of the losses, plain or pending: one plain number.
+/// Differentiable.
+at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options);
 
 }  // namespace tessera::tensor_parallel

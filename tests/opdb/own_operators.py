@@ -1,4 +1,5 @@
 """The library's own operators, torch.ops.tessera.silu_mul and so on, on plain and distributed tensors."""
+import functools
 import multiprocessing
 import os
 import sys
@@ -16,6 +17,14 @@ RANKS = 2
 def rotated(x, cos, sin):
     first, second = x.chunk(2, -1)
     return x * cos.unsqueeze(1) + torch.cat([-second, first], -1) * sin.unsqueeze(1)
+
+
+def loss_of_rows(ops, logits, targets):
+    return ops.cross_entropy(logits, targets, label_smoothing=0.1)[0]
+
+
+def losses_by_torch(logits, targets):
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
 
 
 def cases(ops):
@@ -37,6 +46,9 @@ def cases(ops):
         (dropped, dropped, (rows,), ("S(1)",), 1),
         (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("S(0)", "R"), 1),
         (ops.embedding, lambda weight, indices: weight[indices], (rows, torch.tensor([4, 0, 4])), ("R", "S(0)"), 1),
+        *[(functools.partial(loss_of_rows, ops), losses_by_torch, (5 * rows, torch.tensor([4, 0, -100, 5, 5])),
+           placements, 1)
+          for placements in (("S(1)", "R"), ("S(0)", "S(0)"), ("S(0)", "R"), ("R", "R"))],
         (ops.rotary_embedding, rotated, (heads, table, table + 1), ("S(2)", "R", "R"), 1),
     ]
 

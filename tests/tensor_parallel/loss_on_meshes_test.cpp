@@ -107,6 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{{2, 2}, {Shard{1}, Shard{0}}, {}}, MeshCase{{2, 2}, {Shard{1}, Shard{1}}, {}},
         MeshCase{{2, 2}, {Shard{0}, Shard{0}}, {Shard{0}, Shard{0}}},
         MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}},
+        MeshCase{{2, 2}, {Replicate{}, Shard{1}}, {Shard{0}, Shard{0}}},  // gathered
         MeshCase{{2, 2}, {Replicate{}, Replicate{}}, {}},
         MeshCase{{1, 4}, {Shard{0}, Shard{1}}, {}}, MeshCase{{3, 1}, {Shard{0}, Shard{1}}, {}},
         MeshCase{{2, 3}, {Shard{1}, Shard{1}}, {}}));  // a rank without columns
@@ -122,6 +124,24 @@ TEST(LossOnMeshes, MeansOverTheTokensOfAllRanksIfSomeIgnoreAll) {
   });
 }
 
+// Plain targets are refused by all ranks in the same words, distributed ones by those that have
+// them.
+TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
+  for (const bool distributed : {false, true}) {
+    const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+      at::Tensor targets = mesh_targets();
+      targets[kMeshTokens - 1] = kMeshVocabulary;
+      if (distributed) {
+        targets = distribute_tensor(targets, mesh, {Shard{0}}).tensor();
+      }
+      cross_entropy(distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor(), targets);
+    });
+    EXPECT_CONTAINS(errors[1], "a target is outside the vocabulary [0, 11)");
+    EXPECT_CONTAINS(errors[0], distributed ? "rank 1" : "a target is outside the vocabulary");
+  }
+}
+
 TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
@@ -130,9 +150,11 @@ TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
     const at::Tensor even = mesh_logits().narrow(1, 0, 8);
     const at::Tensor parts = distribute_tensor(even, mesh, {StridedShard{1, 2}}).tensor();
     EXPECT_ERROR(cross_entropy(parts, mesh_targets().remainder(8)), "are not consecutive");
-    const at::Tensor whole = distribute_tensor(mesh_logits(), mesh, {Shard{1}}).tensor();
     const at::Tensor targets = distribute_tensor(mesh_targets(), mesh, {Shard{0}}).tensor();
-    EXPECT_ERROR(cross_entropy(whole, targets), "pass full_tensor()");
+    EXPECT_ERROR(cross_entropy(mesh_logits(), targets), "pass full_tensor()");
+    const DeviceMesh other = rank.mesh({2, 1}, {"a", "b"});
+    const at::Tensor columns = distribute_tensor(mesh_logits(), other, {Shard{1}, Replicate{}});
+    EXPECT_ERROR(cross_entropy(columns, targets), "pass full_tensor()");
   });
 }
 

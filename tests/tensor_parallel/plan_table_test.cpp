@@ -12,6 +12,7 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -166,6 +167,22 @@ TEST(PlanTable, SaysWhichStyleCausesACollectiveAndWhy) {
       table.elsewhere, "sum of the gradients of replicated parameters", &PlannedCollective::reason);
   ASSERT_NE(sums, table.elsewhere.end());
   EXPECT_EQ(sums->traffic.calls, 1);
+}
+
+TEST(PlanTable, NamesTheCollectivesOfALossAfterItsOperator) {
+  const auto model = on_meta();
+  const PlanTable table =
+      record_plan(*model, paper_mesh(0, 2), {{"head", colwise_parallel()}}, [&] {
+        const StrictScope strict;
+        run_step(*model, c10::kMeta);
+      });
+  const auto loss =
+      std::ranges::find(table.elsewhere, "tessera::cross_entropy", &PlannedCollective::reason);
+  ASSERT_NE(loss, table.elsewhere.end());
+  EXPECT_EQ(loss->collective, "all_reduce");
+  EXPECT_FALSE(loss->backward);
+  EXPECT_EQ(loss->traffic.calls, 2);
+  EXPECT_EQ(loss->traffic.bytes, 3 * kTokens * 4);
 }
 
 TEST(PlanTable, PrintsWhatItHas) {

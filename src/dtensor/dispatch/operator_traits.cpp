@@ -78,10 +78,11 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Tries every pattern of every row, which only OperatorInfo does, once an operator. Operators of
-/// other libraries have no traits.
+/// Tries every pattern of every row, which only OperatorInfo does, once an operator. Those of other
+/// libraries have no traits, and of these only this one's have forms.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
+    forms_ = forms_of(name);
     return;
   }
   name.remove_prefix(kNamespace.size());

@@ -48,7 +48,7 @@ class OperatorTraits {
   std::string_view functional() const { return functional_; }
   /// Of kRandomInplace.
   RandomFill fill() const { return fill_; }
-  /// Other ways to run it, for calls that would gather an input.
+  /// Other ways to run it, for calls that would gather an input. Also of operators of this library.
   std::span<const Form* const> forms() const { return forms_; }
 
  private:

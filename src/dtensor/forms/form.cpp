@@ -15,8 +15,9 @@
 namespace tessera::detail {
 
 std::vector<std::span<const Form>> form_tables() {
-  return {extremum_forms(),   norm_forms(),        statistics_forms(),          loss_forms(),
-          batch_norm_forms(), convolution_forms(), spatial_convolution_forms(), selection_forms()};
+  return {extremum_forms(),     norm_forms(),        statistics_forms(),          loss_forms(),
+          batch_norm_forms(),   convolution_forms(), spatial_convolution_forms(), selection_forms(),
+          cross_entropy_forms()};
 }
 
 /// A search through all tables: OperatorTraits keeps what it finds for each operator.
@@ -36,6 +37,9 @@ FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double 
   FormChoice choice;
   for (const Form* form : info.traits.forms()) {
     const std::optional<double> own = form->bytes(bound);
+    if (own && form->own_collectives) {
+      return {form, /*moves=*/false};
+    }
     // A form that sends as much as the rule is not worth its own kernels; of equal forms the first
     // is taken.
     if (!own || *own >= bytes) {

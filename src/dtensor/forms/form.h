@@ -18,19 +18,22 @@ struct PlannedCall;
 /// rank works on its shard, and what is exchanged is of the size of the result. A composition of
 /// operators on distributed tensors, or local work that depends on which elements a rank holds.
 struct Form {
-  std::string_view name;  ///< of the operator, without "aten::"
+  std::string_view name;  ///< of the operator; one of libtorch's without "aten::"
   /// Bytes that one rank sends in this form; nullopt: it does not cover the call. A pure function
   /// of what is in the call's key.
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
   std::vector<c10::IValue> (*run)(std::span<const c10::IValue> arguments);
+  /// What it exchanges is what the operator is for: who calls the operator has asked for that, also
+  /// in a strict scope. Such a form is taken wherever it covers the call, whatever it sends.
+  bool own_collectives = false;
 };
 
 /// The form that sends least of a call that would otherwise send `bytes` a rank, if its operator
 /// has one that sends fewer.
 struct FormChoice {
   const Form* form = nullptr;
-  bool communicates = false;
+  bool moves = false;  ///< it exchanges what the caller has not asked for
 };
 FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
@@ -49,6 +52,7 @@ std::span<const Form> batch_norm_forms();
 std::span<const Form> convolution_forms();
 std::span<const Form> spatial_convolution_forms();
 std::span<const Form> selection_forms();
+std::span<const Form> cross_entropy_forms();
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail

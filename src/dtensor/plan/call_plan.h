@@ -83,7 +83,7 @@ struct CallPlan {
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
   bool seeded = false;          ///< draws from a generator that all ranks seed alike
-  bool moves = false;           ///< an input is redistributed with a collective
+  bool moves = false;           ///< data travel that the call does not ask for
   bool asked_for = false;       ///< what moves is one value that the caller asks for
   bool takes_plain = false;     ///< a plain tensor takes part that is no wrapped number
   bool mixes_plain = false;     ///< one of more than one element

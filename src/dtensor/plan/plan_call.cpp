@@ -106,7 +106,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Takes a form of the operator that sends less than bringing its inputs to where they are wanted.
+/// Takes a form of the operator that sends less than bringing its inputs to where they are wanted,
+/// or that is the operator's own way.
 /// Not where random numbers are drawn: a form runs without the generator that ranks seed alike.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
@@ -121,7 +122,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   const FormChoice choice = choose_form(info, bound, bytes);
   plan.form = choice.form;
   if (choice.form != nullptr) {
-    plan.moves = choice.communicates;
+    plan.moves = choice.moves;
   }
 }
 

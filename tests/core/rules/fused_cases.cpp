@@ -27,6 +27,9 @@ std::vector<RuleCase> fused_cases() {
       row("tessera::embedding", reals({7, 5}), indices({2, 3}, 7)),
       row("tessera::embedding", reals({7, 5}), indices({}, 7)),
       row("tessera::embedding_backward", reals({2, 3, 5}), indices({2, 3}, 7), reals({7, 5})),
+      row("tessera::cross_entropy", reals({7, 5}), indices({7}, 5), -100, 0.2, 0.1),
+      row("tessera::cross_entropy_backward", reals({7}), reals({7, 5}), indices({7}, 5), reals({7}),
+          -100, 0.2, 0.1),
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4})),
       row("tessera::rotary_embedding", reals({3, 5, 2, 4}), reals({5, 4}), units({5, 4}), true),
   };

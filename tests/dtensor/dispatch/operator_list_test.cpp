@@ -120,6 +120,19 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
   return texts;
 }
 
+void write_forms(std::ostream& out, bool own_collectives) {
+  const char* separator = " ";
+  std::set<std::string_view> written;
+  for (const auto table : detail::form_tables()) {
+    for (const detail::Form& form : table) {
+      if (form.own_collectives == own_collectives && written.insert(form.name).second) {
+        out << std::exchange(separator, ", ") << "`" << form.name << "`";
+      }
+    }
+  }
+  out << "\n";
+}
+
 void write_traits(std::ostream& out) {
   out << "\n## Special cases\n\n"
          "What `src/dtensor/dispatch/operator_traits.cpp` says of single operators; `.*` is every "
@@ -138,16 +151,9 @@ void write_traits(std::ostream& out) {
     out << "\n";
   }
   out << "* Run in a form of `src/dtensor/forms/` where that sends less:";
-  const char* separator = " ";
-  std::set<std::string_view> written;
-  for (const auto table : detail::form_tables()) {
-    for (const detail::Form& form : table) {
-      if (written.insert(form.name).second) {
-        out << std::exchange(separator, ", ") << "`" << form.name << "`";
-      }
-    }
-  }
-  out << "\n";
+  write_forms(out, /*own_collectives=*/false);
+  out << "* Run in a form whose collectives are the operator's own:";
+  write_forms(out, /*own_collectives=*/true);
 }
 
 std::string render() {

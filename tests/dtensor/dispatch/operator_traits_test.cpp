@@ -39,8 +39,11 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
+/// Of one of libtorch's, "add.Tensor", or of this library's, "tessera::silu_mul".
 const OperatorInfo& info_of(const std::string& name) {
-  return detail::operator_info(detail::find_operator(std::string(kAtenNamespace) + name));
+  const bool whole = name.find("::") != std::string::npos;
+  return detail::operator_info(
+      detail::find_operator(whole ? name : std::string(kAtenNamespace) + name));
 }
 
 /// The operators that a pattern of a row covers.

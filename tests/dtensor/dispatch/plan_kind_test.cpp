@@ -50,6 +50,8 @@ std::vector<KindCase> kind_cases() {
   const auto many_rows = on_two_ranks(values({1024, 4}), Shard{0});
   const auto whole = on_two_ranks(values({4, 4}), Replicate{});
   const auto pending = on_two_ranks(values({4, 4}), Partial{});
+  const auto columns = on_two_ranks(values({4, 4}), Shard{1});
+  const auto targets = on_two_ranks(at::arange(4), Replicate{});
   const auto batch = on_two_ranks(at::eye(2, at::kDouble).repeat({4, 1, 1}), Shard{0});
   const auto expanded = on_two_ranks(values({4, 1}), Shard{0}).expand({4, 3});
   const auto index = on_two_ranks(at::arange(4), Shard{0});
@@ -75,6 +77,8 @@ std::vector<KindCase> kind_cases() {
       plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, PlanKind::kAgreed),
       plain("MatricesThatAreNot", "aten::linalg_inv_ex", {batch, false}, PlanKind::kDirect),
       plain("AFormThatSendsLess", "aten::argmax", {many_rows, 0}, PlanKind::kForm),
+      plain("AFormWhoseCollectivesAreItsOwn", "tessera::cross_entropy", {columns, targets},
+            PlanKind::kForm),
       plain("NumbersByElement", "aten::uniform_", {rows}, PlanKind::kRandomInplace),
       plain("NumbersOfTheCallersGenerator", "aten::uniform_", {rows, 0.0, 1.0, own_generator},
             PlanKind::kLocal),

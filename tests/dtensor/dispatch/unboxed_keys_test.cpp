@@ -101,6 +101,7 @@ std::vector<UnboxedCalls> fused_calls() {
   const auto x = spread(values({4, 6})), weight = spread(values({6}), Replicate{});
   const auto rows = spread(values({4, 1}).abs()), whole = spread(values({4, 6}), Replicate{});
   const auto index = spread(at::arange(4), Replicate{}), x_index = spread(at::arange(4));
+  const auto sums = spread(values({4}).abs());
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
   const c10::IValue none;
   return {
@@ -108,6 +109,9 @@ std::vector<UnboxedCalls> fused_calls() {
        {{x, 0.5, 1, 2}, {x, 0.0, 0, 2, 5}, {x, 0.5, 1, 2, 0, std::vector<std::int64_t>{4, 6}}}},
       {"tessera::embedding", {{x, index}, {whole, index}}},
       {"tessera::embedding_backward", {{x, x_index, whole}}},
+      {"tessera::cross_entropy", {{x, index}, {x, index, 1, 0.1, 0.2}, {whole, index}}},
+      {"tessera::cross_entropy_backward",
+       {{sums, x, index, sums}, {sums, x, index, sums, 1, 0.1, 0.2}}},
       {"tessera::silu_mul", {{x, x}}},
       {"tessera::silu_mul_backward", {{x, x, x}}},
       {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},

@@ -119,6 +119,12 @@ std::vector<Case> cases() {
          const ReplicationScope same;
          return detail::embedding(t[0], at::tensor({4, 0, 6, 4, 1}, at::kLong));
        }},
+      {"own cross entropy",
+       {{5, 7}},
+       [](const Tensors& t) {
+         const ReplicationScope same;
+         return detail::cross_entropy(t[0], at::tensor({4, 0, -100, 6, 1}, at::kLong));
+       }},
       {"log softmax, uneven", {{5, 7}}, [](const Tensors& t) { return at::log_softmax(t[0], 1); }},
       {"logsumexp", {{8, 6}}, [](const Tensors& t) { return at::logsumexp(t[0], {1}, true); }},
       {"largest", {{7, 6}}, [](const Tensors& t) { return at::amax(t[0], {0}); }},

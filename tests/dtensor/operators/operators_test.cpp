@@ -89,6 +89,19 @@ const std::vector<OperatorCase>& cases() {
          const ReplicationScope same;
          return detail::embedding(t[0], at::tensor({0, 0, 0}, at::kLong));
        }},
+      {"own_cross_entropy",
+       {{7, 5}},
+       [](auto& t) {
+         const ReplicationScope same;
+         return detail::cross_entropy(t[0], at::tensor({4, 0, -100, 3, 1, 1, 2}, at::kLong),
+                                      {-100, 0.1, 0.2});
+       }},
+      {"own_cross_entropy_empty",
+       {{1, 3}},
+       [](auto& t) {
+         const ReplicationScope same;
+         return detail::cross_entropy(t[0], at::tensor({2}, at::kLong));
+       }},
       {"t", {{7, 5}}, [](auto& t) { return t[0].t().mul(2); }},
       {"view_flat", {{7, 5}}, [](auto& t) { return t[0].view({35}).mul(2); }},
       {"view_split", {{6, 4}}, [](auto& t) { return t[0].view({3, 2, 4}).mul(2); }},

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "checkpointed.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/checkpoint.h"
@@ -77,6 +79,32 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators, 0);
+}
+
+// What is kept is not exchanged again.
+TEST(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const at::Tensor targets =
+        distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
+    const auto loss = [&](const at::Tensor& logits) {
+      return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
+    };
+    const auto split = [&] {
+      const at::Tensor values = testing::uniform_values({5, 7}, 1);
+      return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
+    };
+    const at::Tensor x = split(), y = split();
+    loss(x).sum().backward();
+    const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    checkpoint(counted.options, loss, y).sum().backward();
+    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+    EXPECT_TRUE(local_tensor(x.grad()).equal(local_tensor(y.grad())));
+    EXPECT_EQ(counted->kept_operators, 1);
+    EXPECT_EQ(counted->replayed_operators, 1);
+    EXPECT_EQ(counted->recomputed_operators, 1);
+  });
 }
 
 TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {

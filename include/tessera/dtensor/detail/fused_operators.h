@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/random.h"
 
 /// Calls of this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/), on plain
@@ -17,5 +18,9 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+/// The losses of rows, (tokens): laid out as the rows of the logits are. Where the vocabulary is
+/// sharded, two all-reduces (row_losses).
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                         const RowLossOptions& options = {});
 
 }  // namespace tessera::detail

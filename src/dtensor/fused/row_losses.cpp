@@ -2,26 +2,28 @@
 // numbers per token (a maximum, then two sums) instead of an all-gather of the logits, which are
 // the largest activation of a language model. Backward needs no communication.
 
-#include "loss/row_losses.h"
+#include "tessera/dtensor/detail/row_losses.h"
 
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
-#include "tessera/comm/trace.h"
+#include "tensor/autograd_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/mesh/device_mesh.h"
 
-namespace tessera::tensor_parallel {
+namespace tessera::detail {
 namespace {
 
 void reduce(const VocabularyShard& shard, const at::Tensor& tensor, ReduceOp op) {
   if (shard.group != nullptr) {
-    const comm::CallerScope caller("cross_entropy");
-    shard.group->all_reduce(tensor, op)->wait();
+    flush_pending_transfers(*shard.group).all_reduce(tensor, op)->wait();
   }
 }
 
@@ -85,7 +87,7 @@ struct RowScales {
 };
 
 RowScales row_scales(const at::Tensor& of_row, const at::Tensor& log_sum_exp,
-                     std::int64_t vocabulary, const CrossEntropyOptions& options) {
+                     std::int64_t vocabulary, const RowLossOptions& options) {
   RowScales scales{of_row, of_row.mul(options.label_smoothing - 1), {}};
   if (options.z_loss > 0) {
     scales.softmax = of_row.addcmul(of_row, log_sum_exp, 2 * options.z_loss);
@@ -98,6 +100,54 @@ RowScales row_scales(const at::Tensor& of_row, const at::Tensor& log_sum_exp,
 
 }  // namespace
 
+void check_options(const RowLossOptions& options) {
+  TESSERA_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+                "cross_entropy: label_smoothing is ", options.label_smoothing,
+                "; it must be from 0 to 1");
+  TESSERA_CHECK(options.z_loss >= 0 && std::isfinite(options.z_loss), "cross_entropy: z_loss is ",
+                options.z_loss, "; it must be 0 or a positive number");
+}
+
+void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets) {
+  TESSERA_CHECK(
+      logits.size() == 2 && targets.size() == 1 && targets[0] == logits[0],
+      "cross_entropy: logits must be (tokens, vocabulary) and targets (tokens), but they are ",
+      logits, " and ", targets);
+}
+
+void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index) {
+  TESSERA_CHECK(targets.scalar_type() == at::kLong,
+                "cross_entropy: targets must be int64, but are ", targets.scalar_type());
+  if (targets.is_meta()) {
+    return;  // no values
+  }
+  const at::Tensor in_range = targets.ge(0)
+                                  .logical_and_(targets.lt(vocabulary))
+                                  .logical_or_(targets.eq(ignore_index))
+                                  .all();
+  if (!targets.is_cpu()) {
+    at::_assert_async(in_range);
+    return;
+  }
+  TESSERA_CHECK(in_range.item<bool>(), "cross_entropy: a target is outside the vocabulary [0, ",
+                vocabulary, ") and is not ignore_index = ", ignore_index);
+}
+
+at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows) {
+  return as_layout(targets, rows);
+}
+
+bool has_consecutive_columns(const ShardingSpec& spec, int dim) {
+  return spec.layout->digits(dim).size() <= 1;
+}
+
+void check_consecutive_columns(const ShardingSpec& spec, int dim) {
+  TESSERA_CHECK(has_consecutive_columns(spec, dim),
+                "cross_entropy: a rank's columns of the vocabulary, laid out as ",
+                to_string(*spec.layout), ", are not consecutive; redistribute them to Shard(", dim,
+                ")");
+}
+
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim) {
   if (!tessera::is_distributed(tensor)) {
     return {tensor.size(dim), 0, nullptr};
@@ -107,10 +157,7 @@ VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim) {
   if (mesh_dims.empty()) {
     return {tensor.size(dim), 0, nullptr};
   }
-  TESSERA_CHECK(spec.layout->digits(dim).size() == 1,
-                "cross_entropy: a rank's columns of the vocabulary, laid out as ",
-                to_string(*spec.layout), ", are not consecutive; redistribute them to Shard(", dim,
-                ")");
+  check_consecutive_columns(spec, dim);
   const std::vector<Box> boxes = owned_boxes(*spec.layout, tensor.sizes(), spec.mesh.coordinate());
   const std::int64_t first =
       boxes.empty() ? 0 : boxes.front().global_offset[static_cast<std::size_t>(dim)];
@@ -122,7 +169,7 @@ at::ScalarType loss_type(const at::Tensor& logits) {
 }
 
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
-                     const VocabularyShard& shard, const CrossEntropyOptions& options) {
+                     const VocabularyShard& shard, const RowLossOptions& options) {
   const at::Tensor maximum = row_maximum(logits);
   // The maximum of all columns, so that no exponential overflows and the ranks' sums add up.
   reduce(shard, maximum, ReduceOp::kMax);
@@ -144,7 +191,7 @@ RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
 
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
-                           const VocabularyShard& shard, const CrossEntropyOptions& options,
+                           const VocabularyShard& shard, const RowLossOptions& options,
                            const at::Tensor& gradient) {
   if (logits.size(1) == 0) {
     return;
@@ -171,4 +218,4 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
   });
 }
 
-}  // namespace tessera::tensor_parallel
+}  // namespace tessera::detail
