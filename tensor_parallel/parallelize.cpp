@@ -51,7 +51,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 
 std::vector<nn::SlotPtr> replicated_by(const Application& application) {
   std::vector<nn::SlotPtr> slots;
-  for (const auto& [slot, placement] : application.style->parameters(*application.target.module)) {
+  for (const auto& [slot, placement] : application.parameters) {
     if (is_replicate(placement)) {
       slots.push_back(slot);
     }

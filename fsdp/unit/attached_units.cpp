@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "unit/boundary.h"
 
@@ -70,8 +71,11 @@ void make_unit(const UnitSpec& spec) {
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
+  const auto context = std::make_shared<nn::detail::CallContext>(
+      nn::detail::CallContext{[unit = std::weak_ptr(unit)] { return unit.lock()->label(); }});
   for (nn::ModuleBase* module : spec.modules) {
     module->attach(unit);
+    module->attach(context);
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<KeptByUnit>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {

@@ -14,6 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/visit_modules.h"
 #include "unit/attached_units.h"
 #include "unit/unit.h"
@@ -30,6 +31,10 @@ void check_module(const nn::ModuleBase* module) {
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
       "in it");
+  TESSERA_CHECK(dynamic_cast<const nn::HeldPart*>(module) == nullptr, "fully_shard: a ",
+                module->name(),
+                " inside of a module in nn::Hooked is called without hooks, which would gather it; "
+                "apply it to the module that nn::Hooked holds");
 }
 
 /// Once for each unit: those below have been looked at.

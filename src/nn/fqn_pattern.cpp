@@ -5,7 +5,11 @@
 #include "tessera/nn/fqn_pattern.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <vector>
+
+#include "tessera/core/error.h"
 
 namespace tessera::nn {
 namespace {
@@ -71,44 +75,155 @@ bool matches_character(std::string_view token, char character) {
   return token == "?" || token.front() == character;
 }
 
-/// Whether `pattern` matches `items`: its part `star` any number of them, each other part one, as
-/// `matches_one` says. Greedy: after a mismatch the last star takes one item more. Returning to an
-/// earlier star could not help, since what stands between two stars was found at its first place;
-/// so no pair of a part and an item is compared twice.
+/// Where the items of each part of `pattern` begin, and last where they end; nullopt if it does not
+/// match `items`: its part `star` any number of them, each other part one, as `matches_one` says.
+/// Greedy: after a mismatch the last star takes one item more. Returning to an earlier star could
+/// not help, since what stands between two stars was found at its first place; so no pair of a part
+/// and an item is compared twice.
 template <class Items, class MatchesOne>
-bool matches_with_stars(const Parts& pattern, const Items& items, std::string_view star,
-                        const MatchesOne& matches_one) {
+std::optional<std::vector<std::size_t>> match_with_stars(const Parts& pattern, const Items& items,
+                                                         std::string_view star,
+                                                         const MatchesOne& matches_one) {
+  std::vector<std::size_t> begins(pattern.size() + 1, items.size());
   std::size_t part = 0;
   std::size_t after_star = 0;  // the part after the last star; 0: none yet
   std::size_t resume = 0;      // the first item that is not the last star's
   for (std::size_t item = 0; item < items.size();) {
     if (part < pattern.size() && pattern[part] == star) {
+      begins[part] = item;
       after_star = ++part;
       resume = item;
     } else if (part < pattern.size() && matches_one(pattern[part], items[item])) {
+      begins[part] = item;
       ++part;
       ++item;
     } else if (after_star > 0) {
       part = after_star;
       item = ++resume;
     } else {
-      return false;
+      return std::nullopt;
     }
   }
   // All items are matched; what is left of the pattern must match nothing.
-  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(part), pattern.end(),
-                     [&](std::string_view rest) { return rest == star; });
+  for (std::size_t i = part; i < pattern.size(); ++i) {
+    if (pattern[i] != star) {
+      return std::nullopt;
+    }
+    begins[i] = items.size();
+  }
+  return begins;
 }
 
 /// The same algorithm on two levels: characters within a segment, segments within an FQN.
 bool matches_segment(std::string_view pattern, std::string_view name) {
-  return matches_with_stars(split_into_tokens(pattern), name, "*", &matches_character);
+  return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character).has_value();
+}
+
+auto match_segments(const Parts& pattern, const Parts& names) {
+  return match_with_stars(pattern, names, "**", &matches_segment);
+}
+
+bool is_wildcard(std::string_view token) {
+  return token == "*" || token == "?" || token.size() > 1;
+}
+
+/// Those of a pattern, in order.
+Parts wildcards_of(std::string_view pattern) {
+  Parts wildcards;
+  for (const std::string_view segment : split_at_dots(pattern)) {
+    if (segment == "**") {
+      wildcards.push_back(segment);
+      continue;
+    }
+    for (const std::string_view token : split_into_tokens(segment)) {
+      if (is_wildcard(token)) {
+        wildcards.push_back(token);
+      }
+    }
+  }
+  return wildcards;
+}
+
+std::string joined(const Parts& names, std::size_t begin, std::size_t end) {
+  std::string text;
+  for (std::size_t i = begin; i < end; ++i) {
+    text += (i == begin ? "" : ".") + std::string(names[i]);
+  }
+  return text;
+}
+
+/// What the wildcards stand for in a segment, which matches.
+void add_captures(std::string_view pattern, std::string_view name,
+                  std::vector<std::string>& captures) {
+  const Parts tokens = split_into_tokens(pattern);
+  const auto begins = *match_with_stars(tokens, name, "*", &matches_character);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (is_wildcard(tokens[i])) {
+      captures.emplace_back(name.substr(begins[i], begins[i + 1] - begins[i]));
+    }
+  }
+}
+
+/// What the wildcards stand for in a name; nullopt if it does not match.
+std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
+                                                    std::string_view fqn) {
+  const Parts segments = split_at_dots(pattern);
+  const Parts names = split_at_dots(fqn);
+  const auto begins = match_segments(segments, names);
+  if (!begins) {
+    return std::nullopt;
+  }
+  std::vector<std::string> captures;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i] == "**") {
+      captures.push_back(joined(names, (*begins)[i], (*begins)[i + 1]));
+    } else {
+      add_captures(segments[i], names[(*begins)[i]], captures);
+    }
+  }
+  return captures;
+}
+
+/// A "**" that stands for nothing takes its dot along.
+std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
+  std::string name;
+  auto next = captures.begin();
+  for (const std::string_view segment : split_at_dots(pattern)) {
+    std::string filled;
+    if (segment == "**") {
+      filled = *next++;
+    } else {
+      for (const std::string_view token : split_into_tokens(segment)) {
+        filled += is_wildcard(token) ? *next++ : std::string(token);
+      }
+    }
+    if (!filled.empty()) {
+      name += (name.empty() ? "" : ".") + filled;
+    }
+  }
+  return name;
+}
+
+void check_pair(std::string_view from, std::string_view to) {
+  const Parts asked = wildcards_of(from), given = wildcards_of(to);
+  TESSERA_CHECK(
+      given.size() <= asked.size() && std::equal(given.begin(), given.end(), asked.begin()),
+      "the names of '", from, "' were to become '", to,
+      "', but its wildcards are not those of the first, in their order: write each as it ",
+      "is there");
 }
 
 }  // namespace
 
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
-  return matches_with_stars(split_at_dots(pattern), split_at_dots(fqn), "**", &matches_segment);
+  return match_segments(split_at_dots(pattern), split_at_dots(fqn)).has_value();
+}
+
+std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
+                                       std::string_view fqn) {
+  check_pair(from, to);
+  const auto captures = captures_of(from, fqn);
+  return captures ? std::optional(filled_in(to, *captures)) : std::nullopt;
 }
 
 }  // namespace tessera::nn

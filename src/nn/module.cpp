@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <string_view>
+#include <typeinfo>
 #include <unordered_set>
 
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/call_depth.h"
 #include "tessera/nn/detail/fill_epoch.h"
 #include "tessera/nn/initialization.h"
@@ -21,10 +23,10 @@
 namespace tessera::nn {
 namespace {
 
-/// Of modules, one inside another.
-thread_local int calls_of_thread = 0;
-/// That of the first of them.
-thread_local const ModuleBase* outermost_of_thread = nullptr;
+/// The innermost.
+thread_local const detail::RunningCall* call_of_thread = nullptr;
+
+constexpr std::string_view kInModule = "in module ";
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
@@ -90,6 +92,7 @@ NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
 
 NamedSlots ModuleBase::named_slots() const {
   NamedSlots found = collect_slots(&ModuleBase::slots_);
+  named_tree_ = true;
   for (const auto& [fqn, slot] : found) {
     slot->set_fqn(fqn);
   }
@@ -106,12 +109,35 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Before the first walk of a call a module may have been registered in it.
+/// A module that was named by a part of the tree alone has the same name as others.
+void ModuleBase::note_names_of_tree() const {
+  if (!named_tree_) {
+    named_slots();
+  }
+}
+
+/// A module may have been registered after the walk.
 bool ModuleBase::is_in_a_tree() const {
-  if (!fqn_ && outermost_of_thread != nullptr) {
-    outermost_of_thread->named_slots();
+  if (!fqn_ && call_of_thread != nullptr) {
+    call_of_thread->outermost->named_slots();
   }
   return fqn_.has_value();
+}
+
+/// One that is frozen may be apart, as a teacher is.
+void ModuleBase::check_in_a_tree() const {
+  if (is_in_a_tree()) {
+    return;
+  }
+  const bool trained = std::ranges::any_of(
+      slots_, [](const auto& slot) { return slot.second->persistent().requires_grad(); });
+  TESSERA_CHECK(
+      !trained, "a ", name(), " with parameters was called in the forward of a ",
+      call_of_thread->outermost->name(),
+      ", but no module has it registered, so that nothing fills, trains, shards or saves "
+      "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
+      "give it to nn::init_weights by itself");
+  check_initialized(*this, "forward of a " + name());  // and names it
 }
 
 /// libtorch's register_parameter cannot be overridden: what it made is found by the count.
@@ -265,47 +291,69 @@ void ModuleBase::check_called() const {
                 "which that skips; call it as m(x), or (*m)(x) of a pointer");
 }
 
-void ModuleBase::name_in(c10::Error& error) const {
-  static constexpr std::string_view kBegin = "in module '";
-  const auto is_ours = [](const std::string& context) { return context.starts_with(kBegin); };
-  if (std::ranges::none_of(error.context(), is_ours)) {
-    error.add_context(tessera::detail::concat(kBegin, fqn_.value_or(""), "', a ", name()));
+void ModuleBase::rethrow_named() const {
+  // The handler is within the scope of this call.
+  const auto context = [this] {
+    const std::string fqn = fqn_.value_or("");
+    const std::string text =
+        tessera::detail::concat(kInModule, fqn.empty() ? "" : "'" + fqn + "', a ", name());
+    for (const auto* call = call_of_thread; call != nullptr; call = call->outer) {
+      if (const auto unit = call->module->attached<detail::CallContext>()) {
+        return text + ", in " + unit->text();
+      }
+    }
+    return text;
+  };
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    // With a second one the message would be of several lines.
+    if (error.context().empty()) {
+      error.add_context(context());
+    }
+    throw;
+  } catch (const Error& error) {
+    // Those that derive from it are not of a module: a rank that has died, say.
+    const std::string what = error.what();
+    if (typeid(error) != typeid(Error) || what.find(kInModule) != std::string::npos) {
+      throw;
+    }
+    throw Error(what + " (" + context() + ")");
   }
 }
 
 // Only the outermost, since that has looked at all below it. A number that has not changed says
 // that nothing has come about that could be unfilled: at a step this costs a comparison.
-ModuleBase::CallScope::CallScope(ModuleBase& module) {
+ModuleBase::CallScope::CallScope(ModuleBase& module)
+    : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
   module.check_slots("");  // a parameter may come at any time
-  const std::uint64_t epoch = detail::fill_epoch();
-  if (calls_of_thread == 0 && module.checked_epoch_ != epoch) {
-    check_initialized(module, "forward of a " + module.name());
-    module.checked_epoch_ = epoch;
+  if (call_.outer != nullptr) {
+    call_.outermost = call_.outer->outermost;
+    call_.depth = call_.outer->depth + 1;
+    if (!module.fqn_ && !module.slots_.empty()) [[unlikely]] {
+      module.check_in_a_tree();
+    }
+  } else {
+    const std::uint64_t epoch = detail::fill_epoch();
+    if (module.checked_epoch_ != epoch) {
+      check_initialized(module, "forward of a " + module.name());
+      module.checked_epoch_ = epoch;
+    }
+    module.note_names_of_tree();
   }
-  if (outermost_of_thread == nullptr) {
-    outermost_of_thread = &module;
-  } else if (!module.slots_.empty() && !module.is_in_a_tree()) [[unlikely]] {
-    fail("a ", module.name(), " with parameters was called in the forward of a ",
-         outermost_of_thread->name(),
-         ", but no module has it registered, so that nothing fills, trains, ",
-         "shards or saves them: give it to register_module, or, if it is to be apart, to "
-         "nn::init_weights");
-  }
-  ++calls_of_thread;
+  call_of_thread = &call_;
 }
 
 ModuleBase::CallScope::~CallScope() {
-  if (--calls_of_thread == 0) {
-    outermost_of_thread = nullptr;
-  }
+  call_of_thread = call_.outer;
 }
 
 int detail::call_depth() {
-  return calls_of_thread;
+  return call_of_thread == nullptr ? 0 : call_of_thread->depth;
 }
 
 const ModuleBase* detail::outermost_call() {
-  return outermost_of_thread;
+  return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
 // By index, because a hook may add hooks, which invalidates iterators.

@@ -3,6 +3,7 @@
 // the same for an update of each element by itself.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <map>
@@ -18,6 +19,11 @@ namespace {
 /// A single shard keeps its own tensor, which is as good and not a view.
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
+}
+
+/// What a kernel takes: complex numbers are pairs of real ones, each of which it updates by itself.
+at::Tensor as_real(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
 /// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own,
@@ -46,7 +52,7 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
     kept.push_back(shard);
     if (in_place(shard)) {
       at::Tensor& gradient = kept.back().gradient;
-      gradient = gradient.to(shard.parameter.scalar_type()).contiguous();
+      gradient = gradient.to(shard.parameter.scalar_type()).resolve_conj().contiguous();
     }
   }
   return kept;
@@ -77,7 +83,7 @@ void BatchedOptimizer::update_group(Run shards, std::size_t group, double gradie
   for (const Run run : runs) {
     const at::Tensor& first = run.front().parameter;
     if (in_place(run.front())) {
-      add(batches[{first.device().type(), first.scalar_type()}], run);
+      add(batches[{first.device().type(), c10::toRealValueType(first.scalar_type())}], run);
     } else {
       update_rounded(run, group, gradient_factor);
     }
@@ -146,11 +152,11 @@ void BatchedOptimizer::add(Batch& batch, Run run) const {
     numel += shard.parameter.numel();
   }
   const State& state = state_of(run.front().index);
-  batch.parameters.push_back(joined(run.front().parameter, run.size(), numel));
-  batch.gradients.push_back(joined(run.front().gradient, run.size(), numel));
+  batch.parameters.push_back(as_real(joined(run.front().parameter, run.size(), numel)));
+  batch.gradients.push_back(as_real(joined(run.front().gradient, run.size(), numel)));
   batch.states.resize(state.tensors.size());
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
-    batch.states[i].push_back(joined(state.tensors[i], run.size(), numel));
+    batch.states[i].push_back(as_real(joined(state.tensors[i], run.size(), numel)));
   }
   if (counts_steps()) {
     batch.steps.push_back(state.step);

@@ -12,9 +12,57 @@
 #include "tessera/core/error.h"
 #include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/held_part.h"
 
 namespace tessera::tensor_parallel {
 namespace {
+
+/// What calls the parts of a module in nn::Hooked knows nothing of their hooks.
+void check_is_called(const NamedModule& target, const ParallelStyle& style) {
+  TESSERA_CHECK(
+      !style.adds_hooks() || dynamic_cast<const nn::HeldPart*>(target.module) == nullptr,
+      quoted(target.fqn), " is a ", target.module->name(), " inside of a module that nn::Hooked ",
+      "holds, which calls it without hooks; place_parameters() says how its parameters are split");
+}
+
+/// Styles know a module, not where it is.
+Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
+  try {
+    check_is_called(target, *style);
+    Application application{target, style, style->parameters(*target.module)};
+    style->check(*target.module, mesh);
+    return application;
+  } catch (const Error& error) {
+    fail("parallelize_module: ", quoted(target.fqn), ": ", error.what());
+  }
+}
+
+bool is_below(const NamedModule& inner, const NamedModule& outer) {
+  return inner.fqn != outer.fqn && (outer.fqn.empty() || inner.fqn.starts_with(outer.fqn + "."));
+}
+
+bool places(const Application& application, const nn::SlotPtr& slot) {
+  return std::ranges::any_of(application.parameters,
+                             [&](const auto& placed) { return placed.first == slot; });
+}
+
+bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
+  return std::ranges::any_of(slot.owners(),
+                             [&](const auto& owner) { return owner.module == &module; });
+}
+
+/// An entry for a container takes of the parameters below it what entries for modules there leave.
+void leave_to_inner(std::vector<Application>& applications) {
+  for (Application& outer : applications) {
+    std::erase_if(outer.parameters, [&](const auto& placed) {
+      const auto takes = [&](const Application& inner) {
+        return is_below(inner.target, outer.target) && places(inner, placed.first);
+      };
+      return !is_own(*placed.first, *outer.target.module) &&
+             std::ranges::any_of(applications, takes);
+    });
+  }
+}
 
 /// The placement of each parameter that the plan names.
 class PlacementTable {
@@ -22,7 +70,7 @@ class PlacementTable {
   explicit PlacementTable(const DeviceMesh& mesh) : mesh_(mesh) {}
 
   void add(const Application& application) {
-    const auto placements = placements_of(application);
+    const auto& placements = application.parameters;
     // A style for activations alone may stand beside one that places parameters.
     if (placements.empty()) {
       return;
@@ -40,18 +88,6 @@ class PlacementTable {
   std::vector<PlacedParameter> take() { return std::move(placed_); }
 
  private:
-  /// Styles know a module, not where it is.
-  std::vector<std::pair<nn::SlotPtr, Placement>> placements_of(
-      const Application& application) const {
-    try {
-      auto placements = application.style->parameters(*application.target.module);
-      application.style->check(*application.target.module, mesh_);
-      return placements;
-    } catch (const Error& error) {
-      fail("parallelize_module: ", quoted(application.target.fqn), ": ", error.what());
-    }
-  }
-
   void add_slot(const Application& application, const nn::SlotPtr& slot,
                 const Placement& placement) {
     check_slot(application, *slot, placement);
@@ -129,9 +165,12 @@ CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
     TESSERA_CHECK(style != nullptr, "parallelize_module: the entry \"", pattern,
                   "\" has no style; give it one, or leave the entry out");
     for (const NamedModule& target : match_modules(module, pattern)) {
-      checked.applications.push_back({target, style});
-      placements.add(checked.applications.back());
+      checked.applications.push_back(applied(target, style, mesh));
     }
+  }
+  leave_to_inner(checked.applications);
+  for (const Application& application : checked.applications) {
+    placements.add(application);
   }
   checked.parameters = placements.take();
   checked.unnamed = unnamed_parameters(module, mesh, checked);

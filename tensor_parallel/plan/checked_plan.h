@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "plan/plan_matching.h"
@@ -14,6 +15,8 @@ class PlanRecorder;
 struct Application {
   NamedModule target;
   StylePtr style;
+  /// What the style says of parameters, without those that an entry for a module below places.
+  std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
 /// A parameter and the placement that a style gives it.

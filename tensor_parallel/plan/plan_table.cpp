@@ -59,8 +59,7 @@ class RowMaker {
   void add_style(const std::string& fqn, const Application& application, std::size_t number) {
     applications_.emplace(rows_.size(), number);
     PlanRow& row = rows_.emplace_back(PlanRow{fqn, application.style->name(), {}, {}});
-    for (const auto& [slot, placement] :
-         application.style->parameters(*application.target.module)) {
+    for (const auto& [slot, placement] : application.parameters) {
       row.parameters.push_back(
           planned(name_in(*application.target.module, slot), *slot, placement));
     }

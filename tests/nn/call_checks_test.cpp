@@ -228,6 +228,34 @@ TEST(CallChecks, AModuleMayBeRegisteredInTheForwardThatCallsIt) {
   EXPECT_EQ(child->fqn(), "fc");
 }
 
+TEST(CallChecks, AFrozenModuleMayBeApart) {
+  const auto teacher = std::make_shared<Sequential>(std::make_shared<Linear>(2, 2));
+  class Teaches : public Module<Teaches> {
+   public:
+    at::Tensor forward(const at::Tensor& x) { return (*teacher)(x); }
+    std::shared_ptr<Sequential> teacher;
+  };
+  Teaches module;
+  module.teacher = teacher;
+  for (const at::Tensor& parameter : teacher->parameters()) {
+    parameter.detach().fill_(2);
+  }
+  EXPECT_ERROR(module(at::ones({1, 2})), "no module has it registered", "nn::freeze");
+  for (at::Tensor& parameter : teacher->parameters()) {
+    parameter.requires_grad_(false);
+  }
+  EXPECT_TRUE(module(at::ones({1, 2})).equal(at::full({1, 2}, 6.0)));
+}
+
+TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
+  const auto child = std::make_shared<Linear>(2, 2);
+  for (at::Tensor& parameter : child->parameters()) {
+    parameter.requires_grad_(false);
+  }
+  Forgets module(child);
+  EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
+}
+
 TEST(CallChecks, AModuleMayBeKeptApartOnPurpose) {
   const auto teacher = std::make_shared<Linear>(2, 2);
   init_weights(*teacher, 0);

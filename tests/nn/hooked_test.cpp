@@ -8,6 +8,14 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/transformercoder.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/linear.h"
 
 namespace tessera::nn {
 namespace {
@@ -18,6 +26,27 @@ struct ScaleImpl : torch::nn::Module {
   at::Tensor scale;
 };
 TORCH_MODULE(Scale);
+
+/// Holds a module of a class that is not libtorch's.
+struct NestsImpl : torch::nn::Module {
+  NestsImpl() { inner = register_module("inner", Scale()); }
+  at::Tensor forward(const at::Tensor& x) { return inner->forward(x); }
+  Scale inner{nullptr};
+};
+TORCH_MODULE(Nests);
+
+/// A module at two places, and one of tessera::nn.
+struct SharesImpl : torch::nn::Module {
+  SharesImpl() {
+    a = register_module("a", torch::nn::Linear(2, 2));
+    register_module("b", a);
+    ours = register_module("ours", std::make_shared<Linear>(2, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*ours)(a(x)); }
+  torch::nn::Linear a{nullptr};
+  std::shared_ptr<Linear> ours;
+};
+TORCH_MODULE(Shares);
 
 struct ForgottenImpl : ScaleImpl {};
 TORCH_MODULE(Forgotten);
@@ -102,6 +131,64 @@ TEST(Hooked, PassesOnTrainAndEval) {
   Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2));
   module.eval();
   EXPECT_FALSE(module.held().is_training());
+}
+
+std::vector<std::string> names_of(const NamedSlots& slots) {
+  std::vector<std::string> names;
+  for (const auto& [name, slot] : slots) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+TEST(Hooked, ReachesParametersOfNestedModules) {
+  const auto options = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12);
+  const Hooked<torch::nn::TransformerEncoderLayer> module(options);
+  const torch::nn::TransformerEncoderLayer stock(options);
+  auto found = names_of(module.named_slots());
+  auto expected = stock->named_parameters().keys();
+  std::ranges::sort(found);
+  std::ranges::sort(expected);
+  EXPECT_EQ(found, expected);
+  const Hooked<torch::nn::TransformerEncoder> stack(torch::nn::TransformerEncoderOptions(stock, 2));
+  EXPECT_EQ(stack.named_slots().size(), 2 * found.size());
+  EXPECT_EQ(stack.named_slots().back().first.substr(0, 9), "layers.1.");
+}
+
+TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {
+  Hooked<torch::nn::TransformerEncoderLayer> module(
+      torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0));
+  torch::nn::TransformerEncoderLayer stock(
+      torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0));
+  for (const auto& [name, slot] : module.named_slots()) {
+    slot->set(stock->named_parameters()[name].detach().clone().requires_grad_());
+  }
+  const at::Tensor x = at::randn({3, 2, 8});
+  const at::Tensor y = module(x);
+  EXPECT_TRUE(y.allclose(stock(x)));
+  y.square().sum().backward();
+  stock(x).square().sum().backward();
+  for (const auto& [name, slot] : module.named_slots()) {
+    EXPECT_TRUE(slot->get().grad().allclose(stock->named_parameters()[name].grad(), 1e-4, 1e-5))
+        << name;
+  }
+}
+
+TEST(Hooked, ReachesWhatIsNestedOnce) {
+  Hooked<Shares> module;
+  EXPECT_EQ(names_of(module.named_slots()),
+            (std::vector<std::string>{"a.weight", "a.bias", "ours.weight", "ours.bias"}));
+}
+
+TEST(Hooked, ReachesTheParametersOfAnAttention) {
+  const Hooked<torch::nn::MultiheadAttention> module(torch::nn::MultiheadAttentionOptions(8, 2));
+  EXPECT_EQ(names_of(module.named_slots()),
+            (std::vector<std::string>{"in_proj_weight", "in_proj_bias", "out_proj.weight",
+                                      "out_proj.bias"}));
+}
+
+TEST(Hooked, RefusesNestedModulesThatItCannotReach) {
+  EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive that one from nn::Module");
 }
 
 }  // namespace

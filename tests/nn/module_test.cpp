@@ -297,5 +297,34 @@ TEST(Module, IsNamedInAnErrorOfLibtorch) {
                 "(in module 'block.inner', a ");
 }
 
+TEST(Module, IsNamedInAnErrorOfTheLibrary) {
+  class Inner : public Module<Inner> {
+   public:
+    at::Tensor forward(const at::Tensor& x) {
+      TESSERA_CHECK(x.dim() == 3, "three dimensions were asked for; pass them");
+      return x;
+    }
+  };
+  struct Special : Error {
+    using Error::Error;
+  };
+  class Outer : public Module<Outer> {
+   public:
+    Outer() { inner = register_module("inner", std::make_shared<Inner>()); }
+    at::Tensor forward(const at::Tensor& x) {
+      if (x.dim() == 1) {
+        throw Special("of its own class");
+      }
+      return (*inner)(x);
+    }
+    std::shared_ptr<Inner> inner;
+  };
+  Outer module;
+  const std::string message = testing::message_of([&] { module(at::ones({2, 3})); });
+  EXPECT_CONTAINS(message, "pass them (in module 'inner', a ", "Inner)");
+  EXPECT_EQ(message.find("in module"), message.rfind("in module"));
+  EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
+}
+
 }  // namespace
 }  // namespace tessera::nn

@@ -105,6 +105,39 @@ TEST(Dropout, OfTwoModulesIsIndependentWhereNobodyHasInitialisedThem) {
   EXPECT_TRUE(masks[0].equal(others[0]) && masks[1].equal(others[1]));
 }
 
+/// Blocks of which each calls its own dropout "drop".
+class DropBlock : public Module<DropBlock> {
+ public:
+  DropBlock() { drop = register_module("drop", std::make_shared<Dropout>(0.5)); }
+  at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
+  std::shared_ptr<Dropout> drop;
+};
+
+TEST(Dropout, TakesItsNameInTheWholeModelWhateverWasAskedOfAPartBefore) {
+  const auto masks = [](bool ask_parts) {
+    class Two : public Module<Two> {
+     public:
+      Two() {
+        a = register_module("a", std::make_shared<DropBlock>());
+        b = register_module("b", std::make_shared<DropBlock>());
+      }
+      std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
+      std::shared_ptr<DropBlock> a, b;
+    };
+    Two model;
+    if (ask_parts) {
+      model.a->named_slots();
+      model.b->named_slots();
+    }
+    auto found = model(at::ones({1000}));
+    EXPECT_EQ(model.b->drop->fqn(), "b.drop");
+    return found;
+  };
+  const auto asked = masks(true), fresh = masks(false);
+  EXPECT_FALSE(asked[0].equal(asked[1]));
+  EXPECT_TRUE(asked[0].equal(fresh[0]) && asked[1].equal(fresh[1]));
+}
+
 TEST(Dropout, MadeWithinAForwardIsRefused) {
   class Makes : public Module<Makes> {
    public:

@@ -63,6 +63,18 @@ TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
   });
 }
 
+TEST(Mistakes, APlanOfAPartOfTheModel) {
+  RunRanks(2, [](Rank& rank) {
+    ScaledMlp model;
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
+    EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1], is plain",
+                 "give parallelize_module a module that 'scale' is in as well");
+    parallelize_module(model, mesh, {});
+    EXPECT_NO_THROW(model(at::ones({3, 4})));
+  });
+}
+
 TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
   RunRanks(2, [](Rank& rank) {
     ScaledMlp model;

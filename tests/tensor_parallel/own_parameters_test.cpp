@@ -13,6 +13,8 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/plan_table.h"
+#include "testing/errors.h"
 #include "testing/full_tensor.h"
 #include "testing/module_values.h"
 #include "testing/ranks.h"
@@ -112,6 +114,59 @@ TEST(OwnParameters, OfABlockMayBeNamedByAStyle) {
     styles.push_back({"blocks.*", replicate_parallel()});
     EXPECT_NO_THROW(parallelize_module(model, rank.mesh({2}, {"tp"}), styles));
     expect_as_alone(model);
+  });
+}
+
+TEST(OwnParameters, MayBePlacedByAnEntryBesideThoseOfTheModulesBelow) {
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(ranks, [](Rank& rank) {
+      Encoder model;
+      ParallelizePlan styles = plan();
+      // Before and behind those for modules below: the order says nothing.
+      styles.insert(styles.begin(),
+                    {"", place_parameters({.placements = {{"positions", Shard{0}}}})});
+      styles.push_back({"blocks.*", place_parameters()});
+      parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);
+      EXPECT_EQ(DistributedTensor(*model.positions).placements(), Placements{Shard{0}});
+      EXPECT_EQ(DistributedTensor(*model.token).placements(), Placements{Replicate{}});
+      const auto block = model.blocks->at<ScaledBlock>(1);
+      EXPECT_EQ(DistributedTensor(*block->scale).placements(), Placements{Replicate{}});
+      EXPECT_EQ(DistributedTensor(*block->up->weight).placements(), Placements{Shard{0}});
+      expect_as_alone(model);
+    });
+  }
+}
+
+TEST(OwnParameters, OfModulesBelowAreThoseOfTheInnermostEntry) {
+  RunRanks(2, [](Rank& rank) {
+    Encoder model;
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    const PlanTable table = check_plan(model, mesh,
+                                       {{"", replicate_parallel()},
+                                        {"blocks.0", replicate_parallel()},
+                                        {"blocks.0.up", colwise_parallel()}});
+    std::size_t of_block = 0, of_up = 0;
+    for (const PlanRow& row : table.rows) {
+      of_block += row.fqn == "blocks.0" ? row.parameters.size() : 0;
+      of_up += row.fqn == "blocks.0.up" ? row.parameters.size() : 0;
+    }
+    EXPECT_EQ(of_block, 5U);  // all but those of up
+    EXPECT_EQ(of_up, 2U);
+    EXPECT_ERROR(check_plan(model, mesh,
+                            {{"blocks.0", place_parameters()}, {"blocks.*", replicate_parallel()}}),
+                 "two entries of the plan place the parameters of 'blocks.0'");
+  });
+}
+
+TEST(OwnParameters, ThatAModuleHasNotAreRefused) {
+  RunRanks(2, [](Rank& rank) {
+    Encoder model;
+    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+    EXPECT_ERROR(parallelize_module(model, mesh, {{"blocks", place_parameters()}}),
+                 "parallelize_module: 'blocks': place_parameters", "no parameters of its own");
+    EXPECT_ERROR(parallelize_module(model, mesh,
+                                    {{"", place_parameters({.placements = {{"tokn", Shard{0}}}})}}),
+                 "parameter 'tokn'", "token, registers, positions");
   });
 }
 

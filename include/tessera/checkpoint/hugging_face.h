@@ -7,6 +7,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/checkpoint/inspect.h"
 
@@ -18,6 +20,15 @@ class ModuleBase;
 }
 
 namespace tessera::checkpoint {
+
+/// How load_hugging_face() reads.
+struct HuggingFaceOptions {
+  /// {pattern of names in the files, name in the model}, for files of other code; see
+  /// nn::renamed_fqn for what wildcards become. An empty name in the model leaves the tensors out.
+  /// What no pair matches has the model's name. Error for a tensor that two pairs match, two
+  /// tensors that get one name, and a pair that matches none.
+  std::vector<std::pair<std::string, std::string>> names{};
+};
 
 /// Fills every parameter of `module` (plain, distributed or FSDP-sharded), by FQN, from a Hugging
 /// Face folder: model.safetensors, or model.safetensors.index.json and its shards. Each rank reads
@@ -32,9 +43,10 @@ namespace tessera::checkpoint {
 /// parameters on the meta device or gathered by FSDP. If reading fails later, all parameters count
 /// as never filled, so that no forward goes on with a half of the weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
-                       const std::filesystem::path& folder);
+                       const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
 /// The same on this rank alone, for a program of one rank. Not collective.
-void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder);
+void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
+                       const HuggingFaceOptions& options = {});
 
 /// Writes a folder that `transformers` loads: all parameters and persistent buffers, unsharded, in
 /// model.safetensors or, beyond `max_shard_bytes` bytes, in model-0000k-of-0000n.safetensors with

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace tessera::nn {
@@ -21,5 +23,15 @@ namespace tessera::nn {
 ///
 /// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
+
+/// The name that `fqn` gets by the pair {from, to}: nullopt if it does not match `from`, else `to`
+/// with each wildcard replaced by what the one of `from` stands for, the first by the first and so
+/// on. Of several ways to match, each wildcard but the last takes as little as it can.
+///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
+///   "layers.3.fc1.bias"
+/// Throws Error unless both have the same wildcards in the same order; `from` may have more behind
+/// those of `to`. Thread safe.
+std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
+                                       std::string_view fqn);
 
 }  // namespace tessera::nn

@@ -6,6 +6,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
 
@@ -52,7 +53,10 @@ inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 /// both:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
 /// `Holder` is libtorch's module holder. The parameters have the names that they have in the
-/// module. Shapes, gradients and what forward throws are the module's; on distributed parameters
+/// module: those of libtorch's modules inside of it (TransformerEncoderLayer) as well, which are
+/// sharded, initialised and saved with it. Nothing calls these by way of hooks: a unit of FSDP is
+/// the whole, and a plan places their parameters by place_parameters(), or leaves them replicated.
+/// Shapes, gradients and what forward throws are the module's; on distributed parameters
 /// it communicates what its operators do. The styles of tensor parallelism take a held
 /// torch::nn::Linear or Embedding as nn's own. A module made on the meta device has no initialiser:
 /// a module above fills its parameters in reset_parameters (InitContext::fill with a table), or a
@@ -62,8 +66,9 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
  public:
   using Held = typename Holder::ContainedType;
 
-  /// Makes the module of `args`. Throws Error for a parameter that is not in kSlotMembers, and in a
-  /// MetaDevice scope for a module that has buffers. Not collective.
+  /// Makes the module of `args`. Throws Error for a parameter that is neither in kSlotMembers nor a
+  /// member of a class of libtorch's, and in a MetaDevice scope for a module that has buffers. Not
+  /// collective.
   template <class... Args>
   explicit Hooked(Args&&... args) : held_(std::make_shared<Held>(std::forward<Args>(args)...)) {
     for (const SlotMember<Held>& slot : kSlotMembers<Held>) {
@@ -72,6 +77,7 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
         this->bind_slot(slot.name, tensor);
       }
     }
+    HeldPart::Maker().fill(*this, *held_);
     check_complete();
   }
 
@@ -113,10 +119,14 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
   };
 
   void check_complete() const {
+    const auto known = this->named_parameters();
     for (const auto& parameter : held_->named_parameters()) {
-      const auto known = this->named_parameters(/*recurse=*/false);
-      TESSERA_CHECK(known.contains(parameter.key()), "parameter '", parameter.key(), "' of a ",
-                    held_->name(), " is not in its kSlotMembers; name it there");
+      const std::string& name = parameter.key();
+      TESSERA_CHECK(known.contains(name), "parameter '", name, "' of a ", held_->name(),
+                    name.find('.') == std::string::npos
+                        ? " is not in its kSlotMembers; name it there"
+                        : " is in a module of no class of libtorch's; derive that one from "
+                          "nn::Module");
     }
     for (const auto& buffer : held_->named_buffers()) {
       TESSERA_CHECK(

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -23,6 +22,7 @@
 
 namespace tessera::nn {
 
+class HeldPart;
 class InitContext;
 
 namespace detail {
@@ -36,6 +36,14 @@ template <class M>
 struct TwoForwards : M, OtherForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &TwoForwards<M>::forward; };
+
+/// A call of a module that has not ended, one inside another.
+struct RunningCall {
+  const ModuleBase* module = nullptr;
+  const RunningCall* outer = nullptr;
+  const ModuleBase* outermost = nullptr;  ///< the module of the first of them
+  int depth = 1;
+};
 
 }  // namespace detail
 
@@ -149,21 +157,26 @@ class ModuleBase : public torch::nn::Module {
   /// because forward was called as m.forward(x) and not as m(x). The modules of tessera::nn ask
   /// this; where TP or FSDP has distributed parameters, computing with them fails anyway.
   void check_called() const;
-  /// Adds to an error of libtorch's in which module it was thrown, unless a module within this one
-  /// has done so.
-  void name_in(c10::Error& error) const;
+  /// In a handler: throws what it handles again. An Error and what libtorch throws say from there
+  /// on in which module it was, and in which FSDP unit, unless a module within this one has said
+  /// so.
+  [[noreturn]] void rethrow_named() const;
   /// Whether fqn() is known, now that the module of the outermost call has been asked.
   bool is_in_a_tree() const;
 
   /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
   /// parameter without a slot, or a parameter or buffer that nobody has filled. One within another
-  /// throws Error for a module with parameters that is in no tree, for want of register_module.
+  /// throws Error for a module with trained parameters that is in no tree, for want of
+  /// register_module.
   class CallScope {
    public:
     explicit CallScope(ModuleBase& module);
     CallScope(const CallScope&) = delete;
     CallScope& operator=(const CallScope&) = delete;
     ~CallScope();
+
+   private:
+    detail::RunningCall call_;
   };
   /// Around forward itself and its hooks.
   class HookScope {
@@ -185,6 +198,7 @@ class ModuleBase : public torch::nn::Module {
 
  private:
   friend class ParameterSlot;
+  friend class HeldPart;
   /// What follows a swap beside the slot: the handles of a parameter, a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
@@ -202,6 +216,8 @@ class ModuleBase : public torch::nn::Module {
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
+  void note_names_of_tree() const;
+  void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
@@ -212,6 +228,7 @@ class ModuleBase : public torch::nn::Module {
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
   mutable std::optional<std::string> fqn_;  ///< a walk finds it, which changes nothing else
+  mutable bool named_tree_ = false;         ///< whether a walk from here has named what is below
   int running_calls_ = 0;                   ///< one within another, where a module calls itself
   std::uint64_t checked_epoch_ = 0;  ///< detail::fill_epoch() when this was found to be filled
 };
@@ -237,9 +254,8 @@ class Module : public ModuleBase {
     std::tuple<std::decay_t<Args>...> arguments(std::forward<Args>(args)...);
     try {
       return call_either(arguments);
-    } catch (c10::Error& error) {
-      name_in(error);
-      throw;
+    } catch (...) {
+      this->rethrow_named();
     }
   }
 

@@ -40,8 +40,9 @@ class ParallelStyle {
   virtual ~ParallelStyle() = default;
   /// For messages: "colwise_parallel".
   virtual std::string name() const = 0;
-  /// The placements of parameters of `module` or of modules below it; empty for a style that leaves
-  /// them alone. Changes nothing. Throws Error for a module that the style does not fit.
+  /// The placements of parameters of `module` or of modules below it, of which those that another
+  /// entry of the plan names for a module there are that one's; empty for a style that leaves them
+  /// alone. Changes nothing. Throws Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; asked after
@@ -52,6 +53,8 @@ class ParallelStyle {
   }
   /// Adds the hooks to `module`, whose parameters are now placed as parameters() said.
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
+  /// Whether apply() adds hooks, which a part of a module in nn::Hooked would not run.
+  virtual bool adds_hooks() const { return true; }
 };
 /// Shared by the entries of a plan that name it.
 using StylePtr = std::shared_ptr<const ParallelStyle>;
@@ -140,13 +143,25 @@ struct SequenceOptions {
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// The same without sequence parallelism: parameters, input and output are replicated, so that a
-/// norm takes and returns distributed tensors. torchtitan's NoParallel. A split input is gathered:
+/// norm takes and returns distributed tensors, with those of modules below that no entry names.
+/// torchtitan's NoParallel. A split input is gathered:
 /// a norm of heads takes sequence_parallel with the dimension that is split, or no style.
 struct ReplicateOptions {
   bool use_local_output = false;
 };
 /// See ReplicateOptions.
 StylePtr replicate_parallel(ReplicateOptions options = {});
+
+/// For the parameters that a module holds itself, those of modules below excepted: a container's
+/// class token, registers, positions or LayerScale, or a part of a module in nn::Hooked. By name,
+/// as PlaceOptions says; all others are replicated, as they are without an entry. No tensor is
+/// converted: what meets the parameters knows its layout, and their gradients are as one rank's.
+struct PlaceOptions {
+  std::vector<std::pair<std::string, Placement>> placements{};  ///< {{"weight", Shard{0}}}
+};
+/// See PlaceOptions. Throws Error at plan time for a name that the module has not, and for a module
+/// without parameters of its own. PyTorch's distribute_module with a partition_fn.
+StylePtr place_parameters(PlaceOptions options = {});
 
 /// For any module. One entry for each tensor of forward's arguments, in order (nullopt: leave it
 /// alone): its placement, and the one to redistribute it to.

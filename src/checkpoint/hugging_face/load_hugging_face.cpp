@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -22,6 +23,7 @@
 #include "all_ranks.h"
 #include "blocks/blocks.h"
 #include "hugging_face/model_files.h"
+#include "hugging_face/renamed_tensors.h"
 #include "load/piece_reads.h"
 #include "parameters/parameters.h"
 #include "parameters/stored_tensors.h"
@@ -40,7 +42,7 @@ namespace {
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
-  const SafetensorsFile* file;
+  FileTensor in_file;
   std::vector<Match> copies;  ///< under others of the parameter's names, of the same values
 };
 
@@ -51,7 +53,7 @@ bool is_computed(const std::string& name) {
 
 /// Collects instead of throwing: the message then lists everything that does not fit, by kind.
 void compare(const Match& match, Mismatch& mismatch) {
-  const auto& entry = match.file->entry(match.stored.name);
+  const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();
   if (match.stored.sizes != entry.sizes) {
     mismatch.different.push_back(fmt::format("{} (file [{}], model [{}])", match.stored.name,
@@ -63,7 +65,9 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
-std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& files) {
+std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& files,
+                             const HuggingFaceOptions& options) {
+  const std::map<std::string, FileTensor> in_files = renamed_tensors(files, options);
   std::vector<Match> matches;
   Mismatch mismatch;
   std::set<std::string> known;
@@ -76,8 +80,8 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
     for (std::size_t i = 0; i < by_name.front().size(); ++i) {
       std::vector<Match> found;
       for (const std::vector<StoredTensor>& tensors : by_name) {
-        if (known.insert(tensors[i].name).second && files.tensors().contains(tensors[i].name)) {
-          found.push_back({slot, tensors[i], files.tensors().at(tensors[i].name), {}});
+        if (known.insert(tensors[i].name).second && in_files.contains(tensors[i].name)) {
+          found.push_back({slot, tensors[i], in_files.at(tensors[i].name), {}});
           compare(found.back(), mismatch);
         }
       }
@@ -90,15 +94,17 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
       }
     }
   }
-  for (const auto& [name, file] : files.tensors()) {
+  for (const auto& [name, in_file] : in_files) {
     if (!known.contains(name) && !is_computed(name)) {
-      mismatch.unexpected.push_back(name);
+      mismatch.unexpected.push_back(name == in_file.name ? name
+                                                         : name + " (" + in_file.name + " there)");
     }
   }
   TESSERA_CHECK(mismatch.empty(), "the weights in '", files.folder().string(),
                 "' do not fit the model", listed("missing", mismatch.missing),
                 listed("unexpected", mismatch.unexpected), listed("different", mismatch.different),
-                ": use the config.json that belongs to these weights");
+                options.names.empty() ? ": use the config.json that belongs to these weights"
+                                      : ": correct the pairs of names");
   return matches;
 }
 
@@ -107,14 +113,14 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
   const auto read = [&](const Match& from, auto offset, auto sizes) {
-    return from.file->read(from.stored.name, offset, sizes).to(tensor.scalar_type());
+    return from.in_file.file->read(from.in_file.name, offset, sizes).to(tensor.scalar_type());
   };
   const auto check_piece = [&](auto offset, auto sizes) {
     for (const Match& copy : match.copies) {
       TESSERA_CHECK(
           at::equal(read(match, offset, sizes), read(copy, offset, sizes)), "'", match.stored.name,
           "' and '", copy.stored.name, "' have different values in '",
-          match.file->path().parent_path().string(),
+          match.in_file.file->path().parent_path().string(),
           "', but are one parameter of the model: make the model with two (of a "
           "config.json, \"tie_word_embeddings\": false), or remove the tensor that is not "
           "meant");
@@ -134,7 +140,8 @@ void check_copies(const Match& match) {
 /// Reads the blocks of this rank alone, in the order of the files.
 void fill(std::vector<Match> matches) {
   std::ranges::stable_sort(matches, {}, [](const Match& match) {
-    return std::pair(match.file->path(), match.file->entry(match.stored.name).offset);
+    const auto& [file, name] = match.in_file;
+    return std::pair(file->path(), file->entry(name).offset);
   });
   PieceReads reads;
   for (const Match& match : matches) {
@@ -143,7 +150,7 @@ void fill(std::vector<Match> matches) {
     for (const auto& box : owned_blocks(tensor)) {
       match.stored.visit(box.global_offset, local_block(local, box),
                          [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
-                           reads.add(*match.file, match.stored.name, offset, part);
+                           reads.add(*match.in_file.file, match.in_file.name, offset, part);
                          });
     }
   }
@@ -153,14 +160,15 @@ void fill(std::vector<Match> matches) {
 /// Runs a step of the load, on all ranks or on this one.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
-void load(nn::ModuleBase& module, const std::filesystem::path& folder, const RunStep& run) {
+void load(nn::ModuleBase& module, const std::filesystem::path& folder,
+          const HuggingFaceOptions& options, const RunStep& run) {
   // Filling a leaf that requires a gradient is an error otherwise.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;
   run([&] {
     files.emplace(folder);
-    matches = match_all(module, *files);
+    matches = match_all(module, *files, options);
     for (const Match& match : matches) {
       check_fillable(*match.slot, match.stored.name);
       check_copies(match);
@@ -183,13 +191,15 @@ void load(nn::ModuleBase& module, const std::filesystem::path& folder, const Run
 }  // namespace
 
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
-                       const std::filesystem::path& folder) {
+                       const std::filesystem::path& folder, const HuggingFaceOptions& options) {
   const comm::CallerScope caller("load_hugging_face");
-  load(module, folder, [&](const std::function<void()>& step) { run_or_fail_on_all(world, step); });
+  load(module, folder, options,
+       [&](const std::function<void()>& step) { run_or_fail_on_all(world, step); });
 }
 
-void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder) {
-  load(module, folder, [](const std::function<void()>& step) { step(); });
+void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
+                       const HuggingFaceOptions& options) {
+  load(module, folder, options, [](const std::function<void()>& step) { step(); });
 }
 
 }  // namespace tessera::checkpoint

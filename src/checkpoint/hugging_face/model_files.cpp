@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "safetensors/format.h"
+#include "step/shards_of_others.h"
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
@@ -105,6 +106,9 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(std::filesystem::is_directory(folder), "there is no model folder '",
                 folder.string(), "': give a folder with config.json and ", kSingleFile);
   const bool single = std::filesystem::exists(folder / kSingleFile);
+  if (!single) {
+    refuse_torch_checkpoint(folder);
+  }
   TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
                 folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
                 ": give the folder of a Hugging Face model in safetensors format");

@@ -40,6 +40,9 @@ Manifest manifest_to_inspect(const std::filesystem::path& folder) {
   TESSERA_CHECK(!has_shards_of_others(folder), "'", folder.string(), "' has shards, but no ",
                 kManifestFile,
                 ", and so has no checksums to verify: load it and save it as a step");
+  if (lacks_manifest(folder)) {
+    refuse_torch_checkpoint(folder);
+  }
   return read_manifest(folder);
 }
 
@@ -145,6 +148,7 @@ std::filesystem::path find_step(const std::filesystem::path& path) {
   if (std::filesystem::exists(path / kManifestFile, error) || has_shards_of_others(path)) {
     return path;
   }
+  refuse_torch_checkpoint(path);
   const auto step = newest_step_in(path);
   TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
                 "': give a folder with a step that was saved whole, which has a ", kManifestFile);

@@ -71,6 +71,14 @@ bool has_shards_of_others(const std::filesystem::path& folder) {
          !shard_files(folder).empty();
 }
 
+void refuse_torch_checkpoint(const std::filesystem::path& folder) {
+  std::error_code error;
+  TESSERA_CHECK(!std::filesystem::exists(folder / ".metadata", error), "'", folder.string(),
+                "' is a checkpoint of torch.distributed.checkpoint, .metadata and .distcp files, ",
+                "whose pickles only PyTorch reads: convert it with tools/from_torch_checkpoint.py ",
+                "and load what that writes (docs/checkpoints.md)");
+}
+
 Manifest manifest_of_shards(const std::filesystem::path& folder) {
   Manifest manifest;
   for (const std::string& name : shard_files(folder)) {

@@ -130,8 +130,8 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   for (const at::Tensor& tensor : tensors) {
     const std::string name = parameter_name(tensor);
     if (!name.empty() && !tessera::is_distributed(tensor)) {
-      return "give the module of '" + name + "' a style in the plan of parallelize_module " +
-             "(replicate_parallel, sequence_parallel), so that its parameters are distributed too";
+      return "give parallelize_module a module that '" + name +
+             "' is in as well: parameters that " + "its plan does not name are replicated";
     }
   }
   const std::string remedy = remedy_of_calling(tensors);
@@ -164,6 +164,21 @@ void warn_once(const OperatorInfo& info) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
+/// What usually mends a call that the strict scope refuses. What a row-wise product leaves may be
+/// met far behind it.
+std::string remedy_of_moving(const CallPlan& plan) {
+  const std::string remedy = "redistribute them explicitly first";
+  if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
+        return input.plan != nullptr && input.spec->sharding.layout->is_partial();
+      })) {
+    return remedy + ", or give the Linear that left the pending sum, whose input features are " +
+           "split, rowwise_parallel() in the plan";
+  }
+  return plain_is_replicated_on(plan.replicated.mesh)
+             ? remedy + ", or in the plan where the module is called (prepare_module_input)"
+             : remedy;
+}
+
 /// For a plan that moves data which the program did not ask for: an error in a strict scope; else a
 /// warning, if the reason is that the operator has no rule.
 void check_movement(const PlannedCall& call) {
@@ -179,7 +194,7 @@ void check_movement(const PlannedCall& call) {
                 ", and the strict scope refuses to gather: redistribute to Replicate first");
   // With a rule, an explicit redistribution of the inputs makes the call free.
   fail(info.name, " needs its inputs redistributed (", inputs,
-       "), which the strict scope refuses: redistribute them explicitly first");
+       "), which the strict scope refuses: ", remedy_of_moving(call.plan));
 }
 
 [[noreturn]] void fail_of_mixing(const PlannedCall& call) {
@@ -216,7 +231,7 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
     const std::string name = tessera::is_distributed(tensor) ? parameter_name(tensor) : "";
     if (!name.empty()) {
       return "call the module of '" + name + "' as (*m)(x) and not as m->forward(x), so that its " +
-             "hooks run; under tensor parallelism, see that the plan gives it a style";
+             "hooks run, or use it in the forward of the module that its plan was applied to";
     }
   }
   return "";

@@ -24,7 +24,9 @@ constexpr auto kDouble = c10::ScalarType::Double;
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
-    lists[{tensor.device().type(), tensor.scalar_type()}].push_back(tensor);
+    // Of complex numbers their moduli.
+    const at::Tensor real = tensor.is_complex() ? tensor.abs() : tensor;
+    lists[{real.device().type(), real.scalar_type()}].push_back(real);
   }
   std::vector<at::Tensor> found;
   for (const auto& [kind, list] : lists) {

@@ -10,6 +10,7 @@ import programs
 from torch_checkpoint import read
 
 SCRIPT = pathlib.Path(__file__).with_name("torch_checkpoint.py")
+CONVERTER = programs.ROOT / "tools/from_torch_checkpoint.py"
 
 
 def torch_checkpoint(*arguments):
@@ -66,6 +67,60 @@ class TorchCheckpoint(programs.WithSharedFolder):
         copy(2, 2, self.shared / "model", self.shared / "weights.safetensors")
         weights = [name for name in self.whole if not name.startswith("optimizer.")]
         self.expect_equal(self.shared / "weights.safetensors", weights)
+
+
+
+class TorchsOwnForm(programs.WithSharedFolder):
+    """What torch.distributed.checkpoint writes by itself: .metadata and .distcp."""
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        torch_checkpoint("save", "distcp", cls.shared / "distcp", cls.shared / "whole.safetensors")
+        cls.whole = load_file(cls.shared / "whole.safetensors")
+
+    def convert(self, out, *arguments):
+        return programs.run([sys.executable, CONVERTER, self.shared / "distcp", self.shared / out, *arguments])
+
+    def expect_equal(self, found, names):
+        self.assertEqual(found.keys(), set(names))
+        for name in names:
+            ours, theirs = found[name], self.whole[name]
+            self.assertEqual((ours.dtype, ours.shape), (theirs.dtype, theirs.shape), name)
+            self.assertTrue(torch.equal(ours, theirs), name)
+
+    def test_is_named_with_what_converts_it(self):
+        for command in ([programs.BIN / "tessera-ckpt", "info"], [programs.BIN / "checkpoint_copy", 1, 1]):
+            with self.subTest(command[0].name):
+                done = programs.run([*command, self.shared / "distcp", *([self.shared / "o"] if command[1] == 1 else [])])
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("is a checkpoint of torch.distributed.checkpoint", done.stderr)
+                self.assertIn("tools/from_torch_checkpoint.py", done.stderr)
+
+    def test_weights_become_a_model(self):
+        done = self.convert("model", "--prefix", "model.=")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("left out", done.stdout)
+        weights = [name for name in self.whole if not name.startswith("optimizer.")]
+        self.expect_equal(load_file(self.shared / "model/model.safetensors"), weights)
+
+    def test_weights_and_optimizer_become_a_step_that_is_loaded_on_any_mesh(self):
+        done = self.convert("step", "--prefix", "model.=", "--prefix", "optim.=optimizer.", "--step")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for mesh in ((1, 1), (2, 2), (3, 1)):
+            with self.subTest(mesh=mesh):
+                copy(*mesh, self.shared / "step", self.shared / "out.safetensors")
+                self.expect_equal(load_file(self.shared / "out.safetensors"), self.whole)
+
+    def test_refuses_in_one_line(self):
+        for arguments, part in ((["--prefix", "modle.="], "no tensor is left"),
+                                (["--prefix", "model."], "has no '='"),
+                                (["--prefix", "model.embed.=", "--prefix", "model.head.="], "would be 'weight'")):
+            with self.subTest(part):
+                done = self.convert("refused", *arguments)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(part, done.stderr.splitlines()[-1])
+        done = programs.run([sys.executable, CONVERTER, self.shared, self.shared / "o"])
+        self.assertIn("has no .metadata", done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The model of checkpoint_copy in PyTorch, saved and read by torch.distributed.checkpoint.
 
-    torch_checkpoint.py save sharded|consolidated FOLDER FILE
+    torch_checkpoint.py save sharded|consolidated|distcp FOLDER FILE
     torch_checkpoint.py read FOLDER FILE
 
 save: after steps of AdamW on two ranks, by FSDP2; FILE gets the whole tensors. read: those of a
@@ -60,15 +60,23 @@ def save(rank, kind, folder, file):
     dist.init_process_group("gloo", init_method=f"file://{file}.store", rank=rank, world_size=RANKS)
     state = trained_state()
     whole = flat(state)
-    # PyTorch's consolidation makes zeros of scalars: the optimizer's steps.
-    kept = state if kind == "sharded" else {name: state[name] for name in state if name != "optimizer"}
-    dcp.save(kept, storage_writer=HuggingFaceStorageWriter(
-        folder, save_distributed=True, enable_consolidation=kind == "consolidated"))
+    if kind == "distcp":  # PyTorch's own form, with values that are no tensors
+        model = {name: state[name] for name in state if name != "optimizer"}
+        dcp.save({"model": model, "optim": state["optimizer"], "step": 3}, checkpoint_id=folder)
+    else:
+        save_by_hugging_face(state, kind, folder)
     if rank == 0:
         save_file(whole, file)
     dist.destroy_process_group()
     # A thread of libtorch that needs the interpreter while it ends aborts the process, now and then.
     os._exit(0)
+
+
+def save_by_hugging_face(state, kind, folder):
+    # PyTorch's consolidation makes zeros of scalars: the optimizer's steps.
+    kept = state if kind == "sharded" else {name: state[name] for name in state if name != "optimizer"}
+    dcp.save(kept, storage_writer=HuggingFaceStorageWriter(
+        folder, save_distributed=True, enable_consolidation=kind == "consolidated"))
 
 
 def read(folder, file):

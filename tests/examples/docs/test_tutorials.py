@@ -1,15 +1,18 @@
 """Every tutorial runs, alone and on four ranks."""
+import json
+import pathlib
+import tempfile
 import unittest
 
 import programs
 
 
 class Tutorials(unittest.TestCase):
-    def run_tutorial(self, name):
+    def run_tutorial(self, name, *arguments, on=(1, 4)):
         program = programs.BIN / f"tutorial_{name}"
-        for ranks in (1, 4):
+        for ranks in on:
             with self.subTest(ranks=ranks):
-                done = programs.succeed(programs.on_ranks(ranks, [program]), timeout=120)
+                done = programs.succeed(programs.on_ranks(ranks, [program, *arguments]), timeout=120)
                 self.assertTrue(done.stdout)
                 yield done.stdout
 
@@ -56,6 +59,39 @@ class Tutorials(unittest.TestCase):
         self.assertIn("layers.*.gain x2    headwise_parallel", four)
         self.assertIn("forward  tp all_reduce: 1 call", four)
         self.assertIn("as one rank computes it", four)
+
+    def test_losses_beyond_the_plain_mean(self):
+        for output in self.run_tutorial("12_losses", on=(1, 2, 4)):
+            self.assertIn("every gradient is as one rank computes it", output)
+
+    def test_own_parameters_under_sequence_parallelism(self):
+        _, two, _ = outputs = list(self.run_tutorial("13_own_parameters", on=(1, 2, 4)))
+        for output in outputs:
+            self.assertIn("every gradient is as one rank computes it", output)
+        self.assertRegex(two, r"place_parameters +token +Replicate\(\)")
+        self.assertRegex(two, r"(?m)^ +positions +Shard\(0\) +\[8, 6\] +\[4, 6\]")
+        self.assertRegex(two, r"blocks\.\*  *x2 +no entry +scale +Replicate\(\)")
+
+    def test_program_of_ones_own_learns_alike_on_every_number_of_ranks(self):
+        losses = []
+        for output in self.run_tutorial("14_your_own_program", on=(1, 2, 4)):
+            losses.append([float(line.split()[-1]) for line in output.splitlines()])
+            self.assertEqual(len(losses[-1]), 9)
+            self.assertLess(losses[-1][-1], 0.2 * losses[-1][0])
+            self.assertLess(losses[-1][-1], losses[-1][-2] * 1.5)
+        for other in losses[1:]:
+            for one, same in zip(losses[0], other):
+                self.assertAlmostEqual(one, same, delta=2e-2 * one)
+
+    def test_program_of_ones_own_writes_what_it_is_asked_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            list(self.run_tutorial("14_your_own_program", folder, on=(2,)))
+            out = pathlib.Path(folder)
+            events = json.loads((out / "trace.json").read_text())["traceEvents"]
+            names = {event.get("name") for event in events}
+            self.assertTrue({"up", "down"} <= names)
+            self.assertIn("traceEvents", json.loads((out / "profile.json").read_text()))
+            self.assertEqual(len(list((out / "board").iterdir())), 1)
 
     def test_module_of_ones_own_learns(self):
         for output in self.run_tutorial("08_your_own_module"):

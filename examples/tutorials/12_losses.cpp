@@ -1,0 +1,92 @@
+// Losses beyond the plain mean, on ranks that have other numbers of rows: a loss of the features of
+// all ranks, a mean over uneven rows, a penalty. The gradients are compared with those of one rank.
+//   tessera-run --nproc 2 -- build/bin/tutorial_12_losses
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/sin.h>
+
+#include <iostream>
+
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+constexpr std::int64_t kRows = 7, kDim = 6;  // over the ranks as torch.chunk splits them
+
+at::Tensor values(std::int64_t rows, double phase) {
+  return at::sin(at::arange(rows * kDim, at::kFloat) + phase).view({rows, kDim});
+}
+
+/// The features of two views of the same rows must find each other (Radford et al. 2021).
+at::Tensor contrastive(const at::Tensor& a, const at::Tensor& b) {
+  return at::cross_entropy_loss(a.mm(b.t()), at::arange(a.size(0)));
+}
+
+/// The rows of this rank; what one rank has is all of them.
+struct Views {
+  at::Tensor a, b;
+};
+
+// [gathered]
+/// The features of the rows of all ranks, whole on each. Each rank's gradient of them is a term of
+/// a sum: Partial. With FSDP's mean over the ranks it makes that of one rank.
+at::Tensor of_all_ranks(const at::Tensor& features, const DeviceMesh& mesh) {
+  return DistributedTensor::from_local(features, mesh, {Shard{0}}).full_tensor({{Partial{}}});
+}
+// [gathered]
+
+// [losses]
+at::Tensor loss_of(nn::Linear& model, const Views& rows, const DeviceMesh& mesh) {
+  // One call, since FSDP gathers the parameters for each.
+  const at::Tensor features = model(at::cat({rows.a, rows.b}));
+  const auto views = features.chunk(2);
+  // Every rank computes the whole loss of what it has gathered.
+  const at::Tensor matched =
+      contrastive(of_all_ranks(views[0], mesh), of_all_ranks(views[1], mesh));
+  // A mean over all rows: the mean over the ranks of each rank's sum, over the rows of a mean rank.
+  const double rows_per_rank = static_cast<double>(kRows) / static_cast<double>(mesh.size());
+  const at::Tensor size = views[0].square().sum(1).sum() / rows_per_rank;
+  // Outside of forward a parameter is distributed; the loss is plain, and so must the penalty be.
+  const DistributedTensor penalty(model.weight->square().sum());
+  return matched + 0.1 * size + 0.01 * penalty.full_tensor();
+}
+// [losses]
+
+at::Tensor loss_of_one_rank(nn::Linear& model, const Views& rows) {
+  const auto views = model(at::cat({rows.a, rows.b})).chunk(2);
+  return contrastive(views[0], views[1]) + 0.1 * views[0].square().sum(1).mean() +
+         0.01 * model.weight->square().sum();
+}
+
+void run_rank() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
+  nn::Linear whole(kDim, 5), model(kDim, 5);
+  nn::init_weights(whole, /*seed=*/0);
+  nn::init_weights(model, /*seed=*/0);
+  fsdp::fully_shard(model, mesh);
+
+  const Views all{values(kRows, 0), values(kRows, 0.3)};
+  const auto mine = [&](const at::Tensor& rows) {
+    return distribute_tensor(rows, mesh, {Shard{0}}).to_local();
+  };
+  loss_of_one_rank(whole, all).backward();
+  loss_of(model, {mine(all.a), mine(all.b)}, mesh).backward();
+
+  const auto expected = whole.named_slots();
+  const auto found = model.named_slots();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const at::Tensor grad = DistributedTensor(found[i].second->persistent().grad()).full_tensor();
+    TESSERA_CHECK(at::allclose(grad, expected[i].second->get().grad(), 1e-4, 1e-5),
+                  "the gradient of ", found[i].first, " is wrong");
+  }
+  if (world->rank() == 0) {
+    std::cout << "every gradient is as one rank computes it" << std::endl;
+  }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
+}

@@ -1,0 +1,111 @@
+// A container's own parameters under sequence parallelism: the class token, registers and positions
+// of an encoder of patches, and the LayerScale of its blocks. The gradients are compared with those
+// of one rank.
+//   tessera-run --nproc 2 -- build/bin/tutorial_13_own_parameters
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+
+#include <iostream>
+
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+constexpr std::int64_t kDim = 6, kPatches = 5, kRegisters = 2;
+
+// [block]
+/// An MLP with a LayerScale (Touvron et al. 2021), which the block holds itself.
+struct Block : nn::Module<Block> {
+  Block() {
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kDim));
+    up = register_module("up", std::make_shared<nn::Linear>(kDim, 4 * kDim));
+    down = register_module("down", std::make_shared<nn::Linear>(4 * kDim, kDim));
+    scale = register_slot("scale", {kDim});
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + *scale * (*down)(at::gelu((*up)((*norm)(x))));
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(scale, nn::init::constant(0.1));
+  }
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Linear> up, down;
+  nn::Parameter scale;
+};
+// [block]
+
+// [encoder]
+/// (patches, dim) -> a loss. A class token and registers are put in front of the patches.
+struct Encoder : nn::Module<Encoder> {
+  Encoder() {
+    token = register_slot("token", {1, kDim});
+    registers = register_slot("registers", {kRegisters, kDim});
+    positions = register_slot("positions", {1 + kRegisters + kPatches, kDim});
+    blocks = register_module("blocks", std::make_shared<nn::ModuleList>());
+    blocks->push_back(std::make_shared<Block>());
+    blocks->push_back(std::make_shared<Block>());
+  }
+  at::Tensor forward(const at::Tensor& patches) {
+    at::Tensor x = at::cat({*token, *registers, patches}) + *positions;
+    for (std::size_t i = 0; i < blocks->size(); ++i) {
+      x = (*blocks->at<Block>(i))(x);
+    }
+    return x[0].square().sum() + x.slice(0, 1 + kRegisters).square().mean();
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(*this, {{"token", nn::init::normal(0, 0.5)},
+                      {"registers", nn::init::normal(0, 0.5)},
+                      {"positions", nn::init::normal(0, 0.5)}});
+  }
+  nn::Parameter token, registers, positions;
+  std::shared_ptr<nn::ModuleList> blocks;
+};
+// [encoder]
+
+// [plan]
+tensor_parallel::ParallelizePlan plan() {
+  using namespace tensor_parallel;
+  return {
+      {"blocks.*.norm", sequence_parallel({.sequence_dim = 0})},
+      {"blocks.*.up", colwise_parallel()},
+      {"blocks.*.down", rowwise_parallel({.output_layouts = Shard{0}})},
+      // The encoder's own parameters alone: the entries above are those of the modules below. The
+      // positions are split along the sequence; the token and the registers are replicated, as the
+      // blocks' scales are, which no entry names.
+      {"", place_parameters({.placements = {{"positions", Shard{0}}}})},
+  };
+}
+// [plan]
+
+void run_rank() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
+  Encoder whole, split;
+  nn::init_weights(whole, /*seed=*/0);
+  nn::init_weights(split, /*seed=*/0);
+  if (world->rank() == 0) {
+    std::cout << tensor_parallel::check_plan(split, mesh, plan());
+  }
+  tensor_parallel::parallelize_module(split, mesh, plan());
+
+  const at::Tensor patches = at::arange(kPatches * kDim, at::kFloat).view({kPatches, kDim}) / 30;
+  whole(patches).backward();
+  split(patches).backward();
+  const auto expected = whole.named_slots();
+  const auto found = split.named_slots();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const at::Tensor grad = DistributedTensor(found[i].second->get().grad()).full_tensor();
+    TESSERA_CHECK(at::allclose(grad, expected[i].second->get().grad(), 1e-4, 1e-5),
+                  "the gradient of ", found[i].first, " is wrong");
+  }
+  if (world->rank() == 0) {
+    std::cout << "every gradient is as one rank computes it" << std::endl;
+  }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
+}

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Converts a checkpoint of torch.distributed.checkpoint (.metadata, .distcp) to safetensors.
+
+    from_torch_checkpoint.py CHECKPOINT OUT [--prefix FROM=TO ...] [--step]
+
+Needs PyTorch, and memory for the largest tensor. Writes OUT/model.safetensors, which
+checkpoint::load_hugging_face reads; with --step, shards that checkpoint::load reads, an optimizer's
+state included. --prefix: only the tensors whose names begin with FROM, with TO in its place. Names
+are those of the state dict that was saved, joined by dots: of {"model": ..., "optim": ...} take
+--prefix model.= for the weights, and --prefix optim.=optimizer. too for a step. Values that are no
+tensors are left out and listed.
+
+CHECKPOINT's .metadata is a pickle, which runs what it says: convert your own checkpoints only.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+          torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+          torch.uint8: "U8", torch.bool: "BOOL"}
+DTYPES |= {getattr(torch, name): text for name, text in
+           (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")) if hasattr(torch, name)}
+
+
+def renamed(name, prefixes):
+    """None for a name that is to be left out."""
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name[len(old):]
+    return None if prefixes else name
+
+
+def chosen(described, prefixes):
+    """{name in the file: name in the checkpoint}, sorted, and the names of what is left out."""
+    names, left_out = {}, []
+    for name, each in sorted(described.items()):
+        new = renamed(name, prefixes)
+        if not isinstance(each, TensorStorageMetadata) or new is None:
+            left_out.append(name)
+            continue
+        if not new or new in names:
+            sys.exit(f"error: '{name}' would be '{new}', as '{names.get(new, 'no tensor')}' is; correct --prefix")
+        if each.properties.dtype not in DTYPES:
+            sys.exit(f"error: '{name}' is of type {each.properties.dtype}, which safetensors has not")
+        names[new] = name
+    if not names:
+        sys.exit(f"error: no tensor is left of {len(described)} entries, of which the first is "
+                 f"'{min(described, default='')}'; correct --prefix")
+    return dict(sorted(names.items())), left_out
+
+
+def header_of(described, names, is_step):
+    header, begin = {}, 0
+    if is_step:
+        offsets = {new: {"saved_offsets": [0] * len(described[name].size)} for new, name in names.items()}
+        header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps(offsets)}
+    for new, name in names.items():
+        each = described[name]
+        end = begin + each.size.numel() * each.properties.dtype.itemsize
+        header[new] = {"dtype": DTYPES[each.properties.dtype], "shape": list(each.size),
+                       "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def read(reader_of, described, name):
+    tensor = torch.empty(described.size, dtype=described.properties.dtype)
+    dcp.load({name: tensor}, storage_reader=reader_of(), no_dist=True)
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def convert(checkpoint, out, prefixes, is_step):
+    def reader_of():
+        return dcp.FileSystemReader(checkpoint)
+
+    described = reader_of().read_metadata().state_dict_metadata
+    names, left_out = chosen(described, prefixes)
+    os.makedirs(out, exist_ok=True)
+    target = os.path.join(out, "shard-00001-model-00001-of-00001.safetensors" if is_step else "model.safetensors")
+    if os.path.exists(target):
+        sys.exit(f"error: '{target}' is there already; give another folder")
+    header = header_of(described, names, is_step)
+    with open(target + ".part", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for name in names.values():
+            file.write(read(reader_of, described[name], name))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(target + ".part", target)
+    print(f"{target}: {len(names)} tensors")
+    if left_out:
+        print(f"left out: {len(left_out)} ({', '.join(left_out[:5])}{', ...' if len(left_out) > 5 else ''})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("out")
+    parser.add_argument("--prefix", action="append", default=[], metavar="FROM=TO")
+    parser.add_argument("--step", action="store_true")
+    arguments = parser.parse_args()
+    if not os.path.exists(os.path.join(arguments.checkpoint, ".metadata")):
+        sys.exit(f"error: '{arguments.checkpoint}' has no .metadata; give the folder that dcp.save wrote")
+    wrong = [prefix for prefix in arguments.prefix if "=" not in prefix]
+    if wrong:
+        sys.exit(f"error: --prefix {wrong[0]} has no '='; write FROM=TO, 'model.=' to take 'model.' away")
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    convert(arguments.checkpoint, arguments.out, [prefix.split("=", 1) for prefix in arguments.prefix], arguments.step)
+
+
+if __name__ == "__main__":
+    main()
