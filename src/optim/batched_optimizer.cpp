@@ -3,6 +3,7 @@
 // the same for an update of each element by itself.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <map>
@@ -34,6 +35,23 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
+std::vector<at::Tensor> as_real(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> reals;
+  for (const at::Tensor& tensor : tensors) {
+    reals.push_back(at::view_as_real(tensor));
+  }
+  return reals;
+}
+
+/// Complex numbers are updated as PyTorch does, as pairs of real ones.
+Batch as_real(const Batch& batch) {
+  Batch reals{as_real(batch.parameters), as_real(batch.gradients), {}, batch.steps};
+  for (const std::vector<at::Tensor>& states : batch.states) {
+    reals.states.push_back(as_real(states));
+  }
+  return reals;
+}
+
 /// The shards that have elements, with gradients as a list kernel takes them. Gradients are brought
 /// to the type of the parameter here for shards that are updated in place; for the others
 /// update_rounded() does it, for one run at a time. A shard without elements has nothing to update.
@@ -46,7 +64,7 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
     kept.push_back(shard);
     if (in_place(shard)) {
       at::Tensor& gradient = kept.back().gradient;
-      gradient = gradient.to(shard.parameter.scalar_type()).contiguous();
+      gradient = gradient.to(shard.parameter.scalar_type()).resolve_conj().contiguous();
     }
   }
   return kept;
@@ -86,7 +104,7 @@ void BatchedOptimizer::update_group(Run shards, std::size_t group, double gradie
     if (gradient_factor != 1.0) {
       at::_foreach_mul_(batch.gradients, gradient_factor);
     }
-    update_batch(batch, group);
+    update_numbers(batch, group);
   }
   // After the kernels: a version that has changed says that the values have.
   std::ranges::for_each(runs, mark_changed);
@@ -157,6 +175,15 @@ void BatchedOptimizer::add(Batch& batch, Run run) const {
   }
 }
 
+void BatchedOptimizer::update_numbers(const Batch& batch, std::size_t group) {
+  // Not as one call with "?:", which would copy the lists.
+  if (batch.parameters.front().is_complex()) {
+    update_batch(as_real(batch), group);
+  } else {
+    update_batch(batch, group);
+  }
+}
+
 /// By itself, so that only one run has an fp32 copy at a time.
 void BatchedOptimizer::update_rounded(Run run, std::size_t group, double gradient_factor) {
   Batch batch;
@@ -165,12 +192,12 @@ void BatchedOptimizer::update_rounded(Run run, std::size_t group, double gradien
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
-  batch.gradients[0] = batch.gradients[0].to(type).contiguous();
+  batch.gradients[0] = batch.gradients[0].to(type).resolve_conj().contiguous();
   if (gradient_factor != 1.0) {
     // Not in place: the conversion above may have returned the gradient itself.
     batch.gradients[0] = batch.gradients[0].mul(gradient_factor);
   }
-  update_batch(batch, group);
+  update_numbers(batch, group);
   rounded.copy_(batch.parameters[0]);
 }
 

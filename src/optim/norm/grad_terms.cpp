@@ -215,7 +215,7 @@ void scale_grads(const GradTerms& terms, const at::Tensor& factor) {
     lists[{grad.device().type(), grad.scalar_type()}].push_back(grad);
   }
   for (const auto& [kind, grads] : lists) {
-    const bool wide = kind.second == c10::ScalarType::Double;
+    const bool wide = c10::toRealValueType(kind.second) == c10::ScalarType::Double;
     at::_foreach_mul_(grads, factor.to(grads[0].device(),
                                        wide ? c10::ScalarType::Double : c10::ScalarType::Float));
   }
