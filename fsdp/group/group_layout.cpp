@@ -100,7 +100,8 @@ GroupLayout::GroupLayout(const std::vector<ShardShape>& shapes, c10::ScalarType 
       // Integers and booleans are not computed with in a floating-point type.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
       // As FSDP2: without a type of its own, a reduction has the computation's.
-      reduce_dtype_(policy.reduce_dtype.value_or(compute_dtype_)),
+      reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
+                                               : compute_dtype_),
       home_(home),
       device_(device) {}
 

@@ -1,99 +1,154 @@
-// Complex parameters: an optimizer updates them as the pairs of real numbers that they are, and a
-// norm is of their moduli.
-
-#include <ATen/ATen.h>
+// Complex parameters are updated and clipped as PyTorch does: by their real and imaginary parts,
+// and by their absolute values.
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <memory>
-#include <vector>
 
-#include "parameters.h"
+#include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/muon.h"
 #include "tessera/optim/sgd.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
 #include "testing/ranks.h"
+#include "testing/values.h"
 
 namespace tessera::optim {
-namespace {
-namespace complex_parameters {
+namespace complex_test {
 
-using Make = std::function<std::shared_ptr<Optimizer>(std::vector<nn::SlotPtr>)>;
-
-const std::vector<Make> kOptimizers{
-    [](std::vector<nn::SlotPtr> slots) {
-      return std::make_shared<AdamW>(std::move(slots), AdamWOptions{.lr = 0.1});
-    },
-    [](std::vector<nn::SlotPtr> slots) {
-      return std::make_shared<Sgd>(std::move(slots), SgdOptions{.lr = 0.1, .momentum = 0.9});
-    }};
-
-at::Tensor pairs(std::int64_t seed) {
-  return testing::uniform_values({7, 3, 2}, static_cast<double>(seed), 1.0).contiguous();
+/// As pairs of real numbers.
+at::Tensor pairs(const std::vector<std::int64_t>& sizes, int seed) {
+  std::vector<std::int64_t> all = sizes;
+  all.push_back(2);
+  return normal_values(all, seed);
 }
 
-at::Tensor numbers(std::int64_t seed) {
-  return at::view_as_complex(pairs(seed));
+at::Tensor value(std::size_t i) {
+  return pairs(kSizes[i], static_cast<int>(i));
 }
 
-TEST(ComplexParameters, AreUpdatedAsPairsOfRealNumbers) {
-  for (const Make& make : kOptimizers) {
-    for (const int ranks : {1, 2, 4}) {
-      const at::Tensor values = [&] {
-        const nn::SlotPtr fresh = testing::slot_of(pairs(1));
-        const auto optimizer = make({fresh});
-        for (int step = 2; step < 5; ++step) {
-          testing::set_grad(fresh, pairs(step));
-          optimizer->step(0.5);
-        }
-        return fresh->get().detach();
-      }();
-      RunRanks(ranks, [&](Rank& rank) {
-        // Beside a real one, which adjoins nothing.
-        const nn::SlotPtr slot =
-            testing::slot_of(numbers(1), rank.mesh({rank.size()}, {"dp"}), {Shard{0}});
-        const nn::SlotPtr other = testing::slot_of(pairs(1));
-        const auto optimizer = make({slot, other});
-        for (int step = 2; step < 5; ++step) {
-          // A conjugate is a view with a flag, as gradients may be.
-          testing::set_grad(slot,
-                            step == 3 ? numbers(step).conj().resolve_conj().conj() : numbers(step));
-          testing::set_grad(other, pairs(step));
-          optimizer->step(0.5);
-        }
-        EXPECT_TRUE(at::view_as_real(testing::full_tensor(slot->get())).allclose(values));
-        EXPECT_TRUE(other->get().allclose(values));
-      });
+at::Tensor gradient(std::size_t i, int step) {
+  return pairs(kSizes[i], 100 * (step + 1) + static_cast<int>(i));
+}
+
+/// Three steps of libtorch's optimizer on the pairs.
+template <class Reference, class Options>
+std::vector<at::Tensor> trained_pairs(const Options& options) {
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    parameters.push_back(value(i).clone().requires_grad_());
+  }
+  Reference reference(parameters, options);
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      parameters[i].mutable_grad() = gradient(i, step);
+    }
+    reference.step();
+  }
+  return parameters;
+}
+
+using MakeSlot = std::function<nn::SlotPtr(const at::Tensor&)>;
+
+template <class Ours, class Options>
+void expect_trained(const MakeSlot& make, const Options& options,
+                    const std::vector<at::Tensor>& expected) {
+  std::vector<nn::SlotPtr> slots;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    slots.push_back(make(at::view_as_complex(value(i))));
+  }
+  Ours optimizer(slots, options);
+  for (int step = 0; step < 3; ++step) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      set_grad(slots[i], at::view_as_complex(gradient(i, step)));
+    }
+    optimizer.step();
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const at::Tensor full = full_tensor(slots[i]->get()).detach();
+    ASSERT_EQ(full.scalar_type(), at::kComplexFloat);
+    EXPECT_TRUE(at::view_as_real(full).allclose(expected[i].detach(), 1e-5, 1e-6)) << i;
+  }
+  for (const StateTensor& state : optimizer.state()) {
+    if (state.name != "step") {
+      EXPECT_EQ(state.tensor.sizes(), state.slot->persistent().sizes());
+      EXPECT_TRUE(state.tensor.is_complex());
     }
   }
 }
 
-TEST(ComplexParameters, HaveTheNormOfTheirModuli) {
-  for (const int ranks : {1, 2, 3}) {
-    RunRanks(ranks, [](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
-      const nn::SlotPtr slot = testing::slot_of(numbers(1), mesh, {Shard{0}});
-      const nn::SlotPtr real = testing::slot_of(pairs(1), mesh, {Shard{0}});
-      testing::set_grad(slot, numbers(2));
-      testing::set_grad(real, pairs(3));
-      const at::Tensor moduli = numbers(2).abs();
-      const double infinity = std::numeric_limits<double>::infinity();
-      EXPECT_NEAR(grad_norm({slot}, {.norm_type = 1}).item<double>(), moduli.sum().item<double>(),
-                  1e-4);
-      EXPECT_NEAR(grad_norm({slot}, {.norm_type = infinity}).item<double>(),
-                  moduli.max().item<double>(), 1e-6);
-      const double expected =
-          std::sqrt((moduli.square().sum() + pairs(3).square().sum()).item<double>());
-      EXPECT_NEAR(clip_grad_norm_({slot, real}, 0.5).item<double>(), expected, 1e-5);
-      EXPECT_TRUE(testing::full_tensor(slot->get().grad())
-                      .allclose(numbers(2).mul(0.5 / (expected + 1e-6))));
-      EXPECT_NEAR(grad_norm({slot, real}).item<double>(), 0.5, 1e-5);
-    });
-  }
+/// Plain, and as shards of 4 ranks, of which some are empty.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
+  const std::vector<at::Tensor> expected = trained_pairs<Reference>(reference_options);
+  expect_trained<Ours>([](const at::Tensor& tensor) { return slot_of(tensor); }, options, expected);
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    expect_trained<Ours>(
+        [&](const at::Tensor& tensor) { return slot_of(tensor, mesh, {Shard{0}}); }, options,
+        expected);
+  });
 }
 
-}  // namespace complex_parameters
-}  // namespace
+TEST(ComplexParameters, AreUpdatedByAdamWAsPairsOfRealOnes) {
+  expect_as_libtorch<AdamW, torch::optim::AdamW>(
+      AdamWOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+      torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
+}
+
+TEST(ComplexParameters, AreUpdatedBySgdAsPairsOfRealOnes) {
+  expect_as_libtorch<Sgd, torch::optim::SGD>(
+      SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.2},
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.2));
+}
+
+TEST(ComplexParameters, ThatAreConjugatedLazilyHaveTheirGradient) {
+  const nn::SlotPtr slot = slot_of(at::view_as_complex(value(0)));
+  slot->persistent().mutable_grad() = at::view_as_complex(gradient(0, 0)).conj();
+  const at::Tensor expected =
+      slot->persistent().detach().sub(slot->persistent().grad().resolve_conj(), 0.5);
+  Sgd({slot}, {.lr = 0.5}).step();
+  EXPECT_TRUE(slot->persistent().detach().allclose(expected, 1e-6, 1e-7));
+}
+
+/// The norm of |z| over all elements.
+double norm_of_absolutes(double p) {
+  double sum = 0;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor squares = gradient(i, 0).to(at::kDouble).square().sum(-1);
+    const at::Tensor absolutes = squares.sqrt();
+    sum = std::isinf(p) ? std::max(sum, absolutes.max().item<double>())
+                        : sum + absolutes.pow(p).sum().item<double>();
+  }
+  return std::isinf(p) ? sum : std::pow(sum, 1 / p);
+}
+
+TEST(ComplexParameters, AreClippedByTheirAbsoluteValues) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      std::vector<nn::SlotPtr> slots;
+      for (std::size_t i = 0; i < kSizes.size(); ++i) {
+        slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
+        set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
+      }
+      const double norm = norm_of_absolutes(p);
+      EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
+      const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
+      EXPECT_TRUE(at::view_as_real(clipped).allclose(gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6));
+    }
+  });
+}
+
+TEST(ComplexParameters, AreNotForMuon) {
+  const std::vector<nn::SlotPtr> slots{slot_of(at::view_as_complex(value(0)))};
+  EXPECT_ERROR(Muon(slots, {}), "Muon", "ComplexFloat", "AdamW");
+}
+
+}  // namespace complex_test
 }  // namespace tessera::optim

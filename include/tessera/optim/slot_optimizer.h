@@ -114,7 +114,8 @@ class BatchedOptimizer : public SlotOptimizer {
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
-  /// are then rounded back, a few at a time. Gradients are multiplied by the factor of step() and
+  /// are then rounded back, a few at a time; of complex numbers the real and imaginary parts, in a
+  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and
   /// may be overwritten. Ranks call it with other shards, and not equally often: it must not
   /// communicate. What it throws leaves step(), on this rank alone, after batches before it were
   /// updated.
@@ -130,6 +131,7 @@ class BatchedOptimizer : public SlotOptimizer {
   bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
   std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
   void add(Batch& batch, Run run) const;
+  void update_numbers(const Batch& batch, std::size_t group);
   void update_rounded(Run run, std::size_t group, double gradient_factor);
 };
 

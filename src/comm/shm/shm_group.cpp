@@ -41,13 +41,32 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// "all_reduce (call 7: 12 elements of Float, sum, root 0)".
+/// "12 elements of Float, sum": what the ranks of a call of this kind compare.
+std::string arguments_of(const ShmCall& call) {
+  const std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
+  const std::string elements = detail::concat(call.elements, " elements of ", type);
+  switch (static_cast<ShmKind>(call.kind)) {
+    case ShmKind::kAllReduce:
+    case ShmKind::kReduceScatter:
+      return detail::concat(elements, ", ", to_string(static_cast<ReduceOp>(call.op)));
+    case ShmKind::kBroadcast:
+      return detail::concat(elements, ", root ", call.root);
+    case ShmKind::kAllToAll:
+      return type;  // ranks send differently much
+    case ShmKind::kBarrier:
+      return "";
+    case ShmKind::kAllGather:
+      break;
+  }
+  return elements;
+}
+
+/// "all_reduce (call 7: 12 elements of Float, sum)".
 std::string to_text(const ShmCall& call) {
   const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
+  const std::string arguments = arguments_of(call);
   return detail::concat(with_purpose(name_of(static_cast<ShmKind>(call.kind)), purpose), " (call ",
-                        call.sequence, ": ", call.elements, " elements of ",
-                        c10::toString(static_cast<c10::ScalarType>(call.dtype)), ", ",
-                        to_string(static_cast<ReduceOp>(call.op)), ", root ", call.root, ")");
+                        call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
 }  // namespace

@@ -47,6 +47,9 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
     TESSERA_CHECK(slot->persistent().dim() == 2, "Muon was asked to update a parameter of sizes ",
                   slot->persistent().sizes(), ", which is no matrix; give it to AdamW (see ",
                   "split_for_muon)");
+    TESSERA_CHECK(!slot->persistent().is_complex(), "Muon was asked to update ",
+                  nn::describe(*slot), " of ", slot->persistent().scalar_type(),
+                  ", but its iteration is one of real matrices; give it to AdamW");
   }
 }
 
@@ -233,7 +236,8 @@ MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::st
   for (const auto& [name, slot] : module.named_slots()) {
     const bool named = std::ranges::any_of(
         rest, [&fqn = name](const std::string& pattern) { return nn::matches_fqn(pattern, fqn); });
-    const bool matrix = slot->persistent().dim() == 2 && !named && !is_embedding(*slot);
+    const at::Tensor& tensor = slot->persistent();
+    const bool matrix = tensor.dim() == 2 && !tensor.is_complex() && !named && !is_embedding(*slot);
     (matrix ? split.matrices : split.rest).push_back(slot);
   }
   return split;

@@ -20,11 +20,11 @@ namespace {
 constexpr auto kDouble = c10::ScalarType::Double;
 
 /// The norm of each tensor, fp64 (n) on `device`.
-/// One list kernel for each type and device.
+/// One list kernel for each type and device. Of complex numbers the absolute values count, as in
+/// PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
-    // Of complex numbers their moduli.
     const at::Tensor real = tensor.is_complex() ? tensor.abs() : tensor;
     lists[{real.device().type(), real.scalar_type()}].push_back(real);
   }
