@@ -10,6 +10,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "buffer_types.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/call_depth.h"
@@ -269,7 +270,10 @@ void ModuleBase::name_in(c10::Error& error) const {
   static constexpr std::string_view kBegin = "in module '";
   const auto is_ours = [](const std::string& context) { return context.starts_with(kBegin); };
   if (std::ranges::none_of(error.context(), is_ours)) {
-    error.add_context(tessera::detail::concat(kBegin, fqn_.value_or(""), "', a ", name()));
+    const std::string fqn = fqn_.value_or("");
+    const ModuleBase& root = outermost_of_thread != nullptr ? *outermost_of_thread : *this;
+    error.add_context(tessera::detail::concat(kBegin, fqn, "', a ", name(),
+                                              hint_of_buffer_types(error, root, fqn)));
   }
 }
 
