@@ -6,13 +6,13 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <limits>
 #include <numeric>
 #include <sstream>
 
+#include "tessera/core/detail/end_program.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -165,12 +165,6 @@ std::string config_file_of(const std::vector<std::string>& arguments) {
     }
   }
   return "";
-}
-
-/// One write for the whole line: lines of several ranks must not mix.
-void report(const char* name, const char* message) {
-  std::cout << std::flush;
-  std::cerr << (std::string(name) + ": " + message + "\n") << std::flush;
 }
 
 /// `range` ends "a number ...".
@@ -326,9 +320,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
   } catch (const CLI::CallForHelp&) {
     return 0;
   } catch (const std::exception& error) {
-    report(name, error.what());
-    // Peers may be waiting for this rank: end at once, without the teardown of a healthy process.
-    std::_Exit(1);
+    tessera::detail::end_program(name, error.what());
   }
 }
 

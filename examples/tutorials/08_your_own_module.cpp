@@ -48,7 +48,7 @@ struct Attention : nn::Module<Attention> {
     return (*dropout)((*out_proj)(mixed.transpose(1, 2).flatten(2)));
   }
   at::Tensor split(const at::Tensor& x) const {
-    return x.view({x.size(0), x.size(1), -1, head_dim});  // sizes are global, on any mesh
+    return x.unflatten(2, {-1, head_dim});  // sizes are global, on any mesh
   }
 
   std::int64_t head_dim;

@@ -2,7 +2,10 @@
 // the collectives of a real step.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,9 +13,11 @@
 #include <string>
 #include <tuple>
 
+#include "tessera/comm/meta_world.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/nn/hooked.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -146,6 +151,47 @@ TEST(PlanTable, RecordsTheCollectivesOfARealStep) {
       });
     }
   }
+}
+
+/// Images of 3 x 8 x 8, of which a convolution and a norm make features.
+struct SmallConvolution : nn::Module<SmallConvolution> {
+  SmallConvolution() {
+    conv = register_module(
+        "conv", std::make_shared<nn::Hooked<torch::nn::Conv2d>>(torch::nn::Conv2dOptions(3, 4, 3)));
+    norm = register_module("norm", std::make_shared<nn::Hooked<torch::nn::GroupNorm>>(
+                                       torch::nn::GroupNormOptions(2, 4)));
+    up = register_module("up", std::make_shared<nn::Linear>(4 * 36, 10));
+    down = register_module("down", std::make_shared<nn::Linear>(10, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor features = at::relu((*norm)((*conv)(x))).flatten(1);
+    return (*down)(at::relu((*up)(features))).square().mean();
+  }
+  std::shared_ptr<nn::Hooked<torch::nn::Conv2d>> conv;
+  std::shared_ptr<nn::Hooked<torch::nn::GroupNorm>> norm;
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+TEST(PlanTable, RecordsAConvolution) {
+  const ParallelizePlan plan{{"up", colwise_parallel()}, {"down", rowwise_parallel()}};
+  const auto paper = [] {
+    const nn::MetaDevice meta;
+    return std::make_shared<SmallConvolution>();
+  }();
+  const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, 2), {2}, {"tp"});
+  const PlanTable table = record_plan(
+      *paper, mesh, plan, [&] { (*paper)(at::empty({5, 3, 8, 8}, c10::kMeta)).backward(); });
+  RunRanks(2, [&](Rank& rank) {
+    SmallConvolution model;
+    testing::fill(model);
+    parallelize_module(model, rank.mesh({2}, {"tp"}), plan);
+    // What ranks agree on at their first step is not counted.
+    const auto step = [&] { model(at::ones({5, 3, 8, 8})).backward(); };
+    step();
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    step();
+    EXPECT_EQ(rows_of(rank.world()->traffic().since(before)), rows_of(traffic_of(table)));
+  });
 }
 
 TEST(PlanTable, SaysWhichStyleCausesACollectiveAndWhy) {

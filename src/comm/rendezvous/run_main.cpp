@@ -2,15 +2,11 @@
 
 #include "tessera/comm/run_main.h"
 
-#include <c10/util/Exception.h>
-
-#include <algorithm>
-#include <cstdlib>
 #include <exception>
-#include <iostream>
 #include <string>
 
 #include "rendezvous/job_variables.h"
+#include "tessera/core/detail/end_program.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -28,23 +24,14 @@ std::string name_of_rank() {
   }
 }
 
-[[noreturn]] void end(std::string message) {
-  std::ranges::replace(message, '\n', ' ');
-  std::cout << std::flush;
-  std::cerr << name_of_rank() + "error: " + message + "\n" << std::flush;
-  std::_Exit(1);
-}
-
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
   try {
     body();
     return 0;
-  } catch (const c10::Error& error) {
-    end(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    end(error.what());
+    tessera::detail::end_program(name_of_rank() + "error", error.what());
   }
 }
 

@@ -2,8 +2,10 @@
 // tensor, so a rule must make sure that it shows the right elements: sizes among the arguments
 // become local ones (size_arguments), and what depends on a size of 1 names dimensions instead.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -43,15 +45,39 @@ class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
       : rule_(rule), input_(from.size()), output_(to.size()), from_(from), to_(to) {
-    share();
+    count(from) > 0 ? share(0) : share_without_elements();
   }
   TensorFactors input() { return std::move(input_); }
   TensorFactors output() { return std::move(output_); }
 
  private:
-  // `i` and `o` are one past the current dimensions.
-  void share() {
-    std::size_t i = 0, o = 0;
+  static std::int64_t count(std::span<const std::int64_t> sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+  }
+
+  /// Any shape of nothing is a view of any other. Sizes that both begin with are the same
+  /// dimensions; what comes after them has elements to go by, or shares nothing.
+  void share_without_elements() {
+    const auto rest = std::ranges::mismatch(from_, to_);
+    const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
+    for (std::size_t dim = 0; dim < same; ++dim) {
+      input_[dim] = output_[dim] = {add_factor(rule_, from_[dim])};
+    }
+    const std::int64_t in = count({rest.in1, from_.end()}), out = count({rest.in2, to_.end()});
+    if (in == out && in > 0) {
+      return share(same);
+    }
+    for (std::size_t dim = same; dim < from_.size(); ++dim) {
+      input_[dim] = {add_unsharded(rule_, from_[dim])};
+    }
+    for (std::size_t dim = same; dim < to_.size(); ++dim) {
+      output_[dim] = {add_unsharded(rule_, to_[dim])};
+    }
+  }
+
+  /// From dimension `first` on. `i` and `o` are one past the current dimensions.
+  void share(std::size_t first) {
+    std::size_t i = first, o = first;
     std::int64_t in = 1, out = 1;  // left of the current dimensions
     for (;;) {
       const bool more_input = next(from_, i, in), more_output = next(to_, o, out);
@@ -126,7 +152,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   return known == numel ? std::optional(std::move(sizes)) : std::nullopt;
 }
 
-/// view(self, size) and similar ones. A tensor without elements shares no factors.
+/// view(self, size) and similar ones.
 std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   const TensorMeta& self = call.tensor(0);
   const std::optional<Sizes> sizes = infer_sizes(call.integers(1), self.numel());
@@ -134,14 +160,9 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  // Any shape of nothing is a view of any other: there is nothing to share.
-  if (self.numel() == 0) {
-    rule.outputs.push_back(add_unsharded_factors(rule, *sizes));
-  } else {
-    Reshape reshape(rule, self.sizes, *sizes);
-    input_of(rule, call.tensor_index(0)) = reshape.input();
-    rule.outputs.push_back(reshape.output());
-  }
+  Reshape reshape(rule, self.sizes, *sizes);
+  input_of(rule, call.tensor_index(0)) = reshape.input();
+  rule.outputs.push_back(reshape.output());
   add_any_linear(rule, {call.tensor_index(0)});
   rule.size_arguments.push_back({1, 0});
   return rule;

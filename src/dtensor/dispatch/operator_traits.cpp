@@ -50,10 +50,11 @@ constexpr std::array kTraitRows{
              "_scaled_dot_product_attention_math combinations ctc_loss.IntList istft "
              "linalg_matrix_power linalg_matrix_rank linalg_matrix_rank.atol_rtol_float "
              "linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.tol_tensor matrix_power "
-             "nanquantile nanquantile.scalar quantile quantile.scalar"},
+             "nanquantile nanquantile.scalar pad_sequence quantile quantile.scalar vander"},
 
     // Arguments and results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
+    TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},

@@ -24,6 +24,7 @@ enum class Trait : std::uint8_t {
   kHelperTensors,    ///< composed of others and of plain tensors of its own (composite_kernels.cpp)
   // What its arguments and results are.
   kViewsMemory,    ///< its storage_offset counts in the memory of what it views (view_geometry.h)
+  kInfersSize,     ///< takes sizes of which one may be -1
   kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
   kLeavesMemory,   ///< its result is memory for others to write
   kReadsOneValue,  ///< answers the host: what it reduces for that counts as written, where it has a

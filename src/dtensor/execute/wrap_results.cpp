@@ -108,6 +108,9 @@ class ResultWrapper {
   /// What the view needs to be taken of its base again, once the base was written through it.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
+    // The results of one call are pieces, of which none overlaps another.
+    seen_ = seen_ == nullptr ? view->seen : seen_;
+    view->seen = seen_;
     if (!run_.is_moved()) {
       return view;
     }
@@ -178,6 +181,7 @@ class ResultWrapper {
   CallPlan& plan_;
   std::size_t output_ = 0;
   std::size_t next_returned_ = 0;
+  std::shared_ptr<DetachedView::Seen> seen_;
 };
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/one_hot_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/reshape_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
 
@@ -28,8 +29,10 @@
 
 #include "plan/bound_call.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "views/view_geometry.h"
 
 namespace tessera::detail {
 namespace {
@@ -41,12 +44,35 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
+const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
+  return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
+}
+
+/// As check_policy, for operators of which only parts come to that: they would be refused late, and
+/// after collectives.
+void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  const auto may_differ = [](const at::Tensor& tensor) {
+    return !tessera::is_distributed(tensor) && tensor.numel() > 1;
+  };
+  const auto plain = std::ranges::find_if(tensors, may_differ);
+  if (plain == tensors.end() || std::ranges::none_of(tensors, tessera::is_distributed)) {
+    return;
+  }
+  const DeviceMesh& mesh = mesh_of(tensors);
+  TESSERA_CHECK(plain_is_replicated_on(mesh), name,
+                " mixes distributed tensors with plain ones (tensors on ", to_string(mesh),
+                ", and a plain one of sizes ", plain->sizes(),
+                "): distribute that first, or state in a ReplicationScope that it is equal on all "
+                "ranks");
+}
+
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
 }
 
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
+  check_mixing("aten::tensor_split", {self, where});
   return at::compositeimplicitautograd::tensor_split(self, on_host(where), dim);
 }
 
@@ -74,6 +100,16 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
   }
   return std::get<0>(
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
+// One that looks for the size that -1 stands for before it comes to a view, which knows more.
+
+at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
+  if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
+    return at::compositeimplicitautograd::reshape_symint(self, sizes);
+  }
+  return at::compositeimplicitautograd::reshape(
+      self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }
 
 // Those that write to their `out` through operators that the dispatcher does not know as views
@@ -154,11 +190,22 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
+/// A result that began as one of those plain tensors is as equal on all ranks as they are.
+void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
+  for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
+      const Placements everywhere(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+      stack[i] = distribute_tensor(stack[i].toTensor(), mesh, everywhere).tensor();
+    }
+  }
+}
+
 void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
                       torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
   const auto count = info.arguments.size();
   const auto tensors = bind_call(info, std::span<const c10::IValue>(*stack).last(count)).tensors;
+  check_mixing(info.name, tensors);
   std::optional<ReplicationScope> scope;
   if (has_only_distributed(tensors)) {
     scope.emplace();
@@ -172,6 +219,9 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   const auto below =
       c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
   op.redispatchBoxed(keys & below, stack);
+  if (std::ranges::any_of(tensors, tessera::is_distributed)) {
+    distribute_results(mesh_of(tensors), info.returns.size(), *stack);
+  }
 }
 
 /// The names stand in the table alone, so that operators are added there.
@@ -198,15 +248,17 @@ void implement_composite_kernels(torch::Library& library) {
 }
 
 // On all keys at which a call may arrive: above autograd, where a composite operator is taken
-// apart, and below it.
+// apart, and below it, where reshape has a plan.
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
   implement_composite_kernels(library);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   implement_composite_kernels(library);
+  library.impl("reshape", &reshape);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   implement_composite_kernels(library);
+  library.impl("reshape", &reshape);
 }
 
 }  // namespace

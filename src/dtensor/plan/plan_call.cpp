@@ -254,6 +254,14 @@ std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? PlanKind::kNativeDropout : PlanKind::kRandomInplace;
 }
 
+/// Of view(self, size): planned for what its -1 stands for. A plan passes local sizes on, which
+/// have no -1.
+std::vector<c10::IValue> with_complete_sizes(Values arguments) {
+  std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
+  completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
+  return completed;
+}
+
 /// has_rule, though none is asked: nothing is gathered for want of one. Dropout of a pending
 /// reduction waits for that: a dropped term is no dropped sum.
 void plan_by_element(CallPlan& plan, PlanKind kind) {
@@ -277,6 +285,11 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   if (info.decomposes) {
     plan.kind = PlanKind::kDecomposed;
     return plan;
+  }
+  std::vector<c10::IValue> completed;
+  if (info.traits.has(Trait::kInfersSize)) {
+    completed = with_complete_sizes(arguments);
+    arguments = completed;
   }
   const BoundCall bound = bind_call(info, arguments);
   plan_inputs(plan, info, bound);

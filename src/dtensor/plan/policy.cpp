@@ -107,8 +107,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
 
 /// As each rank's own loss. A number without a gradient counts as a constant.
 bool is_trained_number(const at::Tensor& tensor) {
-  return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad() &&
-         at::GradMode::is_enabled();
+  return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
 /// Whether the call would write plain values to a distributed tensor, as functions of

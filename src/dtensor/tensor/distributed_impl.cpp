@@ -6,10 +6,14 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "tensor/below_autograd.h"
 #include "tessera/core/error.h"
@@ -29,16 +33,40 @@ c10::DispatchKeySet keys_of(const at::Tensor& local) {
   return backend | c10::DispatchKeySet(c10::DispatchKey::Fake) | (local.key_set() & kLazyBits);
 }
 
-// What libtorch says when somebody asks for data_ptr(), usually to print.
-constexpr const char* kNoMemory =
-    "the memory of a distributed tensor was asked for, which it lacks: read that of to_local() or "
-    "full_tensor(); print tessera::DistributedTensor(x), or tessera::to_string of it";
+/// The FQN of the parameter that `impl` is, or is a view of; empty if it is none.
+std::string fqn_of(c10::TensorImpl& impl) {
+  const auto self = c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl);
+  return parameter_name(at::Tensor(self));
+}
 
 /// "parameter 'a.weight' ", or "a parameter " while it has no name.
 std::string name_of(c10::TensorImpl& impl) {
-  const auto self = c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl);
-  const std::string name = parameter_name(at::Tensor(self));
+  const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
+}
+
+/// " in the backward of Square", a torch::autograd::Function; empty in forward, where libtorch
+/// notes no function.
+std::string running_backward() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) {
+    return "";
+  }
+  std::string name = node->name();
+  if (const std::string_view own = "torch::autograd::CppNode<"; name.starts_with(own)) {
+    name = name.substr(own.size(), name.size() - own.size() - 1);
+  }
+  return " in the backward of " + name;
+}
+
+/// What libtorch says when somebody asks for data_ptr(): to print, or to compute with it.
+std::string without_memory(DistributedTensorImpl& impl) {
+  const std::string fqn = fqn_of(impl);
+  return concat("the memory of a distributed tensor was asked for", running_backward(),
+                ", which it lacks (", fqn.empty() ? "" : "'" + fqn + "', ", describe(*impl.spec()),
+                "): read that of to_local() or full_tensor(), or call code that computes with "
+                "memory, as a torch::autograd::Function may, by local_map; print "
+                "tessera::DistributedTensor(x), or tessera::to_string of it");
 }
 
 }  // namespace
@@ -184,16 +212,18 @@ void DistributedTensorImpl::release_resources() {
 
 // The message takes an allocation: made when somebody asks, not for every wrapper.
 bool DistributedTensorImpl::has_storage() const {
+  // const by the base class's declaration; the message is no part of a tensor's value.
+  auto* self = const_cast<DistributedTensorImpl*>(this);
+  std::string message = without_memory(*self);
+  // One for all tensors: asking is rare.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  // const by the base class's declaration; the message is no part of a tensor's value. The mutex is
-  // one for all tensors: asking is rare.
-  auto& extra = const_cast<DistributedTensorImpl*>(this)->extra_meta_;
+  auto& extra = self->extra_meta_;
   if (extra == nullptr) {
     extra = std::make_unique<c10::ExtraMeta>();
   }
-  if (!extra->custom_data_ptr_error_msg_) {
-    extra->custom_data_ptr_error_msg_ = kNoMemory;
+  if (extra->custom_data_ptr_error_msg_ != message) {
+    extra->custom_data_ptr_error_msg_ = std::move(message);
   }
   return false;
 }

@@ -5,7 +5,6 @@
 
 #include "tensor/leaf_gradient.h"
 
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -63,7 +62,8 @@ bool has_hook(const at::Tensor& tensor) {
 }  // namespace
 
 void keep_gradient_plain(const at::Tensor& tensor) {
-  if (c10::GradMode::is_enabled() && !has_hook(tensor)) {
+  // Without GradMode, too: the forward of a torch::autograd::Function runs so.
+  if (!has_hook(tensor)) {
     at::impl::GetVariableHooks()->_register_hook(tensor, MakePlain{});
   }
 }

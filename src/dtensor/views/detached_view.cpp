@@ -71,18 +71,19 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
 }  // namespace
 
 bool DetachedView::is_stale() const {
-  if (!base_version) {
+  if (!seen->version) {
     return false;
   }
   // A write through the view bumps the version of the view as well. Where the two share a counter,
   // as views of one tensor do, that comes on top of the version that write_through noted.
   const auto now = version_of(base);
-  return now != base_version && !(written && now == *base_version + 1);
+  return now != seen->version && !(seen->written && now == *seen->version + 1);
 }
 
 DetachedViewPtr detached_view_of(const at::Tensor& base) {
-  return std::make_shared<DetachedView>(
-      DetachedView{.base = base, .base_version = version_of(base)});
+  return std::make_shared<DetachedView>(DetachedView{
+      .base = base,
+      .seen = std::make_shared<DetachedView::Seen>(DetachedView::Seen{version_of(base)})});
 }
 
 void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
@@ -97,7 +98,7 @@ void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
                 " writes through a view of a dimension that is split, which gathers the viewed "
                 "tensor; the strict scope refuses that: redistribute it first");
   TESSERA_CHECK(
-      impl.detached_view()->base_version, what,
+      impl.detached_view()->seen->version, what,
       " writes through a view of a dimension that is split, of an inference tensor, "
       "whose writes are not counted: redistribute it first, or use NoGradGuard instead of "
       "InferenceMode");
@@ -105,11 +106,11 @@ void check_writable(const DistributedTensorImpl& impl, std::string_view what) {
 
 DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
-  view.base_version = version_of(view.base);
+  view.seen->version = version_of(view.base);
   auto result = detached_view_of(
       at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_change=*/true)));
   // The change of sizes bumps the version of both, which must not make them stale.
-  view.written = result->written = true;
+  view.seen->written = result->seen->written = true;
   return result;
 }
 
@@ -125,8 +126,7 @@ void write_through(const at::Tensor& view) {
   if (base->detached_view()) {
     write_through(detached.base);
   }
-  detached.base_version = version_of(detached.base);
-  detached.written = true;
+  *detached.seen = {version_of(detached.base), /*written=*/true};
 }
 
 }  // namespace tessera::detail

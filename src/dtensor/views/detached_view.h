@@ -28,11 +28,17 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
+  /// What the base was when the view was taken or last written. The pieces of one split have one,
+  /// since they do not overlap: a write to one of them leaves the others true.
+  struct Seen {
+    /// nullopt where the base is an inference tensor, which has no version: it must not be written
+    /// then.
+    std::optional<std::uint32_t> version;
+    bool written = false;  ///< by a view, whose own version bump then comes on top
+  };
+
   at::Tensor base;
-  /// nullopt where the base is an inference tensor, which has no version: it must not be written
-  /// then.
-  std::optional<std::uint32_t> base_version;
-  bool written = false;  ///< by this view, whose own version bump then comes on top
+  std::shared_ptr<Seen> seen;
   /// nullptr: shares memory with `base`, which is a detached view itself.
   std::shared_ptr<Replay> replay{};
 

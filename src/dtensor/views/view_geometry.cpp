@@ -7,6 +7,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 
 #include "plan/call_plan.h"
 #include "tensor/below_autograd.h"
@@ -96,6 +99,25 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     }
   }
   return strides;
+}
+
+std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to) {
+  std::vector<std::int64_t> sizes = to.vec();
+  if (c10::multiply_integers(from) != 0) {
+    return sizes;
+  }
+  const auto rest = std::ranges::mismatch(from, sizes);
+  const auto inferred = std::ranges::find(rest.in2, sizes.end(), -1);
+  if (inferred == sizes.end()) {
+    return sizes;
+  }
+  // The two products have one sign: a second -1 leaves it to libtorch to refuse.
+  const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
+  const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
+  if (known > 0 && elements % known == 0) {
+    *inferred = elements / known;
+  }
+  return sizes;
 }
 
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes) {

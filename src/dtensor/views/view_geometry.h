@@ -21,6 +21,11 @@ struct OperatorInfo;
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
+/// `to`, with its -1 filled in where a tensor of sizes `from` has no elements, for which libtorch
+/// finds no number: (0, 6, 8) viewed as (0, 6, -1, 4). Sizes that both begin with are the same
+/// dimensions; the rest is to have as many elements as the rest. `to` where that leaves a choice.
+std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to);
+
 /// `local`, or a contiguous copy if it cannot be viewed with `sizes`. For _unsafe_view, whose
 /// result is no alias by contract. Composite operators call it on results in the memory order that
 /// a kernel chose, and for a local tensor with a size of 1 that may be another order than for the

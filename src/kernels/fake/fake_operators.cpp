@@ -1,11 +1,14 @@
 // Operators by what they do, as their schemas tell it, and rules for the few that have no meta
 // kernel in libtorch's C++ (it has them in Python).
+// The rules serve meta tensors as well, of which a plan is recorded.
 
 #include "fake/fake_operators.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -71,6 +74,92 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
           by_tokens(arguments[3].toTensor())};
 }
 
+/// input, weight, bias, stride, padding, dilation, transposed, output padding, groups. On the meta
+/// device libtorch comes to the operator that is there for others' back ends.
+std::vector<at::Tensor> convolution(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[1].toTensor();
+  const Sizes stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
+              dilation = arguments[5].toIntVector();
+  const Sizes sizes =
+      arguments[6].toBool()
+          ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding,
+                                        arguments[7].toIntVector(), stride, dilation,
+                                        arguments[8].toInt())
+          : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
+  return {at::empty(sizes, input.options())};
+}
+
+/// One of a backward's results, if the flags want it.
+at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
+                     at::IntArrayRef sizes) {
+  return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
+}
+
+/// gradient, input, weight, ..., which are wanted.
+std::vector<at::Tensor> convolution_backward(Arguments arguments) {
+  const at::Tensor& gradient = arguments[0].toTensor();
+  const at::Tensor& input = arguments[1].toTensor();
+  const at::Tensor& weight = arguments[2].toTensor();
+  return {if_wanted(arguments[9], 0, input, input.sizes()),
+          if_wanted(arguments[9], 1, weight, weight.sizes()),
+          if_wanted(arguments[9], 2, gradient, {gradient.size(1)})};
+}
+
+/// input, weight, bias, running mean and variance, whether in training, ...
+std::vector<at::Tensor> batch_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const std::int64_t kept = arguments[5].toBool() ? input.size(1) : 0;
+  return {at::empty(input.sizes(), input.options()), at::empty({kept}, input.options()),
+          at::empty({kept}, input.options())};
+}
+
+std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  return {if_wanted(arguments[9], 0, input, input.sizes()),
+          if_wanted(arguments[9], 1, input, {input.size(1)}),
+          if_wanted(arguments[9], 2, input, {input.size(1)})};
+}
+
+/// gradient, input, mean, rstd, weight, batch, channels, ..., which are wanted.
+std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  const Sizes channels{arguments[6].toInt()};
+  return {if_wanted(arguments[9], 0, input, input.sizes()),
+          if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
+}
+
+/// gradient, input, normalised sizes, mean, rstd, weight, bias, which are wanted.
+std::vector<at::Tensor> layer_norm_backward(Arguments arguments) {
+  const at::Tensor& input = arguments[1].toTensor();
+  const Sizes sizes = arguments[2].toIntVector();
+  return {if_wanted(arguments[7], 0, input, input.sizes()),
+          if_wanted(arguments[7], 1, input, sizes), if_wanted(arguments[7], 2, input, sizes)};
+}
+
+std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
+  const at::Tensor& self = arguments[1].toTensor();
+  return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
+}
+
+/// (..., height, width) and the two new ones.
+std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  Sizes sizes = self.sizes().vec();
+  std::ranges::copy(arguments[1].toIntVector(), sizes.end() - 2);
+  return {at::empty(sizes, self.options())};
+}
+
+std::vector<at::Tensor> as_first(Arguments arguments) {
+  const at::Tensor& first = arguments[0].toTensor();
+  return {at::empty(first.sizes(), first.options())};
+}
+
+std::vector<at::Tensor> as_second(Arguments arguments) {
+  const at::Tensor& second = arguments[1].toTensor();
+  return {at::empty(second.sizes(), second.options())};
+}
+
 struct Named {
   std::string_view name;  ///< with the overload
   Rule rule;
@@ -80,11 +169,34 @@ constexpr std::array kRules{
     Named{"aten::embedding_dense_backward", &embedding_dense_backward},
     Named{"aten::where.self", &where},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
-    Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward}};
+    Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward},
+    Named{"aten::convolution_overrideable", &convolution},
+    Named{"aten::convolution_backward_overrideable", &convolution_backward},
+    Named{"aten::native_batch_norm", &batch_norm},
+    Named{"aten::native_batch_norm_backward", &batch_norm_backward},
+    Named{"aten::native_group_norm_backward", &group_norm_backward},
+    Named{"aten::native_layer_norm_backward", &layer_norm_backward},
+    Named{"aten::mse_loss_backward", &mse_loss_backward},
+    Named{"aten::_adaptive_avg_pool2d", &adaptive_pool},
+    Named{"aten::_adaptive_avg_pool2d_backward", &as_second},
+    Named{"aten::flip", &as_first},
+    Named{"aten::hardswish", &as_first},
+    Named{"aten::hardswish_backward", &as_first},
+    Named{"aten::hardtanh", &as_first},
+    Named{"aten::hardtanh_backward", &as_first},
+    Named{"aten::native_dropout_backward", &as_first},
+    Named{"aten::relu", &as_first},
+    Named{"aten::roll", &as_first}};
 
 std::string full_name(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+c10::OperatorName parse_name(std::string_view full) {
+  const std::size_t dot = std::min(full.find('.'), full.size());
+  return {std::string(full.substr(0, dot)),
+          std::string(dot < full.size() ? full.substr(dot + 1) : "")};
 }
 
 const Named* rule_of(const c10::OperatorHandle& op) {
@@ -160,5 +272,24 @@ void make_fake_results(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(std::move(result));
   }
 }
+
+namespace {
+
+void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  make_fake_results(op, *stack);
+}
+
+/// The same on the meta device. In a program with Python, its kernels are there already.
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  for (const Named& each : kRules) {
+    const auto op = c10::Dispatcher::singleton().findOp(parse_name(each.name));
+    if (op && !has(*op, c10::DispatchKey::Meta)) {
+      library.impl(std::string(each.name).c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&run_rule>());
+    }
+  }
+}
+
+}  // namespace
 
 }  // namespace tessera::kernels

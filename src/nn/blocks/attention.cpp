@@ -96,8 +96,10 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs
   TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input, ", x.sizes(),
                 ", without the number of its sequences; set AttentionInputs::batch");
   const auto heads = [&](const at::Tensor& t) {
-    const std::int64_t batch = folded ? inputs.batch : t.size(0);
-    return t.reshape({batch, -1, t.size(-1) / options_.head_dim, options_.head_dim});
+    // Not by a reshape with -1, which has no answer where a rank has no rows.
+    const at::Tensor unfolded =
+        folded ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
+    return unfolded.unflatten(-1, {t.size(-1) / options_.head_dim, options_.head_dim});
   };
   const std::vector<at::Tensor> qkv = project(x);
   const at::Tensor q = turned(normed(heads(qkv[0]), q_norm_), inputs);
@@ -105,7 +107,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs
   const at::Tensor mixed =
       attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv[2]).transpose(1, 2), inputs)
           .transpose(1, 2);
-  const at::Tensor joined = mixed.reshape({mixed.size(0), mixed.size(1), -1});
+  const at::Tensor joined = mixed.flatten(2);
   return (*output_)(folded ? joined.flatten(0, 1) : joined);
 }
 

@@ -108,6 +108,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kOwnKernel, "Run by a function of their own"},
       {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
       {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
+      {Trait::kInfersSize, "Given the size that -1 stands for where there are no elements"},
       {Trait::kUnsafeView, "Given a copy of what cannot be viewed locally"},
       {Trait::kLeavesMemory, "Seen by no operator mode, since others write their result"},
       {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},

@@ -91,6 +91,8 @@ const std::map<Trait, Fits>& fits_by_trait() {
       {Trait::kOwnKernel, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
       {Trait::kHelperTensors, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
       {Trait::kViewsMemory, [](auto& name, auto&) { return takes(name, "storage_offset"); }},
+      {Trait::kInfersSize,
+       [](auto& name, auto&) { return takes(name, "size") || takes(name, "shape"); }},
       {Trait::kUnsafeView, [](auto& name, auto&) { return takes(name, "size"); }},
       {Trait::kLeavesMemory,
        [](auto& name, auto& info) { return takes(name, "dtype") && is_functional(info); }},

@@ -4,10 +4,12 @@
 #include <ATen/ATen.h>
 #include <ATen/TensorIndexing.h>
 #include <gtest/gtest.h>
+#include <torch/nn/init.h>
 
 #include <functional>
 #include <vector>
 
+#include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "testing/errors.h"
@@ -137,6 +139,38 @@ TEST(FormulaOfAGradient, MayMakePlainTensorsOfItsOwn) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
     at::cumprod(x, 0).sum().backward();
     EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), alone.grad()));
+  });
+}
+
+TEST(Initialiser, OfLibtorchSaysWhereItBelongsOnceAParameterIsSharded) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
+    const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
+    detail::name_parameter(w, "layer.weight");
+    EXPECT_ERROR(torch::nn::init::orthogonal_(w), remedy);
+    EXPECT_ERROR(torch::nn::init::sparse_(w, 0.5), remedy);
+  });
+}
+
+TEST(Initialiser, ThatWritesNumbersAloneWorksOnAShardedParameter) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    const at::Tensor w = leaf(mesh);
+    EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::eye_(w)).full_tensor(),
+                          at::eye(5, 3, at::kDouble)));
+    EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::constant_(w, 3)).full_tensor(),
+                          at::full({5, 3}, 3.0, at::kDouble)));
+    for (const auto fill :
+         {+[](const at::Tensor& t) { return torch::nn::init::xavier_normal_(t); },
+          +[](const at::Tensor& t) { return torch::nn::init::kaiming_uniform_(t); }}) {
+      const at::Tensor whole = DistributedTensor(fill(w)).full_tensor();
+      EXPECT_FALSE(at::equal(whole[0], whole[4]));
+    }
+    const at::Tensor kernel =
+        distribute_tensor(at::zeros({4, 2, 3}, at::kDouble), mesh, {Shard{0}}).tensor().detach();
+    const at::Tensor expected = torch::nn::init::dirac_(at::zeros({4, 2, 3}, at::kDouble));
+    EXPECT_TRUE(
+        at::equal(DistributedTensor(torch::nn::init::dirac_(kernel)).full_tensor(), expected));
   });
 }
 

@@ -127,11 +127,11 @@ TEST(Agreement, NamesTheRanksThatDiffer) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     check_agreement(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}));
-    const auto sizes = rank.rank() == 0 ? 3 : 4;
-    check_agreement(DistributedTensor::from_local(at::zeros({sizes}), mesh, {Shard{0}}));
+    const std::vector<std::int64_t> sizes{rank.rank() == 0 ? 6 : 7};
+    check_agreement(DistributedTensor::from_local(at::zeros({3}), mesh, {Shard{0}}, sizes));
   });
   EXPECT_CONTAINS(errors[0], "ranks 1");
-  EXPECT_CONTAINS(errors[1], "[8]");
+  EXPECT_CONTAINS(errors[1], "[7]");
 }
 
 TEST(RedistributeOptions, CastForwardAndBackward) {

@@ -1,8 +1,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
@@ -37,6 +39,47 @@ TEST(Wrapper, RefusesDataPointers) {
                 "the memory of a distributed tensor was asked for");
   EXPECT_THROWN(c10::Error, t.tensor().storage(),
                 "Cannot access storage of a tessera::DistributedTensor");
+}
+
+/// Reads memory where it was asked to.
+struct ReadsMemory : torch::autograd::Function<ReadsMemory> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            bool in_backward) {
+    context->save_for_backward({x});
+    if (!in_backward) {
+      (void)x.const_data_ptr();
+    }
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    (void)context->get_saved_variables()[0].const_data_ptr();
+    return {gradients[0] * 2, {}};
+  }
+};
+
+TEST(Wrapper, SaysWhichFunctionAskedForItsMemory) {
+  const at::Tensor x = distribute_tensor(at::zeros({2, 3}), one_rank(), {Shard{0}}).tensor();
+  x.requires_grad_();
+  detail::name_parameter(x, "layer.weight");
+  EXPECT_THROWN(c10::Error, ReadsMemory::apply(x, false), "asked for, which it lacks",
+                "'layer.weight', [2, 3] on (x=1) as [Shard(0)]", "by local_map");
+  EXPECT_THROWN(c10::Error, ReadsMemory::apply(x, true).sum().backward(),
+                "was asked for in the backward of tessera::", "ReadsMemory, which it lacks");
+}
+
+TEST(Wrapper, SharesTheMemoryOfWhatIsReplicatedAlone) {
+  testing::RunRanks(2, [](testing::Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"x"});
+    const at::Tensor source = at::zeros({4});
+    const auto all = distribute_tensor(source, mesh, {Replicate{}});
+    const auto part = distribute_tensor(source, mesh, {Shard{0}});
+    const auto copy = distribute_tensor(source.clone(), mesh, {Replicate{}});
+    source.add_(1);
+    EXPECT_EQ(all.to_local()[0].item<float>(), 1);
+    EXPECT_EQ(part.to_local()[0].item<float>(), 0);
+    EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
+  });
 }
 
 TEST(Wrapper, SharesItsVersionWithItsPart) {

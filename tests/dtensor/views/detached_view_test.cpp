@@ -182,5 +182,81 @@ TEST(DetachedView, RefusesInPlaceResizes) {
   });
 }
 
+/// x of 7 x 4 whose pieces are written one after the other.
+struct Pieces {
+  const char* name;
+  void (*write)(const at::Tensor& x);
+};
+
+TEST(DetachedView, OfSeveralPiecesAreAllWritten) {
+  const std::vector<Pieces> all{
+      {"chunk",
+       [](auto& x) {
+         const auto pieces = x.chunk(3);
+         pieces[0].mul_(2);
+         pieces[2].add_(1);
+         pieces[1].copy_(pieces[0] + 1);
+         pieces[0].add_(pieces[1]);
+       }},
+      {"split",
+       [](auto& x) {
+         for (const at::Tensor& piece : x.split({1, 4, 2})) {
+           piece.sub_(piece.sum());
+         }
+       }},
+      {"unbind",
+       [](auto& x) {
+         const auto rows = x.unbind();
+         for (std::size_t i = 0; i < rows.size(); ++i) {
+           rows[i].mul_(static_cast<double>(i));
+         }
+       }},
+      {"columns",
+       [](auto& x) {
+         const auto halves = x.chunk(2, 1);
+         halves[0].zero_();
+         halves[1].add_(3);
+       }},
+      {"pieces_of_a_part",
+       [](auto& x) {
+         const auto pieces = x.slice(0, 1, 6).chunk(2);
+         pieces[0].mul_(2);
+         pieces[1].mul_(3);
+       }},
+      {"a_piece_of_changed_sizes",
+       [](auto& x) {
+         auto pieces = x.chunk(2);
+         pieces[0].mul_(2);
+         pieces[1].unsqueeze_(0).add_(3);
+         pieces[0].add_(4);
+       }},
+  };
+  RunRanks(4, [&](Rank& rank) {
+    for (const Pieces& pieces : all) {
+      for (const Placement placement : {Placement(Shard{0}), Placement(Shard{1})}) {
+        const at::Tensor expected = values({7, 4}), x = split(rank, values({7, 4}), placement);
+        pieces.write(expected);
+        pieces.write(x);
+        EXPECT_TRUE(at::allclose(full_tensor(x), expected)) << pieces.name << to_string(placement);
+      }
+    }
+  });
+}
+
+TEST(DetachedView, OfAPieceIsStaleOnceItsBaseIsWritten) {
+  RunRanks(4, [](Rank& rank) {
+    const at::Tensor x = split(rank, values({7, 4}));
+    const auto pieces = x.chunk(2);
+    pieces[0].add_(1);
+    x.add_(1);
+    EXPECT_ERROR(pieces[1].add_(1), "after the viewed tensor was written");
+    const auto again = x.chunk(2);
+    const at::Tensor other = x.slice(0, 0, 5);
+    again[0].add_(1);
+    EXPECT_ERROR(other.add_(1), "after the viewed tensor was written");
+    EXPECT_NO_THROW(again[1].add_(1));
+  });
+}
+
 }  // namespace
 }  // namespace tessera
