@@ -1,4 +1,4 @@
-# Finds libtorch (>= 2.11) and defines
+# Finds libtorch and defines
 #   tessera::libtorch       headers, torch_cpu and c10: what every layer needs
 #   tessera::libtorch_cuda  torch_cuda and c10_cuda; only where a CUDA toolkit is found
 # Used by our own build and, installed, by tesseraConfig.cmake.
@@ -6,11 +6,18 @@
 # CPU programs link torch_cpu alone: they start faster and take less memory than with the CUDA
 # libraries loaded, and what needs CUDA is in libtessera_cuda.so, loaded on demand.
 
-set(TESSERA_TORCH_VERSION 2.11)
+# One release of each minor version, the oldest first: scripts/setup reads this line.
+set(TESSERA_TESTED_TORCH 2.11.0)
+option(TESSERA_ANY_TORCH "Try a version of libtorch that Tessera is not tested with" OFF)
 
-# The wheel that scripts/setup installs or, in an installed Tessera, what it was built with
-# (TESSERA_BUILT_WITH_TORCH); the caller's Torch_DIR, Torch_ROOT and CMAKE_PREFIX_PATH come first.
-file(GLOB _tessera_wheel "${CMAKE_CURRENT_LIST_DIR}/../.deps/venv/lib/python3*/site-packages/torch")
+# The wheel in the virtual environment of scripts/setup or, in an installed Tessera, what it was built
+# with (TESSERA_BUILT_WITH_TORCH); the caller's Torch_DIR, Torch_ROOT and CMAKE_PREFIX_PATH come first.
+file(GLOB _tessera_wheel "${TESSERA_VENV}/lib/python3*/site-packages/torch")
+if(TESSERA_TORCH_ROOT AND _tessera_wheel AND TESSERA_TORCH_ROOT MATCHES "/site-packages/torch$" AND
+   NOT TESSERA_TORCH_ROOT STREQUAL _tessera_wheel)
+  message(FATAL_ERROR "This build folder was configured with the libtorch in ${TESSERA_TORCH_ROOT}, "
+    "and scripts/setup has chosen ${_tessera_wheel} since: configure it anew with cmake --fresh.")
+endif()
 find_path(TESSERA_TORCH_ROOT include/torch/csrc/api/include/torch/torch.h
   HINTS ${Torch_DIR}/../../.. ${Torch_ROOT} ${_tessera_wheel} ${TESSERA_BUILT_WITH_TORCH}
   PATH_SUFFIXES libtorch torch
@@ -23,9 +30,11 @@ endif()
 file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/headeronly/version.h _version_lines
   REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" _torch_version "${_version_lines}")
-if(_torch_version VERSION_LESS TESSERA_TORCH_VERSION)
-  message(FATAL_ERROR "libtorch ${_torch_version} in ${TESSERA_TORCH_ROOT} is too old: "
-    "Tessera needs ${TESSERA_TORCH_VERSION} or newer. Run scripts/setup or pass another CMAKE_PREFIX_PATH.")
+string(REGEX REPLACE "([0-9]+[.][0-9]+)[.][0-9]+" "\\1" _tested_minors "${TESSERA_TESTED_TORCH}")
+if(NOT _torch_version IN_LIST _tested_minors AND NOT TESSERA_ANY_TORCH)
+  list(JOIN _tested_minors ", " _tested_minors)
+  message(FATAL_ERROR "libtorch ${_torch_version} in ${TESSERA_TORCH_ROOT} is not tested, ${_tested_minors} are: "
+    "run scripts/setup, pass another CMAKE_PREFIX_PATH, or try it with -DTESSERA_ANY_TORCH=ON.")
 endif()
 
 find_package(CUDAToolkit QUIET)

@@ -4,27 +4,37 @@
 supported_distributions="Debian 12, Debian 13, Ubuntu 24.04"
 minimum_python=3.10
 
-# libtorch is this wheel, installed without what it depends on.
-torch_wheel=torch==2.11.0
+# libtorch is torch's wheel, installed without what it depends on: one of the versions that CMake takes,
+# the oldest first.
+read -ra tested_torch < <(sed -n 's/^set(TESSERA_TESTED_TORCH \(.*\))$/\1/p' cmake/TesseraTorch.cmake)
 
-# The wheel for each shared library that libtorch loads and the machine may lack. The versions are
-# those that torch 2.11.0 was built with (cuda-toolkit 13.0.2).
+# The one of them that is meant by "2.13" or "2.13.0"; fails if none is.
+tested_version() {
+  local tested
+  for tested in "${tested_torch[@]}"; do
+    if [[ $tested == "$1" || $tested == "$1".* ]]; then echo "$tested"; return; fi
+  done
+  return 1
+}
+
+# The package for each shared library that libtorch loads and the machine may lack. The wheel of
+# torch says which version (torch_requirements.py).
 declare -A library_wheels=(
-  [libcudart.so.13]=nvidia-cuda-runtime==13.0.96
-  [libcupti.so.13]=nvidia-cuda-cupti==13.0.85
-  [libcublas.so.13]=nvidia-cublas==13.1.0.3
-  [libcublasLt.so.13]=nvidia-cublas==13.1.0.3
-  [libcudnn.so.9]=nvidia-cudnn-cu13==9.19.0.56
-  [libcufft.so.12]=nvidia-cufft==12.0.0.61
-  [libcufile.so.0]=nvidia-cufile==1.15.1.6
-  [libcurand.so.10]=nvidia-curand==10.4.0.35
-  [libcusolver.so.12]=nvidia-cusolver==12.0.4.66
-  [libcusparse.so.12]=nvidia-cusparse==12.6.3.3
-  [libcusparseLt.so.0]=nvidia-cusparselt-cu13==0.8.0
-  [libnccl.so.2]=nvidia-nccl-cu13==2.28.9
-  [libnvJitLink.so.13]=nvidia-nvjitlink==13.0.88
-  [libnvrtc.so.13]=nvidia-cuda-nvrtc==13.0.88
-  [libnvshmem_host.so.3]=nvidia-nvshmem-cu13==3.4.5
+  [libcudart.so.13]=nvidia-cuda-runtime
+  [libcupti.so.13]=nvidia-cuda-cupti
+  [libcublas.so.13]=nvidia-cublas
+  [libcublasLt.so.13]=nvidia-cublas
+  [libcudnn.so.9]=nvidia-cudnn-cu13
+  [libcufft.so.12]=nvidia-cufft
+  [libcufile.so.0]=nvidia-cufile
+  [libcurand.so.10]=nvidia-curand
+  [libcusolver.so.12]=nvidia-cusolver
+  [libcusparse.so.12]=nvidia-cusparse
+  [libcusparseLt.so.0]=nvidia-cusparselt-cu13
+  [libnccl.so.2]=nvidia-nccl-cu13
+  [libnvJitLink.so.13]=nvidia-nvjitlink
+  [libnvrtc.so.13]=nvidia-cuda-nvrtc
+  [libnvshmem_host.so.3]=nvidia-nvshmem-cu13
 )
 
 # Distribution packages: the tools of a build, the libraries, the demo's text (Perl's manual).

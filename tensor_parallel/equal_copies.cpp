@@ -17,6 +17,7 @@
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/detail/module_names.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/kernels/detail/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
@@ -216,13 +217,13 @@ void EqualCopies::compare_after_backward(nn::TensorList outputs) {
     if (!output->defined() || !output->requires_grad()) {
       continue;
     }
-    output->register_hook([copies = shared_from_this()](const at::Tensor&) {
+    tessera::detail::add_own_hook(*output, tessera::detail::OwnHook::kNotice, [copies = shared_from_this()](const at::Tensor& gradient) {
       const int backward = torch::autograd::get_current_graph_task_id();
-      if (std::exchange(copies->backward_, backward) == backward) {
-        return;
+      if (std::exchange(copies->backward_, backward) != backward) {
+        call_at_end_of_backward(
+            [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });
       }
-      call_at_end_of_backward(
-          [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });
+      return gradient;
     });
   }
 }

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/graph_node.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/linear.h"
 
@@ -49,13 +50,6 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
-}
-
-/// A node that libtorch frees without a recursion through all that it leads to.
-template <class T, class... Arguments>
-std::shared_ptr<T> make_node(Arguments&&... arguments) {
-  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...),
-                            torch::autograd::deleteNode);
 }
 
 /// The input of one gather: the shard between forward and backward, all of it for the weights'
@@ -183,13 +177,13 @@ struct ProductBackward final : Node {
 };
 
 /// The gather that made x, if a product of x and weight may leave x to it.
-std::shared_ptr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
+tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || !tessera::is_distributed(weight)) {
     return nullptr;
   }
   const Layout& layout = *sharding_spec(weight).layout;
   const bool columns = layout.mesh_ndim() == 1 && layout.sharded_dim(0) == 0;
-  return columns ? std::dynamic_pointer_cast<GatherBackward>(x.grad_fn()) : nullptr;
+  return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
 /// Below autograd: distributed over the last dimension as the weight is over its first.
@@ -219,7 +213,7 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
   }
   const std::uint64_t late_number = at::sequence_number::get_and_increment();
   const auto node =
-      make_node<GatherBackward>(std::make_shared<GatheredInput>(shard), shard, late_number);
+      tessera::detail::make_node<GatherBackward>(std::make_shared<GatheredInput>(shard), shard, late_number);
   node->set_next_edges(torch::autograd::collect_next_edges(shard.tensor()));
   torch::autograd::set_history(whole, node);
   return whole;
@@ -227,15 +221,15 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
 
 at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
                               const at::Tensor& bias) {
-  const std::shared_ptr<GatherBackward> gather = gather_of(x, weight);
+  const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
   if (gather == nullptr) {
     return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
   }
   at::Tensor product = local_product(x, weight);
-  const auto node = make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
+  const auto node = tessera::detail::make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
   Edge of_weight;
   if (weight.requires_grad()) {
-    const auto late = make_node<WeightBackward>(gather->late_number, gather->input, weight);
+    const auto late = tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, weight);
     late->set_next_edges(torch::autograd::collect_next_edges(weight));
     of_weight = Edge(late, late->add_input_metadata(product));
   }

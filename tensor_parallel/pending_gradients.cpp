@@ -12,6 +12,7 @@
 
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera::tensor_parallel {
 
@@ -28,9 +29,10 @@ void PendingGradients::watch(const std::vector<nn::SlotPtr>& slots) {
 
 void PendingGradients::watch(const at::Tensor& leaf) {
   // By weak reference: the hook lives in the leaf's own autograd state, and would keep it alive.
-  leaf.register_hook([self = shared_from_this(),
-                      weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
-                          leaf.getIntrusivePtr())](const at::Tensor& gradient) {
+  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
+      leaf.getIntrusivePtr());
+  using tessera::detail::OwnHook;
+  tessera::detail::add_own_hook(leaf, OwnHook::kLayout, [self = shared_from_this(), weak](const at::Tensor& gradient) {
     // Autograd holds the leaf while its hook runs, so that lock() succeeds.
     return self->take(at::Tensor(weak.lock()), gradient);
   });

@@ -15,6 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/graph_node.h"
+
 namespace tessera::fsdp {
 namespace {
 
@@ -70,9 +73,7 @@ bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
   if (inputs.empty()) {
     return false;
   }
-  // deleteNode, since a long chain of nodes that free each other would overflow the stack.
-  const std::shared_ptr<CallAfter> node(new CallAfter(std::move(callback)),
-                                        torch::autograd::deleteNode);
+  const auto node = tessera::detail::make_node<CallAfter>(std::move(callback));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
@@ -89,7 +90,10 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
     if (needs_gradient(tensor)) {
       // A hook on each result: which of them backward reaches first is not known, and some it may
       // never reach. pre_backward() ignores all but the first.
-      tensor->register_hook([callback](const at::Tensor&) { callback(); });
+      tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice, [callback](const at::Tensor& gradient) {
+        callback();
+        return gradient;
+      });
       any = true;
     }
   }

@@ -50,6 +50,12 @@ class Architecture(unittest.TestCase):
                 with self.subTest(file=path.relative_to(ROOT).as_posix(), includes=used):
                     self.assertIn(used, below(layer, arrows))
 
+    def test_only_internals_ask_for_the_version_of_libtorch(self):
+        asking = {path.relative_to(ROOT).as_posix()
+                  for folder in (*FOLDERS, "include", "examples", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.*")
+                  if path.suffix in (".cpp", ".h", ".inl", ".cu") and "TORCH_VERSION" in path.read_text()}
+        self.assertEqual({path for path in asking if "internals/" not in path}, set())
+
     def test_every_room_is_in_the_table(self):
         page = (ROOT / "docs/architecture.md").read_text()
         table = page.split("\n## Rooms\n")[1].split("\n## ")[0]

@@ -40,7 +40,8 @@ class ReplicationScope {
   bool outer_;
 };
 
-/// Whether a ReplicationScope is active on this thread, or a formula of a gradient is computed.
+/// Whether a ReplicationScope is active on this thread, or a formula of a gradient is computed; not
+/// where a hook of the program may run instead.
 bool plain_tensors_are_replicated();
 
 /// How many times this thread, or a backward of what it computed, redistributed an argument because

@@ -2,7 +2,6 @@
 #include "cuda/nccl_group.h"
 
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/version.h>
 
 #include <cstdlib>
 #include <future>
@@ -13,16 +12,6 @@
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
-
-// ProcessGroupNCCL::Options embeds a structure of nccl.h: with another header it has another size
-// than in libtorch. check_nccl() looks at what libtorch says of itself; this is for the wheel that
-// scripts/setup installs.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11
-static_assert(
-    NCCL_VERSION_CODE == NCCL_VERSION(2, 28, 9),
-    "libtorch 2.11 was built with NCCL 2.28.9: pass -DTESSERA_NCCL_INCLUDE=DIR, where DIR "
-    "holds that version's nccl.h");
-#endif
 
 namespace tessera::comm {
 namespace {

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "agreement/agreement.h"
 #include "execute/foreach.h"
 #include "execute/run_local.h"
 #include "overrides/backward_zeros.h"
@@ -51,23 +50,6 @@ void run_decomposed(PlannedCall& call) {
   const c10::DispatchKeySet below =
       c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
   call.op.redispatchBoxed(keys & below, &call.stack);
-}
-
-/// Of the plain tensors that are taken for replicated. What `out` held before does not matter.
-void compare_plain(const PlannedCall& call) {
-  const auto arguments = call.arguments();
-  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
-  for (const int argument : call.info.written) {
-    const auto index = static_cast<std::size_t>(argument);
-    if (call.op.schema().arguments()[index].kwarg_only()) {
-      read[index] = {};
-    }
-  }
-  std::vector<at::Tensor> tensors = bind_call(call.info, read).tensors;
-  std::erase_if(tensors, [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
-  });
-  check_replicated(call.plan.replicated.mesh, call.info.name, tensors);
 }
 
 /// Runs a call that this thread's scopes allow; its collectives carry the operator's name. The

@@ -47,7 +47,7 @@ void FusedNode::record(const at::Tensor& result) {
   if (const DistributedTensorImpl* impl = as_distributed(result)) {
     result_ = impl->spec();
   }
-  torch::autograd::set_history(result, shared_from_this());
+  torch::autograd::set_history(result, pointer_to(*this));
 }
 
 /// A pending sum and a gradient that is split otherwise are brought there first, so that the

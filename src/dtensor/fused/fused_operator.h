@@ -17,6 +17,7 @@
 #include "dispatch/unboxed_kernel.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/core/detail/library_rule.h"
+#include "tessera/internals/detail/graph_node.h"
 
 namespace tessera::detail {
 
@@ -101,11 +102,11 @@ class FusedNode : public torch::autograd::Node {
 
 /// The node of a call with these tensors; nullptr where no gradient of any is wanted.
 template <class NodeOfOperator, class... Tensors>
-std::shared_ptr<NodeOfOperator> node_for(const Tensors&... inputs) {
+NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   if (!torch::autograd::compute_requires_grad(inputs...)) {
     return nullptr;
   }
-  std::shared_ptr<NodeOfOperator> node(new NodeOfOperator, torch::autograd::deleteNode);
+  auto node = make_node<NodeOfOperator>();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   return node;
 }

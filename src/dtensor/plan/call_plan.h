@@ -127,6 +127,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 /// and sees to it that plain tensors among the arguments get plain gradients.
 void check_policy(const PlannedCall& call);
 
+/// Throws Error, on all ranks, unless the plain tensors that the call reads are equal on the ranks
+/// of its mesh. Collective, between the hosts.
+void compare_plain(const PlannedCall& call);
+
 /// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
 /// module have not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);

@@ -2,10 +2,6 @@
 // plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
 // scopes of the calling thread say whether it may.
 
-#include <ATen/core/NamedTensor.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
 #include <mutex>
 #include <set>
@@ -16,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "agreement/agreement.h"
 #include "dispatch/rank_state.h"
 #include "plan/bound_call.h"
 #include "plan/call_plan.h"
@@ -25,6 +22,7 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera {
 namespace {
@@ -47,13 +45,10 @@ ReplicationScope::~ReplicationScope() {
   replicate_here = outer_;
 }
 
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. A hook
-// runs between the formulas, and what it brings along is the program's. The engine's current node
-// is the same in both; a node switches names off while it computes, and nothing else around a hook
-// does.
+// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a hook
+// brings along is the program's.
 bool plain_tensors_are_replicated() {
-  return replicate_here ||
-         (!at::NamesMode::is_enabled() && torch::autograd::get_current_node() != nullptr);
+  return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
 }
 
 std::int64_t implicit_redistributions() {
@@ -202,17 +197,22 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether backward adds up two gradients of one tensor, which met plain tensors here and
-/// distributed ones there: it computes no formula then. A hook that adds looks the same.
-bool sums_gradients(const PlannedCall& call) {
-  return torch::autograd::get_current_graph_task_id() != -1 &&
-         (call.info.name == "aten::add.Tensor" || call.info.name == "aten::add_.Tensor");
-}
-
 /// Whether ranks may have other values of the plain tensors of a call that takes some.
 bool may_differ(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
+}
+
+/// A hook's plain tensor may be the same on every rank: it is no part of a forward, whose scopes
+/// would say so. So the ranks look.
+void check_plain(const PlannedCall& call) {
+  if (plain_is_replicated_on(call.plan.replicated.mesh) || !may_differ(call)) {
+    return;
+  }
+  if (backward_code() == BackwardCode::kNone) {
+    fail_of_mixing(call);
+  }
+  compare_plain(call);
 }
 
 void keep_gradients_plain(const PlannedCall& call) {
@@ -236,13 +236,27 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
   return "";
 }
 
+// What `out` held before does not matter.
+void compare_plain(const PlannedCall& call) {
+  const auto arguments = call.arguments();
+  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
+  for (const int argument : call.info.written) {
+    const auto index = static_cast<std::size_t>(argument);
+    if (call.op.schema().arguments()[index].kwarg_only()) {
+      read[index] = {};
+    }
+  }
+  std::vector<at::Tensor> tensors = bind_call(call.info, read).tensors;
+  std::erase_if(tensors, [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
+  });
+  check_replicated(call.plan.replicated.mesh, call.info.name, tensors);
+}
+
 // Every rank has the same plan and the same scopes, and throws here before it has moved anything.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
-    if (!plain_is_replicated_on(call.plan.replicated.mesh) && may_differ(call) &&
-        !sums_gradients(call)) {
-      fail_of_mixing(call);
-    }
+    check_plain(call);
     keep_gradients_plain(call);
   }
   if (call.plan.moves && !call.plan.asked_for) {

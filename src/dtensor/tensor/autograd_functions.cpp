@@ -18,6 +18,7 @@
 #include "tensor/leaf_gradient.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/graph_node.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -35,15 +36,13 @@ const DistributedTensorImpl& checked_impl(const at::Tensor& tensor) {
 }
 
 /// Records for autograd that `output` is a function of `input` whose backward is a Backward node,
-/// made from `arguments`. `output` must have no history and share no impl with `input`. deleteNode
-/// frees a long chain of nodes without a recursion through all of it.
+/// made from `arguments`. `output` must have no history and share no impl with `input`.
 template <class Backward, class... Arguments>
 at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
   if (!torch::autograd::compute_requires_grad(input)) {
     return output;
   }
-  std::shared_ptr<Backward> node(new Backward(std::forward<Arguments>(arguments)...),
-                                 torch::autograd::deleteNode);
+  const auto node = make_node<Backward>(std::forward<Arguments>(arguments)...);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, node);
   return output;

@@ -5,13 +5,11 @@
 
 #include "tensor/leaf_gradient.h"
 
-#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <algorithm>
 
 #include "tensor/autograd_functions.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera::detail {
 
@@ -26,7 +24,7 @@ bool is_trainable_leaf(const DistributedTensorImpl& impl) {
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
   // Holds the spec, not the tensor, which owns the hook: that would be a cycle.
-  tensor.register_hook([spec = impl.spec()](const at::Tensor& gradient) {
+  add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;
     }
@@ -36,35 +34,23 @@ void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor
 
 namespace {
 
-/// A class rather than a lambda, so that it is found among a tensor's hooks.
-struct MakePlain {
-  at::TensorBase operator()(const at::TensorBase& base) const {
-    const at::Tensor gradient(base);
-    if (!gradient.defined() || !tessera::is_distributed(gradient)) {
-      return base;
-    }
-    const ShardingSpec& spec = sharding_spec(gradient);
-    const LayoutPtr whole =
-        Layout::replicated(spec.layout->mesh_sizes(), static_cast<int>(gradient.dim()));
-    return to_local_with_gradient(as_layout(gradient, {spec.mesh, whole}), whole);
+at::Tensor make_plain(const at::Tensor& gradient) {
+  if (!gradient.defined() || !tessera::is_distributed(gradient)) {
+    return gradient;
   }
-};
-
-/// A leaf meets operators in every step, and keeps its hooks.
-bool has_hook(const at::Tensor& tensor) {
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta != nullptr && meta->cpp_hooks_list_ != nullptr &&
-         std::ranges::any_of(*meta->cpp_hooks_list_, [](const auto& hook) {
-           return hook.template target<MakePlain>() != nullptr;
-         });
+  const ShardingSpec& spec = sharding_spec(gradient);
+  const LayoutPtr whole =
+      Layout::replicated(spec.layout->mesh_sizes(), static_cast<int>(gradient.dim()));
+  return to_local_with_gradient(as_layout(gradient, {spec.mesh, whole}), whole);
 }
 
 }  // namespace
 
+/// A leaf meets operators in every step, and keeps its hooks.
 void keep_gradient_plain(const at::Tensor& tensor) {
   // Without GradMode, too: the forward of a torch::autograd::Function runs so.
-  if (!has_hook(tensor)) {
-    at::impl::GetVariableHooks()->_register_hook(tensor, MakePlain{});
+  if (!has_own_hook(tensor, OwnHook::kMakePlain)) {
+    add_own_hook(tensor, OwnHook::kMakePlain, &make_plain);
   }
 }
 

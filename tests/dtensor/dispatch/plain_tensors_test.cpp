@@ -109,13 +109,42 @@ TEST(PlainTensor, ThatMetPlainAndDistributedOnesHasTheSumOfBothGradients) {
   });
 }
 
-TEST(Hook, MayNotMultiplyADistributedGradientByAPlainTensor) {
+TEST(Hook, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
     const at::Tensor y = x * 2;
     const at::Tensor mask = at::full({5, 3}, rank.rank(), at::kDouble);
     y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
-    EXPECT_ERROR(y.sum().backward(), "aten::mul.Tensor mixes distributed tensors with plain ones");
+    EXPECT_ERROR(y.sum().backward(),
+                 "aten::mul.Tensor takes plain tensors for the same on every rank", "plain tensor 0");
+  });
+}
+
+TEST(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor y = x * 2;
+    for (const at::Tensor& tensor : {x, y}) {
+      tensor.register_hook(
+          [](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
+    }
+    y.sum().backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(),
+                             2 * values({5, 3}, 1).square()));
+  });
+}
+
+TEST(Hook, ThatLooksOnLeavesTheFormulaOfItsNodeAsItIs) {
+  const at::Tensor alone = values({5, 3}).requires_grad_();
+  at::cumprod(alone, 0).sum().backward();
+  RunRanks(2, [&](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor y = at::cumprod(x, 0);
+    int calls = 0;
+    y.register_hook([&](const at::Tensor&) { ++calls; });
+    y.sum().backward();
+    EXPECT_EQ(calls, 1);
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), alone.grad()));
   });
 }
 

@@ -1,0 +1,70 @@
+#include "tessera/internals/detail/gradient_hooks.h"
+
+#include <torch/csrc/autograd/cpp_hook.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace tessera::detail {
+namespace {
+
+using torch::autograd::FunctionPreHook;
+using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
+
+/// A class rather than a lambda, so that it is found among the hooks of a tensor or a node.
+struct Tagged {
+  OwnHook what;
+  std::function<at::Tensor(const at::Tensor&)> hook;
+
+  at::TensorBase operator()(const at::TensorBase& gradient) const {
+    return hook(at::Tensor(gradient));
+  }
+};
+
+/// A hook that was taken away leaves its place in the list.
+bool is_of_program(const CppHook& hook) {
+  return hook && hook.target<Tagged>() == nullptr;
+}
+
+bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
+  using torch::autograd::CppFunctionSingleTensorPreHook;
+  using torch::autograd::CppFunctionTensorPreHook;
+  if (const auto* list = dynamic_cast<const CppFunctionTensorPreHook*>(hook.get())) {
+    return std::ranges::any_of(*list->hooks_, [](const CppHook& each) { return is_of_program(each); });
+  }
+  const auto* single = dynamic_cast<const CppFunctionSingleTensorPreHook*>(hook.get());
+  return single == nullptr || is_of_program(single->hook_);
+}
+
+}  // namespace
+
+void add_own_hook(const at::Tensor& tensor, OwnHook what,
+                  std::function<at::Tensor(const at::Tensor&)> hook) {
+  at::impl::GetVariableHooks()->_register_hook(tensor, Tagged{what, std::move(hook)});
+}
+
+bool has_own_hook(const at::Tensor& tensor, OwnHook what) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->cpp_hooks_list_ != nullptr &&
+         std::ranges::any_of(*meta->cpp_hooks_list_, [&](const CppHook& hook) {
+           const auto* tagged = hook.target<Tagged>();
+           return tagged != nullptr && tagged->what == what;
+         });
+}
+
+BackwardCode backward_code() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) {
+    return BackwardCode::kNone;
+  }
+  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
+  const bool hooked = std::ranges::any_of(node->tensor_pre_hooks(), of_program) ||
+                      !node->pre_hooks().empty() || !node->post_hooks().empty() ||
+                      node->tensor_post_acc_grad_hooks() != nullptr;
+  return hooked ? BackwardCode::kFormulaOrHook : BackwardCode::kFormula;
+}
+
+}  // namespace tessera::detail

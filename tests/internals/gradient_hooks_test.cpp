@@ -1,0 +1,57 @@
+// Canary: the hooks of a tensor and of its node are found, and told from the library's own.
+
+#include "tessera/internals/detail/gradient_hooks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera::detail {
+namespace {
+
+/// Notes what runs where it is called.
+auto noting(std::vector<BackwardCode>& codes) {
+  return [&codes](const at::Tensor& gradient) {
+    codes.push_back(backward_code());
+    return gradient;
+  };
+}
+
+TEST(GradientHooksCanary, OfTheLibraryAreFoundAndCountAsFormulas) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = x * 2;
+  for (const at::Tensor& tensor : {x, y}) {
+    EXPECT_FALSE(has_own_hook(tensor, OwnHook::kNotice));
+    add_own_hook(tensor, OwnHook::kNotice, noting(codes));
+    EXPECT_TRUE(has_own_hook(tensor, OwnHook::kNotice));
+    EXPECT_FALSE(has_own_hook(tensor, OwnHook::kMakePlain));
+  }
+  y.sum().backward();
+  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormula));
+  EXPECT_EQ(backward_code(), BackwardCode::kNone);
+}
+
+TEST(GradientHooksCanary, OfTheProgramAreSeenOnLeavesAndOthers) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = x * 2;
+  x.register_hook(noting(codes));
+  y.register_hook(noting(codes));
+  y.sum().backward();
+  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrHook));
+}
+
+TEST(GradientHooksCanary, ThatWereTakenAwayCountNoMore) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const unsigned hook = x.register_hook([](const at::Tensor& gradient) { return gradient; });
+  add_own_hook(x, OwnHook::kNotice, noting(codes));
+  x.remove_hook(hook);
+  x.sum().backward();
+  EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
+}
+
+}  // namespace
+}  // namespace tessera::detail
