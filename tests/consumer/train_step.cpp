@@ -7,9 +7,10 @@
 
 #include <cmath>
 #include <cstdio>
-#include <exception>
 
+#include "tessera/comm/run_main.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/initialization.h"
@@ -81,9 +82,7 @@ bool agree(const std::vector<double>& a, const std::vector<double>& b) {
   return true;
 }
 
-}  // namespace
-
-int main() try {
+void run_rank() {
   const auto world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const auto losses = train(init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"}), 10);
@@ -93,12 +92,11 @@ int main() try {
     std::printf("loss %.6f -> %.6f on %d ranks, %.6f on one\n", losses.front(), losses.back(),
                 world->size(), alone.back());
   }
-  if (!(losses.back() < losses.front()) || !agree(losses, alone)) {
-    std::fprintf(stderr, "the loss is wrong\n");
-    return 1;
-  }
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+  TESSERA_CHECK(losses.back() < losses.front() && agree(losses, alone), "the loss is wrong");
+}
+
+}  // namespace
+
+int main() {
+  return comm::run_main(&run_rank);
 }

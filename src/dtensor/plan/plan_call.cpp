@@ -94,7 +94,7 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
     }
     plan.inputs.push_back(input_of(tensor, plan.replicated));
   }
-  plan.compares_plain = plan.mixes_plain && checks_calls() && !bound.tensors.front().is_meta();
+  plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
 /// No rule: gather everything. Also for random operators with one, which run as a whole.

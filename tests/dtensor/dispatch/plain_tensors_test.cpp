@@ -12,6 +12,7 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
@@ -55,6 +56,16 @@ TEST(PlainNumber, ThatTheProgramWritesIsNone) {
                                1e-5, 1e-8, true))
           << i;
     }
+  });
+}
+
+TEST(PlainNumber, WithoutAGradientIsComparedWhereChecksAreAskedFor) {
+  const testing::DebugChecks debug("1");
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor penalty = leaf(rank.mesh({2}, {"dp"})).square().sum();
+    EXPECT_ERROR(penalty - at::full({}, rank.rank(), at::kDouble),
+                 "aten::sub.Tensor takes plain tensors for the same on every rank");
+    EXPECT_NO_THROW((2 * penalty - at::full({}, 3.0)).backward());
   });
 }
 
