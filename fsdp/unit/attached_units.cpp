@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "unit/boundary.h"
+#include "unit/requested_gradients.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -21,6 +22,11 @@ class KeptByUnit final : public nn::SlotKeeper {
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
     return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+  }
+
+  bool brought_nonfinite(const nn::ParameterSlot& slot) const override {
+    const std::shared_ptr<Unit> unit = unit_.lock();
+    return unit != nullptr && unit->parameters().brought_nonfinite(slot);
   }
 
  private:
@@ -70,6 +76,7 @@ void make_unit(const UnitSpec& spec) {
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
+  offer_gradients(unit);
   for (nn::ModuleBase* module : spec.modules) {
     module->attach(unit);
   }

@@ -154,6 +154,7 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets, const 
     return all;
   }
   if (options.tokens.defined()) {
+    nn::note_weighing();
     return all.div(options.tokens.to(all.options()));
   }
   const at::Tensor count = count_of(targets, options.ignore_index);
