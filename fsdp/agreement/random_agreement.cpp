@@ -72,7 +72,7 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
-                                    const GroupsToCompare& groups) {
+                                    std::int64_t count, const GroupsToCompare& groups) {
   // A random operator that nobody expected was waited for by all ranks.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
@@ -81,13 +81,14 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Mostly all ranks have the same: two numbers go with the rows, the largest hash and, turned
-  // round, the least; the counts only if they differ.
+  // Mostly all ranks have the same: of each number the largest goes with the rows and, turned
+  // round, the least; the counts only if their hashes differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !origins_.settled();
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
   const std::int64_t origin = OriginAgreement::hash_of(compared);
-  const std::vector<std::int64_t> largest = rows->settle({hash, ~hash, origin, ~origin});
+  const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
+  rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
     // Who left an operator out has counted less than who did not.
     raise_to_largest(counts, dims);

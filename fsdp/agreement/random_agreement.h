@@ -15,20 +15,29 @@ namespace tessera::fsdp {
 /// Asked once.
 using GroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
+/// The least and the most that a rank has.
+struct RowRange {
+  std::int64_t least = 0;
+  std::int64_t most = 0;
+};
+
 /// What the ranks tell each other of random numbers when a training forward of a model begins: how
 /// many rows they have, and how many random operators they have counted. A rank that left some out,
 /// as one without rows may, goes on with the others' counts.
 class RandomAgreement {
  public:
-  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`. With
+  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`, of
+  /// which this rank has `count`. With
   /// the first exchange goes that of the origins of `groups`, which must be the same on all ranks.
   /// Collective over them, between the hosts, in the first two forwards, and in later ones if the
   /// model has drawn: all ranks then know that it does. One that draws nothing pays nothing. Throws
   /// PeerError, and as OriginAgreement::settle.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
-                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
+                     const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const GroupsToCompare& groups);
+  /// How many rows the ranks had when they last compared them.
+  const RowRange& rows() const { return rows_; }
 
  private:
   using Counts = std::vector<std::int64_t>;
@@ -36,6 +45,7 @@ class RandomAgreement {
   OriginAgreement origins_;
   Counts agreed_;       ///< of the last forward that compared them; empty: none has
   bool draws_ = false;  ///< on any rank
+  RowRange rows_;
   bool quiet_ = false;  ///< two forwards have compared them, and nothing was drawn
   /// Of the forward before this one, where its ranks did not compare them.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;

@@ -14,6 +14,12 @@
 #include "tessera/core/detail/environment_switch.h"
 
 namespace tessera::fsdp {
+namespace {
+
+/// Of a unit's smallest gradient, which is kept: as much as a norm's weight or a bias has.
+constexpr std::int64_t kSampleNumel = 8192;
+
+}  // namespace
 
 /// Until the first forward there are no unsharded tensors.
 bool GradientState::any_unsharded() const {
@@ -42,7 +48,7 @@ void GradientState::keep() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
     // Whether anything came differs between ranks; whether it might have, does not.
-    if (parameter.trainable() || parameter.has_kept()) {
+    if (!parameter.left_out() && (parameter.trainable() || parameter.has_kept())) {
       parameter.keep(take_gradient(parameter.unsharded()), shards_->layout().reduce_dtype());
     }
   }
@@ -51,8 +57,15 @@ void GradientState::keep() {
 bool GradientState::awaits_reduction() const {
   // Never from whether a gradient came: a rank that used no parameter must still take part.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
-    return parameter.has_kept() || (settings_->all_reduce && parameter.has_left_to_replicas());
+    return !parameter.left_out() &&
+           (parameter.has_kept() || (settings_->all_reduce && parameter.has_left_to_replicas()));
   });
+}
+
+void GradientState::show_expected() {
+  for (ShardedParameter& parameter : shards_->parameters()) {
+    parameter.show_expected();
+  }
 }
 
 std::vector<ShardedParameter*> GradientState::accumulated() {
@@ -103,17 +116,42 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return gradient;
 }
 
+/// Once reduced, a NaN of one rank is on all of them. It is in all gradients that its rows have
+/// reached, so that the smallest says whose it was; to look at them all would cost every step.
+void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
+                                const std::vector<UnshardedGradient>& gradients) {
+  sampled_.reset();
+  sample_.reset();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = gradients[i].local;
+    const std::int64_t least = sample_.defined() ? sample_.numel() : kSampleNumel + 1;
+    if (gradient.defined() && gradient.numel() > 0 && gradient.numel() < least) {
+      sampled_ = parameters[i]->slot();
+      sample_ = gradient;
+    }
+  }
+}
+
+bool GradientState::brought_nonfinite(const nn::ParameterSlot& slot) const {
+  return sampled_.get() == &slot && !sample_.isfinite().all().item<bool>();
+}
+
 void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
     // All that any rank may have a gradient of: what is sent never depends on the rank. A parameter
     // that was frozen since still has what earlier micro-batches left.
+    if (parameter.left_out()) {
+      continue;
+    }
     if (parameter.trainable() || parameter.has_kept() || parameter.has_left_to_replicas()) {
       trainable.push_back(&parameter);
       gradients.push_back(gradient_to_reduce(parameter));
+      parameter.expect();
     }
   }
+  keep_sample(trainable, gradients);
   if (!trainable.empty()) {
     reduction_.emplace(std::move(trainable), std::move(gradients), shards_->mesh(),
                        reduction_options(), context);

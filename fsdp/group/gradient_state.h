@@ -32,6 +32,8 @@ class GradientState {
   /// Whether some were set aside, or wait for the replicas, that a reduction now would complete.
   /// The same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;
+  /// A backward has ended and may have left reductions under way (ShardedParameter).
+  void show_expected();
   /// The parameters whose gradients were handed out since their use was settled.
   std::vector<ShardedParameter*> accumulated();
 
@@ -46,16 +48,23 @@ class GradientState {
   void finish_reduce(CommContext& context);
   /// Forgets it.
   void forget_reduction(CommContext& context);
+  /// Whether this rank's own gradient of the parameter in `slot` is kept from the last reduction,
+  /// as the smallest one of a group is, and is not finite. Waits for the device.
+  bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
   void warn_of_nonfinite(const ShardedParameter& parameter, const at::Tensor& gradient) const;
   UnshardedGradient gradient_to_reduce(ShardedParameter& parameter) const;
   ReductionOptions reduction_options() const;
+  void keep_sample(const std::vector<ShardedParameter*>& parameters,
+                   const std::vector<UnshardedGradient>& gradients);
 
   GroupShards* shards_;
   std::shared_ptr<const Settings> settings_;
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
+  nn::SlotPtr sampled_;  ///< the parameter of sample_
+  at::Tensor sample_;    ///< its unreduced gradient; undefined: none was small enough
 };
 
 }  // namespace tessera::fsdp

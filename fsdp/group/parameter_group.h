@@ -20,10 +20,12 @@ class ParameterGroup {
                  const std::shared_ptr<const Settings>& settings);
 
   const std::vector<ShardedParameter>& parameters() const { return shards_->parameters(); }
+  std::vector<ShardedParameter>& parameters() { return shards_->parameters(); }
   const DataMesh& mesh() const { return shards_->mesh(); }
   GatheredState& gathered() { return gathered_; }
   const GatheredState& gathered() const { return gathered_; }
   GradientState& gradients() { return gradients_; }
+  const GradientState& gradients() const { return gradients_; }
 
   /// Lays the shards out, and the unsharded tensors, where something was put into the slots or
   /// converted since. To be called before the first unshard of an iteration. Throws as

@@ -17,6 +17,14 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::ranges::find(names, name) != names.end();
 }
 
+/// Whether two slices of one mesh extend along one dimension of it, as flattened ones may that have
+/// no name in common. Slices of different dimensions cross in this rank alone.
+bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
+  return std::ranges::count_if(a.ranks(), [&](int rank) {
+           return std::ranges::find(b.ranks(), rank) != b.ranks().end();
+         }) > 1;
+}
+
 /// The slice of the common root that has the dimensions of both meshes: flattened ones, then the
 /// root's in its order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
@@ -27,10 +35,13 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   const std::vector<std::string>& others = outer.shape().names();
   const bool disjoint =
       !own.empty() && std::ranges::none_of(own, [&](auto& dim) { return contains(others, dim); });
-  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: parameter '", name,
-                "' is distributed on ", to_string(outer),
-                ", which is not another slice of the mesh that ", to_string(mesh),
+  TESSERA_CHECK(outer.root() == root && disjoint, "fully_shard: ", name, " is distributed on ",
+                to_string(outer), ", which is not another slice of the mesh that ", to_string(mesh),
                 " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
+  TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
+                to_string(outer), ", and was to be split over ", to_string(mesh),
+                " as well, of which that is a part: a dimension splits a tensor once; give this "
+                "parameter the other dimensions by Options::parameter_mesh, or leave it plain");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();
   std::vector<std::string> names;
@@ -88,9 +99,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
   Layout::Dims dims(static_cast<std::size_t>(tensor.dim()));
   if (tessera::is_distributed(tensor)) {
     const ShardingSpec& spec = sharding_spec(tensor);
-    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: parameter '", name,
-                  "' is a pending reduction, ", to_string(*spec.layout),
-                  "; redistribute it to Replicate() or Shard(...) first");
+    TESSERA_CHECK(!spec.layout->is_partial(), "fully_shard: ", name, " is a pending reduction, ",
+                  to_string(*spec.layout), "; redistribute it to Replicate() or Shard(...) first");
     joined = joined_mesh(spec.mesh, mesh, name);
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
@@ -98,9 +108,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     // The innermost split: each rank of tensor parallelism shards what it has, of a fused weight
     // (q, k and v in one matrix) each part by itself.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
-    TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of parameter '", name,
-                  "' of sizes ", tensor.sizes(), " is split as ",
-                  to_string(*sharding_spec(tensor).layout),
+    TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
+                  tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),
                   ", and cannot be split further; let shard_placement return ",
                   tensor.dim() > 1 ? "Shard of another dimension or Replicate()" : "Replicate()");
     digit->mesh_dims.push_back(

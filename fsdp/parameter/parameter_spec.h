@@ -40,7 +40,8 @@ std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim)
 /// the innermost split, of each part (nullopt: once it is replicated there): a plain tensor on that
 /// mesh; one that tensor parallelism has distributed, on the mesh of both (a slice of their common
 /// root).
-/// Throws Error, naming the parameter `name`, for a tensor that cannot be split further so.
+/// Throws Error, with `name` as what the parameter is called, for a tensor that cannot be split
+/// further so.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 

@@ -128,6 +128,19 @@ bool ShardedParameter::adopt() {
   return true;
 }
 
+void ShardedParameter::set_stand_in(MakeStandIn make) {
+  make_stand_in_ = std::move(make);
+}
+
+/// libtorch keeps its node of a leaf weakly, and makes one where there is none. A conversion takes
+/// it away, since it knows the leaf's type.
+void ShardedParameter::show_stand_in() {
+  if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
+    stand_in_ = make_stand_in_(sharded_);
+    torch::autograd::impl::set_grad_accumulator(sharded_, stand_in_);
+  }
+}
+
 void ShardedParameter::set_unsharded(const at::Tensor& local) {
   const c10::AutoGradMode no_grad(false);
   // Plain before fully_shard, plain in forward: users' operators see no distributed tensor.
@@ -139,6 +152,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
     leave_gradient_pending(unsharded_);
   }
   counted_version_ = version();
+  show_stand_in();
 }
 
 void ShardedParameter::count_writes() {
@@ -173,6 +187,52 @@ void ShardedParameter::settle_unreduced() {
   }
 }
 
+void ShardedParameter::expect() {
+  notice_drop();
+  ++expected_;
+}
+
+void ShardedParameter::show_expected() {
+  notice_drop();
+  if (expected_ > discarded_ || (awaited_ && gradient().defined())) {
+    unreduced_gradient().expects = true;
+    shown_expected_ = &unreduced_gradient();
+  }
+}
+
+/// libtorch tells nobody that a gradient was dropped: it shows when the next one comes.
+void ShardedParameter::notice_drop() {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  const bool expects = waiting != nullptr && waiting->expects;
+  if (shown_expected_ != nullptr && !(expects && waiting == shown_expected_)) {
+    shown_expected_ = nullptr;
+    discarded_ = expected_;
+    arriving_.clear();
+  }
+  TESSERA_CHECK(shown_expected_ != nullptr || !expects, "the gradient of ", describe(*slot_),
+                " was put back, but it was taken away while reductions were under way that have "
+                "ended since; take it away after a backward with set_is_last_backward(true)");
+}
+
+/// Whether what a reduction brings is still wanted.
+bool ShardedParameter::arrives() {
+  notice_drop();
+  --expected_;
+  if (discarded_ == 0) {
+    return true;
+  }
+  --discarded_;
+  return false;
+}
+
+void ShardedParameter::settle_expected() {
+  if (shown_expected_ != nullptr && expected_ == 0 && !awaited_) {
+    shown_expected_ = nullptr;
+    unreduced(sharded_.grad())->expects = false;
+    settle_unreduced();
+  }
+}
+
 at::Tensor& ShardedParameter::gradient_place() {
   UnreducedGradient* waiting = unreduced(sharded_.grad());
   return waiting != nullptr ? waiting->reduced : sharded_.mutable_grad();
@@ -203,7 +263,10 @@ UnshardedGradient ShardedParameter::take_kept() {
 }
 
 void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
-  add_gradient(unreduced_gradient().scattered, gradient, dtype);
+  if (arrives()) {
+    add_gradient(unreduced_gradient().scattered, gradient, dtype);
+    settle_expected();
+  }
 }
 
 bool ShardedParameter::has_left_to_replicas() const {
@@ -221,6 +284,9 @@ UnshardedGradient ShardedParameter::take_left_to_replicas() {
 }
 
 void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
+  if (!arrives()) {
+    return;
+  }
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
@@ -248,6 +314,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   }
   awaited_ = home_.offloaded;
   if (!awaited_) {
+    settle_expected();
     call_hook();
   }
 }
@@ -256,6 +323,8 @@ void ShardedParameter::arrive() {
   if (!std::exchange(awaited_, false)) {
     return;
   }
+  notice_drop();
+  settle_expected();
   const auto arrived = std::exchange(arriving_, {});
   // The program may have dropped the gradient meanwhile.
   if (!gradient().defined()) {
@@ -271,6 +340,12 @@ void ShardedParameter::arrive() {
 void ShardedParameter::forget_arrivals() {
   arriving_.clear();
   awaited_ = false;
+  expected_ = discarded_ = 0;
+  if (UnreducedGradient* waiting = unreduced(sharded_.grad())) {
+    waiting->expects = false;
+    settle_unreduced();
+  }
+  shown_expected_ = nullptr;
 }
 
 at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
@@ -312,7 +387,7 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
 /// An optimizer that steps within backward.
 void ShardedParameter::call_hook() {
   const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_);
-  if (hook && unreduced(sharded_.grad()) == nullptr) {
+  if (hook && unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     (*hook)(sharded_);
   }
 }

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +42,16 @@ class ShardedParameter {
   const std::optional<AllGatherExtension>& extension() const { return extension_; }
   bool trainable() const { return sharded_.requires_grad(); }
 
+  /// What a backward for some parameters alone is to do with this one.
+  enum class Request : std::uint8_t {
+    kNone,     ///< it is a whole backward
+    kReturn,   ///< the caller takes the gradient: the post-accumulate-grad hook is not called
+    kAdd,      ///< to the gradient
+    kLeaveOut  ///< nothing is reduced or kept of it
+  };
+  void set_request(Request request) { request_ = request; }
+  bool left_out() const { return request_ == Request::kLeaveOut; }
+
   /// The distributed tensor that persists, and its local part: of shape().shard_sizes(rank).
   const at::Tensor& sharded() const { return sharded_; }
   const at::Tensor& shard() const { return local_tensor(sharded_); }
@@ -58,6 +71,11 @@ class ShardedParameter {
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, around its local part.
   void set_unsharded(const at::Tensor& local);
+  /// How autograd finds the gradient of the sharded tensor (nn::StandInGradient), also of one that
+  /// adopt() takes over.
+  using MakeStandIn =
+      std::function<std::shared_ptr<torch::autograd::Node>(const at::Tensor& sharded)>;
+  void set_stand_in(MakeStandIn make);
 
   /// Counts what was written to the shard since the last call as a write to the unsharded tensor,
   /// so that autograd refuses the backward of a forward before it, as on one rank.
@@ -71,6 +89,12 @@ class ShardedParameter {
 
   /// The reduced gradient; undefined: none.
   const at::Tensor& gradient() const;
+  /// A reduction has begun whose result accumulate() or leave_to_replicas() will bring. Results
+  /// come in the order in which they were begun.
+  void expect();
+  /// Backward has ended. What it has left under way stands in `.grad` as what waits does, so that
+  /// it goes where the program drops the gradient.
+  void show_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's,
   /// and calls libtorch's hooks of that: those of register_hook before, which may change it, the
   /// post-accumulate-grad hook after. Of an offloaded shard both are left to arrive() but for
@@ -117,6 +141,9 @@ class ShardedParameter {
 
   UnreducedGradient& unreduced_gradient();
   void settle_unreduced();
+  void notice_drop();
+  bool arrives();
+  void settle_expected();
   at::Tensor& gradient_place();
   at::Tensor at_home(const at::Tensor& gradient) const;
   at::Tensor distributed(const at::Tensor& shard) const;
@@ -124,6 +151,7 @@ class ShardedParameter {
   at::Tensor call_hooks(const at::Tensor& gradient) const;
   void check_layout(const char* what, const at::Tensor& tensor) const;
   void call_hook();
+  void show_stand_in();
   nn::SlotPtr slot_;
   std::string name_;
   ShardShape shape_;
@@ -136,9 +164,16 @@ class ShardedParameter {
   PendingSum pending_sum_;
   at::Tensor sharded_;
   at::Tensor unsharded_;
+  MakeStandIn make_stand_in_;
+  std::shared_ptr<torch::autograd::Node> stand_in_;
+  Request request_ = Request::kNone;
   std::uint64_t counted_version_ = 0;  ///< of the shard, as the unsharded tensor has counted it
-  std::vector<at::Tensor> arriving_;   ///< on the host, to be added to the gradient
-  bool awaited_ = false;               ///< arrive() has something to do
+  int expected_ = 0;                   ///< reductions under way
+  int discarded_ = 0;                  ///< of those, the first: the program has dropped them
+  /// What stood in `.grad` for them when a backward ended; nullptr: nothing did.
+  const UnreducedGradient* shown_expected_ = nullptr;
+  std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient
+  bool awaited_ = false;              ///< arrive() has something to do
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< on this rank; what the ranks tell each other
 };

@@ -16,8 +16,9 @@ UnreducedGradient::UnreducedGradient(const at::Tensor& parameter, at::Tensor ear
 void UnreducedGradient::refuse() const {
   fail("the gradient of ", name_,
        " was asked for, which is not reduced over the ranks yet: the last backward ran under "
-       "set_requires_gradient_sync(false) or set_requires_all_reduce(false); run one with both "
-       "true first, or drop the gradient with zero_grad");
+       "set_requires_gradient_sync(false), set_requires_all_reduce(false) or "
+       "set_is_last_backward(false); run one with all of them true first, or drop the gradient "
+       "with zero_grad");
 }
 
 bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -41,6 +42,7 @@ bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& st
 void UnreducedGradient::drop() {
   kept.reset();
   scattered = {};
+  expects = false;
   reduced.reset();
 }
 

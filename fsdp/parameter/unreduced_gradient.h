@@ -21,10 +21,12 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   std::optional<UnshardedGradient> kept;
   /// Summed over the ranks that shard, and not over replicas.
   UnshardedGradient scattered;
+  /// Reductions are under way whose results are to be added.
+  bool expects = false;
   at::Tensor reduced;  ///< of earlier backwards, in the layout of the parameter
 
   /// Whether nothing waits any more.
-  bool is_settled() const { return !kept && !scattered.local.defined(); }
+  bool is_settled() const { return !kept && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
   /// zero_ and detach, of which zero_grad consists, and add_, by which autograd accumulates.

@@ -10,6 +10,7 @@
 #include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "unit/boundary.h"
+#include "unit/requested_gradients.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -22,6 +23,11 @@ class KeptByUnit final : public nn::SlotKeeper {
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
     return unit != nullptr && unit->parameters().is_unsharded(slot, tensor);
+  }
+
+  bool brought_nonfinite(const nn::ParameterSlot& slot) const override {
+    const std::shared_ptr<Unit> unit = unit_.lock();
+    return unit != nullptr && unit->parameters().brought_nonfinite(slot);
   }
 
  private:
@@ -71,6 +77,7 @@ void make_unit(const UnitSpec& spec) {
   move_buffers(spec.modules, spec.mesh.device(), spec.options.ignored);
   const auto unit = std::make_shared<Unit>(spec);
   unit->install();
+  offer_gradients(unit);
   const auto context = std::make_shared<nn::detail::CallContext>(
       nn::detail::CallContext{[unit = std::weak_ptr(unit)] { return unit.lock()->label(); }});
   for (nn::ModuleBase* module : spec.modules) {

@@ -11,9 +11,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/visit_modules.h"
 #include "unit/attached_units.h"
@@ -118,6 +120,25 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
     return std::optional<Placement>(Replicate{});
   };
   make_checked_unit({&module}, DataMesh::replicating(mesh), replicated);
+}
+
+double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
+  TESSERA_CHECK(mesh, "mean_weight: the mesh is undefined; pass that of fully_shard");
+  nn::note_weighing();
+  std::vector<std::vector<std::int64_t>> of_ranks{{rows}};
+  if (mesh.size() > 1) {
+    of_ranks = comm::gather_on_hosts(mesh.group_of_all_ranks(), {rows});
+  }
+  std::int64_t all = 0;
+  bool negative = false;
+  for (const std::vector<std::int64_t>& own : of_ranks) {
+    all += own.front();
+    negative = negative || own.front() < 0;
+  }
+  TESSERA_CHECK(all > 0 && !negative, "mean_weight: ", rows, " rows on this rank and ", all,
+                " on all of ", to_string(mesh),
+                "; pass how many rows each rank has, of which some must have at least one");
+  return static_cast<double>(rows) * static_cast<double>(mesh.size()) / static_cast<double>(all);
 }
 
 DeviceMesh world_mesh(const comm::WorldPtr& world) {

@@ -269,6 +269,8 @@ void IterationState::end_backward() {
   if (last) {
     comm_context().settle();
     agree_on_use();
+  } else {
+    for_each_group([](ParameterGroup& group) { group.gradients().show_expected(); });
   }
   forward_order_.clear();
   end_micro_batch();

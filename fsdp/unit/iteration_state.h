@@ -27,6 +27,8 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_under_way() const { return is_open() && !backward_failed(); }
   /// Of all units whose ranks are among those of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
+  /// The root is first.
+  std::vector<std::shared_ptr<Unit>> units() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
   /// The root's forward begins: prepares all units. What an iteration that never came to its
@@ -75,7 +77,6 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_last_backward() const;
   bool step_goes_on() const;
   CommContext& comm_context() const;
-  std::vector<std::shared_ptr<Unit>> units() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Ran> forward_order_;  ///< of graphs whose backward may come

@@ -76,6 +76,10 @@ void Unit::install() {
   }
 }
 
+std::vector<std::shared_ptr<Unit>> Unit::units_of_iteration() {
+  return iteration_ != nullptr ? iteration_->units() : std::vector{shared_from_this()};
+}
+
 bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
@@ -198,6 +202,19 @@ void Unit::begin_iteration() {
 
 // Forward.
 
+/// Of the training forward before this one, whose loss has been computed. Once: it may be meant.
+void Unit::warn_of_uneven_rows() {
+  const auto [least, most] = random_agreement_.rows();
+  const bool said = settings_->gradient_divisor || nn::weighs_ranks();
+  if (least == most || said || std::exchange(warned_of_rows_, true)) {
+    return;
+  }
+  TORCH_WARN("the ranks give ", label(), " differently many rows, ", least, " to ", most,
+             ", and the mean of their gradients is not that of all rows if each rank's loss is the "
+             "mean of its own; multiply the loss by fsdp::mean_weight(rows, mesh), or pass "
+             "CrossEntropyOptions::tokens (of a loss that is a sum, set_gradient_divide_factor)");
+}
+
 /// The root's input has the rows of the batch, also where it is called in the forward of another
 /// model; so has that of a unit which is called by itself.
 void Unit::begin_random_region(nn::TensorList inputs) {
@@ -220,8 +237,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
     return;
   }
   nn::set_batch_ranks(groups_.mesh().ranks());
+  warn_of_uneven_rows();
   if (!follows_abandoned_) {
-    random_agreement_.begin_forward(modules_, dims, rows,
+    random_agreement_.begin_forward(modules_, dims, rows, sizes ? sizes->front() : 0,
                                     [this] { return iteration_->groups_on(groups_.mesh().all); });
   }
 }

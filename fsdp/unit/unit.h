@@ -39,6 +39,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
   CommContext& comm_context() { return groups_.comm_context(); }
+  /// Of the root's model; while no root is known, this one alone.
+  std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether a root is known, and is another.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return groups_.unsharded(); }
@@ -98,6 +100,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void prefetch_for_forward();
   void prefetch_for_backward();
   void settle_gradients();
+  void warn_of_uneven_rows();
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
@@ -115,8 +118,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// One for each call under way; nullptr: it is in that of another.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< of the root
-  bool checked_outside_ = false;      ///< the root: that no parameter around it was forgotten
-  bool follows_abandoned_ = false;    ///< the root's forward: one that never came to its backward
+  bool warned_of_rows_ = false;
+  bool checked_outside_ = false;    ///< the root: that no parameter around it was forgotten
+  bool follows_abandoned_ = false;  ///< the root's forward: one that never came to its backward
 };
 
 }  // namespace tessera::fsdp

@@ -39,9 +39,10 @@ UnitGroups::UnitGroups(const UnitSpec& spec, std::shared_ptr<const Settings> set
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, options.mp_policy, options.post_forward_mesh_size, settings_);
   }
-  // Experts: other slices of the unit's mesh hold other parameters, which norms must count.
+  // Experts: other slices of the unit's mesh hold other parameters, which norms must count. Of one
+  // tensor that is split over these slices as well, its own mesh says it.
   for (const ParameterSpec& parameter : spec.parameters) {
-    if (parameter.mesh.all != mesh_.all) {
+    if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
     }
   }
@@ -208,6 +209,12 @@ bool UnitGroups::is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& t
     return std::ranges::any_of(group.parameters(), [&](const ShardedParameter& parameter) {
       return parameter.slot().get() == &slot && parameter.unsharded().is_same(tensor);
     });
+  });
+}
+
+bool UnitGroups::brought_nonfinite(const nn::ParameterSlot& slot) const {
+  return std::ranges::any_of(groups_, [&](const ParameterGroup& group) {
+    return group.gradients().brought_nonfinite(slot);
   });
 }
 

@@ -66,6 +66,8 @@ class UnitGroups {
   void drop_gradients();
   /// Whether `tensor` is the unsharded one of the parameter in `slot`, allocated or not.
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
+  /// See GradientState.
+  bool brought_nonfinite(const nn::ParameterSlot& slot) const;
   void reduce();
   /// Forgets the reductions that a failed backward left behind.
   void forget_reductions();

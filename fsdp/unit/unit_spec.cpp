@@ -196,12 +196,14 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
     check_extension(name, choice.extension);
     check_not_split(name, *slot, choice.mesh);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), choice.placement);
+    const std::string called =
+        tessera::detail::concat("parameter '", name, "' of a unit of ", modules.front()->name());
     spec.parameters.push_back({.name = name,
                                .slot = slot,
                                .mesh = choice.mesh,
                                .dim = dim,
                                .parts = parts_of(slot->get(), dim),
-                               .sharding = sharded_spec(slot->get(), choice.mesh, dim, name),
+                               .sharding = sharded_spec(slot->get(), choice.mesh, dim, called),
                                .home = home_of(choice.mesh, options),
                                .extension = choice.extension});
   }

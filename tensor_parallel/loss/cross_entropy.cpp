@@ -8,6 +8,7 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {
@@ -41,6 +42,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index) {
+  nn::note_weighing();
   at::Tensor count = targets.ne(ignore_index).sum().to(at::kDouble);
   const DeviceMesh flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
   if (flat.size() > 1) {

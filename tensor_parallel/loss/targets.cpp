@@ -103,6 +103,7 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
     return all;
   }
   if (options.tokens.defined()) {
+    nn::note_weighing();
     return all.div(options.tokens.to(all.options()));
   }
   const at::Tensor count = whole(targets.ne(options.ignore_index).sum());

@@ -139,6 +139,15 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// shard_over_replicas, all_gather_extension.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
+/// What a rank's mean over its own `rows` is multiplied by, so that the mean over the ranks of
+/// `mesh`, which FSDP takes of gradients, is the mean over all rows: rows * ranks / all rows.
+/// `mesh`: of any dimensions, that of the root. A rank without rows has no mean: give it a loss of
+/// 0.
+///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
+/// Collective, between the hosts. Throws Error on all ranks for a negative number of rows, and if
+/// no rank has any.
+double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
+
 /// All ranks of `world` as one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
 // On that mesh, as FSDP2 does where it is given none. A process has no world of its own that could
@@ -225,9 +234,10 @@ void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse 
 /// complete at once: it says only that the step goes on.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// False: the reductions of the next backwards may be under way when they return, and gradients are
-/// complete after a later backward with true. For all micro-batches but the last. `module`: the
-/// root. Under shard_over_replicas, false, here or in the two settings above, says that the step
-/// goes on: pieces are kept from one micro-batch to the next, on all ranks as long as no rank
+/// complete after a later backward with true: until then `.grad` of a parameter whose reduction is
+/// under way can be dropped (zero_grad) and not read. For all micro-batches but the last. `module`:
+/// the root. Under shard_over_replicas, false, here or in the two settings above, says that the
+/// step goes on: pieces are kept from one micro-batch to the next, on all ranks as long as no rank
 /// writes to its shards (as autograd's version counters say), and freed after the backward that
 /// ends it.
 void set_is_last_backward(nn::ModuleBase& module, bool last);

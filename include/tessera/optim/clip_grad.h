@@ -14,8 +14,8 @@ namespace tessera::optim {
 struct NormOptions {
   /// p of (sum |x|^p)^(1/p); any p > 0, infinity for max |x|.
   double norm_type = 2.0;
-  /// Throw Error, on every rank, if the norm is infinite or not a number. The host then waits for
-  /// the device.
+  /// Throw Error, on every rank, if the norm is infinite or not a number, with
+  /// describe_nonfinite(). The host then waits for the device.
   bool error_if_nonfinite = false;
   /// The mesh whose ranks together hold all parameters. Default: the largest of the meshes of which
   /// the parameters' meshes are slices; it must contain the others. Needed where no rank knows all
@@ -45,6 +45,15 @@ struct NormOptions {
 /// unknown name in distinct_along, and for meshes of which none holds the others if `over` is not
 /// said.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
+
+/// Which gradients are not finite, for a message: "rank 1 brought what is not finite to the
+/// reduction of parameter 'head.bias'"; where no rank is known to have, as of parameters that are
+/// not FSDP's, "not finite on rank 0 is that of parameter 'head.weight'"; "" if all are
+/// finite. FSDP keeps the smallest gradient of each unit for that, of the step's last
+/// reduction. The same on every rank. Collective as grad_norm(); waits for the device, so that it
+/// is for a step that has failed.
+std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
+                               const NormOptions& options = {});
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and
 /// returns the norm before clipping. Collective like grad_norm(). Throws Error for a negative

@@ -6,14 +6,19 @@
 
 namespace tessera::nn::detail {
 
-/// libtorch's engine, with its own answer to one question: with which hooks a tensor is kept.
-/// libtorch has a stack of such hooks, but it holds Python objects only.
+/// libtorch's engine, with its own answers to two questions: with which hooks a tensor is kept, of
+/// which libtorch has a stack, but one that holds Python objects only; and what the gradient of a
+/// parameter is for which another tensor stands in.
 class CheckpointEngine : public torch::autograd::Engine {
  public:
   CheckpointEngine() = default;
   ~CheckpointEngine() override { stop(); }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override;
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& gradients,
+                                         bool keep_graph, bool create_graph, bool accumulate,
+                                         const torch::autograd::edge_list& outputs) override;
 };
 
 }  // namespace tessera::nn::detail

@@ -10,6 +10,7 @@
 #include "recompute/checkpoint_engine.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/stand_in_gradient.h"
 
 namespace tessera::nn {
 namespace detail {
@@ -36,11 +37,40 @@ Engine& checkpoint_engine() {
   return engine;
 }
 
+/// Whether the process has this engine from now on. The first call decides.
+bool installs_engine() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Engine& current = Engine::get_default_engine();
+  if (&current == &Engine::get_base_engine()) {
+    torch::autograd::set_default_engine_stub(&checkpoint_engine);
+    return true;
+  }
+  return dynamic_cast<CheckpointEngine*>(&current) != nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<torch::autograd::SavedVariableHooks>
 CheckpointEngine::get_default_saved_variable_hooks() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
+}
+
+torch::autograd::variable_list CheckpointEngine::execute(
+    const torch::autograd::edge_list& roots, const torch::autograd::variable_list& gradients,
+    bool keep_graph, bool create_graph, bool accumulate,
+    const torch::autograd::edge_list& outputs) {
+  const RunBackward run = [this](const BackwardCall& call) {
+    return Engine::execute(call.roots, call.gradients, call.keep_graph, call.create_graph,
+                           call.accumulate, call.outputs);
+  };
+  // A whole backward has no outputs.
+  for (const torch::autograd::Edge& output : outputs) {
+    if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
+      return asked->execute({roots, gradients, keep_graph, create_graph, accumulate, outputs}, run);
+    }
+  }
+  return Engine::execute(roots, gradients, keep_graph, create_graph, accumulate, outputs);
 }
 
 Region::Region() : outer_(std::exchange(innermost_here, this)) {}
@@ -54,20 +84,19 @@ Region* Region::innermost() {
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // The first call decides for the process.
-    Engine& current = Engine::get_default_engine();
-    if (dynamic_cast<CheckpointEngine*>(&current) != nullptr) {
-      return;
-    }
     // With Python's engine replaced, its hooks would be lost.
-    TESSERA_CHECK(&current == &Engine::get_base_engine(),
+    TESSERA_CHECK(installs_engine(),
                   "activation checkpointing needs an autograd engine of its own, but this process "
                   "has replaced libtorch's already (Python does); checkpoint there instead");
-    torch::autograd::set_default_engine_stub(&checkpoint_engine);
   });
 }
 
 }  // namespace detail
+
+void ask_stand_ins() {
+  static std::once_flag once;
+  std::call_once(once, [] { detail::installs_engine(); });
+}
 
 bool is_recomputing() {
   return detail::nearest_replay() != nullptr;

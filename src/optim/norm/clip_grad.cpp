@@ -3,36 +3,17 @@
 #include "tessera/optim/clip_grad.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
-#include <string>
 
 #include "norm/grad_terms.h"
+#include "norm/nonfinite.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::optim {
 namespace {
-
-/// Of the parameters whose gradient is not finite in this rank's part: the first three.
-std::string names_of_nonfinite(const std::vector<nn::SlotPtr>& parameters) {
-  std::string names;
-  int count = 0;
-  for (const nn::SlotPtr& slot : parameters) {
-    const at::Tensor& grad = slot->persistent().grad();
-    if (grad.defined() && !local_tensor(grad).isfinite().all().item<bool>() && ++count <= 3) {
-      names += (count == 1 ? "" : ", ") + nn::describe(*slot);
-    }
-  }
-  if (count == 0) {
-    return "; in this rank's part all are finite";
-  }
-  return "; in this rank's part not finite: " + names +
-         (count > 3 ? tessera::detail::concat(" and ", count - 3, " more") : "");
-}
 
 /// The value is the same on every rank, so that all throw or none.
 at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
@@ -41,10 +22,10 @@ at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& 
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",
-                  value, names_of_nonfinite(parameters),
-                  "; lower the learning rate, look at the data (TESSERA_DEBUG=1 warns of the rank "
-                  "on which a gradient is not finite before it is reduced), or allow it with "
-                  "error_if_nonfinite = false");
+                  value, ": ", nonfinite_text(terms.joint, parameters),
+                  "; look at the data of that rank, lower the learning rate, or allow it with "
+                  "error_if_nonfinite = false (TESSERA_DEBUG=1 warns of each gradient that is not "
+                  "finite before it is reduced)");
   }
   return norm;
 }
@@ -63,6 +44,13 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
   const c10::AutoGradMode no_grad(false);
   return checked_norm(collect_grads(parameters, options), parameters, options)
       .to(c10::ScalarType::Float);
+}
+
+std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
+                               const NormOptions& options) {
+  const comm::CallerScope caller("describe_nonfinite");
+  const c10::AutoGradMode no_grad(false);
+  return nonfinite_text(collect_grads(parameters, options).joint, parameters);
 }
 
 at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,

@@ -99,6 +99,14 @@ class Tutorials(unittest.TestCase):
             self.assertEqual(len(losses), 20)
             self.assertLess(losses[-1], losses[0])
 
+    def test_experts_learn_on_four_ranks_as_on_one(self):
+        alone, four = ([float(line.split()[-1]) for line in output.splitlines()]
+                       for output in self.run_tutorial("11_experts"))
+        self.assertEqual(len(alone), 20)
+        self.assertLess(alone[-1], alone[0])
+        for one, same in zip(alone, four):
+            self.assertAlmostEqual(one, same, delta=1e-3 * one)
+
     def test_gpt2_begins_drops_and_learns_on_four_ranks_as_on_one(self):
         alone, four = (output.splitlines() for output in self.run_tutorial("09_gpt2"))
         self.assertRegex(alone[0], r"^sum of parameters -?\d+\.\d{10}")

@@ -45,42 +45,80 @@ const std::vector<Drop>& drops() {
   return all;
 }
 
-void set_last(SmallModel& model, bool sync, bool is_last) {
-  sync ? set_requires_gradient_sync(model, is_last) : set_requires_all_reduce(model, is_last);
+/// A setting that leaves gradients incomplete while it is false.
+struct Setting {
+  const char* name;
+  void (*set)(SmallModel& model, bool is_last);
+};
+
+const std::vector<Setting>& settings() {
+  static const std::vector<Setting> all{
+      {"Sync", [](SmallModel& model, bool last) { set_requires_gradient_sync(model, last); }},
+      {"AllReduce", [](SmallModel& model, bool last) { set_requires_all_reduce(model, last); }},
+      {"LastBackward", [](SmallModel& model, bool last) { set_is_last_backward(model, last); }},
+      {"AllReduceAndLastBackward",
+       [](SmallModel& model, bool last) {
+         set_requires_all_reduce(model, last);
+         set_is_last_backward(model, last);
+       }},
+  };
+  return all;
 }
 
-class DroppedGradients : public ::testing::TestWithParam<std::tuple<Drop, bool>> {};
+class DroppedGradients : public ::testing::TestWithParam<std::tuple<Drop, Setting>> {};
 
 TEST_P(DroppedGradients, DoNotComeBack) {
-  const auto& [drop, sync] = GetParam();
+  const auto& [drop, setting] = GetParam();
   const std::vector<at::Tensor> expected = gradients_alone({}, {1});
-  RunRanks(4, [&, &drop = drop, sync = sync](Rank& rank) {
+  RunRanks(4, [&, &drop = drop, &setting = setting](Rank& rank) {
+    for (const bool offload : {false, true}) {
+      testing::ShardedModel model(
+          rank.mesh({2, 2}, {"replicate", "shard"}),
+          {.offload_policy = offload ? std::optional(OffloadPolicy{}) : std::nullopt});
+      setting.set(model, false);
+      local_loss(model, rank, 0).mul(std::nan("")).backward();
+      drop.act(model);
+      setting.set(model, true);
+      local_loss(model, rank, 1).backward();
+      expect_gradients(model, expected);
+    }
+  });
+}
+
+TEST_P(DroppedGradients, DoNotComeBackAfterAFurtherMicroBatch) {
+  const auto& [drop, setting] = GetParam();
+  const std::vector<at::Tensor> expected = gradients_alone({}, {1, 2});
+  RunRanks(4, [&, &drop = drop, &setting = setting](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
-    set_last(model, sync, false);
+    local_loss(model, rank, 3).mul(std::nan("")).backward();
+    setting.set(model, false);
+    local_loss(model, rank, 0).mul(std::nan("")).backward();
     local_loss(model, rank, 0).mul(std::nan("")).backward();
     drop.act(model);
-    set_last(model, sync, true);
     local_loss(model, rank, 1).backward();
+    setting.set(model, true);
+    local_loss(model, rank, 2).backward();
     expect_gradients(model, expected);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, DroppedGradients,
-                         ::testing::Combine(::testing::ValuesIn(drops()), ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(drops()),
+                                            ::testing::ValuesIn(settings())),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) +
-                                  (std::get<1>(info.param) ? "OfSync" : "OfAllReduce");
+                           return std::string(std::get<0>(info.param).name) + "Of" +
+                                  std::get<1>(info.param).name;
                          });
 
 TEST(WaitingGradients, AreAddedToThoseThatWereReducedBefore) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  for (const bool sync : {true, false}) {
+  for (const Setting& setting : settings()) {
     RunRanks(4, [&](Rank& rank) {
       testing::ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}));
       local_loss(model, rank, 0).backward();
-      set_last(model, sync, false);
+      setting.set(model, false);
       local_loss(model, rank, 1).backward();
-      set_last(model, sync, true);
+      setting.set(model, true);
       local_loss(model, rank, 2).backward();
       expect_gradients(model, expected);
     });
@@ -104,6 +142,21 @@ TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
     set_requires_gradient_sync(model, true);
     local_loss(model, rank, 1).backward();
     expect_gradients(model, expected);
+  });
+}
+
+/// The last unit's reduction is under way when backward ends.
+TEST(WaitingGradients, OfAReductionUnderWayAreNeitherReadNorPutBack) {
+  RunRanks(2, [](Rank& rank) {
+    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+    const at::Tensor& head = model.head->slot("weight")->persistent();
+    set_is_last_backward(model, false);
+    local_loss(model, rank, 0).backward();
+    EXPECT_ERROR(head.grad().add(1), "'head.weight'", "set_is_last_backward(false)");
+    const at::Tensor aside = std::exchange(head.mutable_grad(), at::Tensor());
+    local_loss(model, rank, 1).backward();
+    head.mutable_grad() = aside;
+    EXPECT_ERROR(local_loss(model, rank, 2).backward(), "'head.weight'", "put back");
   });
 }
 

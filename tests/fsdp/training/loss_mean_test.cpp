@@ -4,9 +4,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
@@ -100,6 +104,125 @@ TEST(LossMean, IsOfNoTokensAsWell) {
     const at::Tensor targets = at::full({kLossRows}, -100, at::kLong);
     const at::Tensor tokens = tensor_parallel::tokens_per_rank(targets, mesh);
     EXPECT_EQ(cross_entropy(head(LossInputs()), targets, {.tokens = tokens}).item<float>(), 0);
+  });
+}
+
+namespace uneven {
+
+constexpr std::int64_t kUnevenRows = 16;
+
+at::Tensor inputs() {
+  return testing::uniform_values({kUnevenRows, kLossFeatures}, 0.7);
+}
+
+/// The largest weighs most, so that a mean of means is another number.
+at::Tensor loss_of(const at::Tensor& results, const at::Tensor& x) {
+  return (results.sum(1) * x.sum(1)).square().mean();
+}
+
+/// As torch.chunk has 16 rows on 3 ranks: 6, 6 and 4.
+struct Part {
+  std::int64_t first, rows;
+};
+Part part_of(const Rank& rank) {
+  const std::int64_t chunk = (kUnevenRows + rank.size() - 1) / rank.size();
+  const std::int64_t first = std::min(rank.rank() * chunk, kUnevenRows);
+  return {first, std::min(chunk, kUnevenRows - first)};
+}
+
+at::Tensor own_loss(nn::Linear& head, const Rank& rank) {
+  const auto [first, rows] = part_of(rank);
+  const at::Tensor x = inputs().narrow(0, first, rows);
+  return loss_of(head(x), x);
+}
+
+/// Counts what is said of rows on this thread.
+class Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("differently many rows") != std::string::npos) {
+      heard.push_back(warning.msg());
+    }
+  }
+  std::vector<std::string> heard;
+
+ private:
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+}  // namespace uneven
+
+TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
+  nn::Linear alone(kLossFeatures, 7);
+  nn::init_weights(alone, 3);
+  const at::Tensor expected = uneven::loss_of(alone(uneven::inputs()), uneven::inputs());
+  expected.backward();
+  for (const std::vector<std::int64_t>& sizes :
+       std::vector<std::vector<std::int64_t>>{{1, 3}, {3, 1}, {2, 3}, {1, 1}}) {
+    RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh(sizes, {"replicate", "shard"});
+      nn::Linear head(kLossFeatures, 7);
+      nn::init_weights(head, 3);
+      fully_shard(head, mesh);
+      const double weight = mean_weight(uneven::part_of(rank).rows, mesh);
+      const at::Tensor loss = uneven::own_loss(head, rank) * weight;
+      loss.backward();
+      const at::Tensor sum = loss.detach().clone();
+      if (mesh.size() > 1) {
+        mesh.group_of_all_ranks().all_reduce(sum, ReduceOp::kSum)->wait();
+      }
+      EXPECT_NEAR(sum.item<double>() / rank.size(), expected.item<double>(), 1e-5);
+      EXPECT_TRUE(testing::full_tensor(head.slot("weight")->persistent().grad())
+                      .allclose(alone.weight->grad(), 1e-4, 1e-5));
+    });
+  }
+}
+
+TEST(LossOfUnevenRows, IsWarnedOfOnceWhereNothingWasSaid) {
+  RunRanks(3, [](Rank& rank) {
+    const uneven::Warnings warnings;
+    nn::Linear head(kLossFeatures, 7);
+    nn::init_weights(head, 3);
+    fully_shard(head, rank.mesh({3}, {"dp"}));
+    for (int step = 0; step < 4; ++step) {
+      uneven::own_loss(head, rank).backward();
+    }
+    ASSERT_EQ(warnings.heard.size(), 1);
+    EXPECT_CONTAINS(warnings.heard[0], "the root unit", "4 to 6", "fsdp::mean_weight");
+  });
+}
+
+TEST(LossOfUnevenRows, IsNotWarnedOfWhereItWasWeighedOrRowsAreEven) {
+  RunRanks(3, [](Rank& rank) {
+    const uneven::Warnings warnings;
+    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    nn::Linear even(kLossFeatures, 7);
+    nn::init_weights(even, 3);
+    fully_shard(even, mesh);
+    even(uneven::inputs()).sum().backward();
+    even(uneven::inputs()).sum().backward();
+    nn::Linear divided(kLossFeatures, 7);
+    nn::init_weights(divided, 3);
+    fully_shard(divided, mesh);
+    set_gradient_divide_factor(divided, 16);
+    uneven::own_loss(divided, rank).backward();
+    uneven::own_loss(divided, rank).backward();
+    nn::Linear head(kLossFeatures, 7);
+    nn::init_weights(head, 3);
+    fully_shard(head, mesh);
+    for (int step = 0; step < 2; ++step) {
+      (uneven::own_loss(head, rank) * mean_weight(uneven::part_of(rank).rows, mesh)).backward();
+    }
+    EXPECT_TRUE(warnings.heard.empty());
+  });
+}
+
+TEST(MeanWeight, RefusesRowsThatNobodyHas) {
+  RunRanks(2, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+    EXPECT_ERROR(mean_weight(0, mesh), "mean_weight: 0 rows on this rank and 0 on all");
+    EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
+    EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
   });
 }
 

@@ -4,11 +4,13 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <cmath>
+#include <optional>
 
 #include "fsdp/training/training.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/wrap_policy.h"
+#include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
 #include "testing/errors.h"
 
@@ -132,6 +134,25 @@ TEST(BadInput, AUnitBelowAnother) {
     fully_shard(*model.blocks[1]->up, mesh);
   });
   EXPECT_CONTAINS(error, "'weight' is split over", "lower modules first");
+}
+
+// Experts on a dimension that the unit's mesh, flattened, extends along as well.
+TEST(BadInput, ParametersOnADimensionOfTheFlattenedMeshAreNamedWithBothMeshes) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "ep"});
+    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
+    testing::fill(model);
+    nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
+    const at::Tensor before = model.head->slot("weight")->get();
+    EXPECT_ERROR(fully_shard(model, mesh.flatten("all")),
+                 "parameter 'block1.up.weight' of a unit of ", "SmallModel", "(ep=2)", "(all=4)",
+                 "Options::parameter_mesh");
+    EXPECT_TRUE(model.head->slot("weight")->get().is_same(before));
+    const auto rest = [mesh](const std::string& name, const at::Tensor&) {
+      return name == "block1.up.weight" ? std::optional(mesh["dp"]) : std::nullopt;
+    };
+    fully_shard(model, mesh.flatten("all"), {.parameter_mesh = rest});
+  });
 }
 
 /// Keeps what is said of batch norm.

@@ -9,10 +9,14 @@
 #include <string>
 
 #include "fsdp/training/training.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/distribute_module.h"
 #include "tessera/optim/clip_grad.h"
+#include "tessera/optim/optimizer.h"
 #include "testing/errors.h"
+#include "testing/files.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -227,6 +231,42 @@ TEST(Options, GivesParametersAMeshOfTheirOwn) {
         full_tensor(model.experts->slot("weight")->persistent().grad()).mul(4);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();
     EXPECT_TRUE(experts.allclose(alone.experts->weight->grad(), 1e-4, 1e-5));
+  });
+}
+
+// Experts as one tensor that is split over "ep" as well: norms count it once, and a checkpoint
+// holds it as one rank would.
+TEST(Options, OfExpertsThatAreOneTensorNormsAndCheckpointsAreThoseOfOneRank) {
+  const testing::TemporaryFolder folder;
+  Mixture alone;
+  testing::fill(alone);
+  for (const auto& [name, slot] : alone.named_slots()) {
+    slot->get().mutable_grad() = testing::uniform_values(slot->get().sizes(), 5);
+  }
+  const double expected = optim::grad_norm(optim::slots_of(alone)).item<double>();
+  RunRanks(4, [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+    Mixture model;
+    testing::fill(model);
+    for (const auto& [name, slot] : model.experts->slots()) {
+      nn::distribute_parameter(*slot, mesh["ep"], {Shard{0}});
+    }
+    shard_mixture(model, mesh);
+    checkpoint::save(*rank.world(), folder.path(), 1, {model});
+    for (const auto& [name, slot] : model.named_slots()) {
+      const ShardingSpec& spec = sharding_spec(slot->persistent());
+      slot->persistent().mutable_grad() =
+          distribute_tensor(testing::uniform_values(slot->persistent().sizes(), 5), spec.mesh,
+                            DistributedTensor(slot->persistent()).placements())
+              .tensor();
+    }
+    EXPECT_NEAR(optim::grad_norm(optim::slots_of(model)).item<double>(), expected, 1e-5);
+  });
+  RunRanks(1, [&](Rank& rank) {
+    Mixture loaded;
+    checkpoint::load(*rank.world(), folder.path(), {loaded});
+    EXPECT_TRUE(loaded.experts->weight->equal(*alone.experts->weight));
+    EXPECT_TRUE(loaded.dense->bias->equal(*alone.dense->bias));
   });
 }
 

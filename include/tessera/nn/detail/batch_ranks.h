@@ -10,4 +10,9 @@ namespace tessera::nn {
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
+/// Whether this thread's program has ever asked for, or used, what makes a mean over ranks with
+/// differently many rows one over all rows.
+bool weighs_ranks();
+void note_weighing();
+
 }  // namespace tessera::nn

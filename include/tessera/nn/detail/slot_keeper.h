@@ -13,11 +13,16 @@ class SlotKeeper {
   virtual ~SlotKeeper() = default;
   /// Whether `tensor` is the one that forward uses of the parameter, also while it is not shown.
   virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
+  /// Whether this rank's own gradient of the parameter, as it was before the last reduction, is
+  /// known not to be finite. Waits for the device.
+  virtual bool brought_nonfinite(const ParameterSlot& slot) const = 0;
 };
 
 /// Drops the gradient of the parameter in `slot`, with what FSDP keeps in it for a later reduction.
 void drop_gradient(const ParameterSlot& slot);
 /// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
 bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
+/// SlotKeeper::brought_nonfinite() of whatever keeps the parameter in `slot`.
+bool brought_nonfinite(const ParameterSlot& slot);
 
 }  // namespace tessera::nn

@@ -1,0 +1,187 @@
+// A mixture of experts: the experts on one mesh dimension, all else on every rank.
+//   tessera-run --nproc 4 -- build/bin/tutorial_11_experts
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <iostream>
+
+#include "tessera/tessera.hpp"
+
+using namespace tessera;
+
+constexpr std::int64_t kDim = 16, kHidden = 24, kExperts = 6, kRows = 32;  // of all ranks
+
+// [experts]
+/// An MLP for each expert; a row goes to the two whose router weights are largest.
+struct Experts : nn::Module<Experts> {
+  Experts() {
+    up = register_slot("up", {kExperts, kDim, kHidden});
+    down = register_slot("down", {kExperts, kHidden, kDim});
+  }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(up, nn::init::normal(0, 0.3));
+    init.fill(down, nn::init::normal(0, 0.3));
+  }
+
+  /// The sum of this rank's experts, (rows, dim), for the rows of all ranks of `ep`. `weights`:
+  /// (rows, experts), 0 where a row does not go.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& weights) {
+    const at::Tensor own_up = local(up), own_down = local(down);
+    at::Tensor sum = at::zeros_like(x);
+    for (std::int64_t i = 0; i < own_up.size(0); ++i) {
+      const at::Tensor weight = weights.select(1, first_expert() + i);
+      const at::Tensor rows = weight.nonzero().squeeze(1);
+      const at::Tensor y = at::relu(x.index_select(0, rows).mm(own_up[i])).mm(own_down[i]);
+      sum = sum.index_add(0, rows, y * weight.index_select(0, rows).unsqueeze(1));
+    }
+    return sum;
+  }
+
+  at::Tensor local(const nn::Parameter& parameter) const {
+    return ep ? DistributedTensor(*parameter).to_local() : *parameter;
+  }
+  /// Shards are those of torch.chunk.
+  std::int64_t first_expert() const {
+    return ep ? (kExperts + ep.size() - 1) / ep.size() * ep.local_rank() : 0;
+  }
+
+  nn::Parameter up, down;
+  DeviceMesh ep;  ///< undefined: one rank has all
+};
+// [experts]
+
+// [model]
+struct Model : nn::Module<Model> {
+  at::Tensor forward(const at::Tensor& rows) {
+    const at::Tensor x = input(rows);
+    const auto [largest, chosen] = at::topk(at::softmax(router(x), 1), 2);
+    const at::Tensor weights = at::zeros({x.size(0), kExperts}).scatter(1, chosen, largest);
+    return x + own_rows(experts(all_rows(x), all_rows(weights)));
+  }
+
+  /// Of all ranks of `ep`. Each rank's gradient is a term of the sum: its experts'.
+  at::Tensor all_rows(const at::Tensor& own) const {
+    const DeviceMesh& ep = experts->ep;
+    return ep ? DistributedTensor::from_local(own, ep, {Shard{0}})
+                    .full_tensor(Placements{Partial{}})
+              : own;
+  }
+  /// The sum over the ranks of `ep`, of this rank's rows.
+  at::Tensor own_rows(const at::Tensor& terms) const {
+    const DeviceMesh& ep = experts->ep;
+    return ep ? DistributedTensor::from_local(terms, ep, {Partial{}})
+                    .redistribute({Shard{0}})
+                    .to_local()
+              : terms;
+  }
+
+  nn::Child<nn::Linear> input{*this, "input", kDim, kDim};
+  nn::Child<nn::Linear> router{*this, "router", kDim, kExperts};
+  nn::Child<Experts> experts{*this, "experts"};
+};
+// [model]
+
+// [mesh]
+std::shared_ptr<Model> split_model(const DeviceMesh& mesh) {
+  auto model = [] {
+    const nn::MetaDevice meta;
+    return std::make_shared<Model>();
+  }();
+  // Each rank of "ep" has some of the experts, and the ranks of "dp" beside it have the same.
+  model->experts->ep = mesh["ep"];
+  for (const auto& [name, slot] : model->experts->slots()) {
+    nn::distribute_parameter(*slot, mesh["ep"], {Shard{0}});
+  }
+  // All ranks have rows of their own. So all else is split over both dimensions as one, and experts
+  // over what "ep" leaves.
+  fsdp::Options options;
+  options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
+    return name.starts_with("experts.") ? std::optional(mesh["dp"]) : std::nullopt;
+  };
+  fsdp::fully_shard(*model, mesh.flatten("all"), options);
+  nn::to_empty(*model, at::kCPU);
+  nn::init_weights(*model, /*seed=*/0);
+  return model;
+}
+// [mesh]
+
+struct Batch {
+  at::Tensor x, target;
+};
+
+/// The rows of rank `index` of `count`, of a batch that every rank can make.
+Batch batch_of(int step, std::int64_t index, std::int64_t count) {
+  const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step));
+  const at::Tensor x = at::randn({kRows, kDim}, generator);
+  const std::int64_t rows = kRows / count;
+  return {x.narrow(0, index * rows, rows), x.flip(1).narrow(0, index * rows, rows)};
+}
+
+/// Loss, clipped norm and all gradients are those of one rank that has all rows.
+void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
+  Model whole;
+  nn::init_weights(whole, /*seed=*/0);
+  const Batch all = batch_of(0, 0, 1);
+  const at::Tensor expected = at::mse_loss(whole(all.x), all.target);
+  expected.backward();
+  const at::Tensor expected_norm = optim::clip_grad_norm_(optim::slots_of(whole), 0.5);
+
+  const auto own = batch_of(0, mesh.world()->rank(), mesh.size());
+  const at::Tensor loss = at::mse_loss(model(own.x), own.target);
+  loss.backward();
+  const at::Tensor norm = optim::clip_grad_norm_(optim::slots_of(model), 0.5);
+  const at::Tensor mean = loss.detach().clone();
+  if (mesh.size() > 1) {
+    mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
+  }
+  TESSERA_CHECK(std::abs(mean.item<double>() - expected.item<double>()) < 1e-5,
+                "the split model computes something else");
+  TESSERA_CHECK(at::allclose(norm, expected_norm, 1e-4, 1e-6), "the norm is wrong");
+  const auto slots = whole.named_slots();
+  const auto split_slots = model.named_slots();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const DistributedTensor grad(split_slots[i].second->persistent().grad());
+    TESSERA_CHECK(at::allclose(grad.full_tensor(), slots[i].second->get().grad(), 1e-4, 1e-6),
+                  "the gradient of ", slots[i].first, " is wrong");
+  }
+}
+
+void run_rank() {
+  const comm::WorldPtr world = comm::world_from_environment();
+  const std::int64_t ep = world->size() % 2 == 0 ? 2 : 1;
+  TESSERA_CHECK(kRows % world->size() == 0, kRows, " rows can't be shared by ", world->size(),
+                " ranks alike; start a number of ranks that divides them");
+  const DeviceMesh mesh = init_device_mesh(world, {world->size() / ep, ep}, {"dp", "ep"});
+  const std::shared_ptr<Model> model = split_model(mesh);
+  optim::AdamW optimizer(*model, {.lr = 1e-2});
+  compare_with_one_rank(*model, mesh);
+  optimizer.zero_grad();
+
+  for (int step = 1; step <= 20; ++step) {
+    const Batch own = batch_of(step, world->rank(), world->size());
+    const at::Tensor loss = at::mse_loss((*model)(own.x), own.target);
+    loss.backward();
+    optim::clip_grad_norm_(optimizer.parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    const at::Tensor mean = loss.detach().clone();
+    if (mesh.size() > 1) {
+      mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
+    }
+    if (world->rank() == 0) {
+      std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
+    }
+  }
+}
+
+int main() {
+  return comm::run_main(&run_rank);
+}
