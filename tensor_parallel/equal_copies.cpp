@@ -217,14 +217,16 @@ void EqualCopies::compare_after_backward(nn::TensorList outputs) {
     if (!output->defined() || !output->requires_grad()) {
       continue;
     }
-    tessera::detail::add_own_hook(*output, tessera::detail::OwnHook::kNotice, [copies = shared_from_this()](const at::Tensor& gradient) {
-      const int backward = torch::autograd::get_current_graph_task_id();
-      if (std::exchange(copies->backward_, backward) != backward) {
-        call_at_end_of_backward(
-            [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });
-      }
-      return gradient;
-    });
+    tessera::detail::add_own_hook(
+        *output, tessera::detail::OwnHook::kNotice,
+        [copies = shared_from_this()](const at::Tensor& gradient) {
+          const int backward = torch::autograd::get_current_graph_task_id();
+          if (std::exchange(copies->backward_, backward) != backward) {
+            call_at_end_of_backward(
+                [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });
+          }
+          return gradient;
+        });
   }
 }
 

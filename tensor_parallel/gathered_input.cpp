@@ -212,8 +212,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = at::sequence_number::get_and_increment();
-  const auto node =
-      tessera::detail::make_node<GatherBackward>(std::make_shared<GatheredInput>(shard), shard, late_number);
+  const auto node = tessera::detail::make_node<GatherBackward>(
+      std::make_shared<GatheredInput>(shard), shard, late_number);
   node->set_next_edges(torch::autograd::collect_next_edges(shard.tensor()));
   torch::autograd::set_history(whole, node);
   return whole;
@@ -226,10 +226,12 @@ at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
     return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
   }
   at::Tensor product = local_product(x, weight);
-  const auto node = tessera::detail::make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
+  const auto node =
+      tessera::detail::make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
   Edge of_weight;
   if (weight.requires_grad()) {
-    const auto late = tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, weight);
+    const auto late =
+        tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, weight);
     late->set_next_edges(torch::autograd::collect_next_edges(weight));
     of_weight = Edge(late, late->add_input_metadata(product));
   }

@@ -32,10 +32,12 @@ void PendingGradients::watch(const at::Tensor& leaf) {
   const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
       leaf.getIntrusivePtr());
   using tessera::detail::OwnHook;
-  tessera::detail::add_own_hook(leaf, OwnHook::kLayout, [self = shared_from_this(), weak](const at::Tensor& gradient) {
-    // Autograd holds the leaf while its hook runs, so that lock() succeeds.
-    return self->take(at::Tensor(weak.lock()), gradient);
-  });
+  tessera::detail::add_own_hook(leaf, OwnHook::kLayout,
+                                [self = shared_from_this(), weak](const at::Tensor& gradient) {
+                                  // Autograd holds the leaf while its hook runs, so that lock()
+                                  // succeeds.
+                                  return self->take(at::Tensor(weak.lock()), gradient);
+                                });
 }
 
 at::Tensor PendingGradients::take(const at::Tensor& leaf, const at::Tensor& gradient) {

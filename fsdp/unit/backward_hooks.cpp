@@ -90,10 +90,11 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
     if (needs_gradient(tensor)) {
       // A hook on each result: which of them backward reaches first is not known, and some it may
       // never reach. pre_backward() ignores all but the first.
-      tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice, [callback](const at::Tensor& gradient) {
-        callback();
-        return gradient;
-      });
+      tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
+                                    [callback](const at::Tensor& gradient) {
+                                      callback();
+                                      return gradient;
+                                    });
       any = true;
     }
   }

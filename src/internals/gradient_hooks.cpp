@@ -33,7 +33,8 @@ bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
   using torch::autograd::CppFunctionSingleTensorPreHook;
   using torch::autograd::CppFunctionTensorPreHook;
   if (const auto* list = dynamic_cast<const CppFunctionTensorPreHook*>(hook.get())) {
-    return std::ranges::any_of(*list->hooks_, [](const CppHook& each) { return is_of_program(each); });
+    return std::ranges::any_of(*list->hooks_,
+                               [](const CppHook& each) { return is_of_program(each); });
   }
   const auto* single = dynamic_cast<const CppFunctionSingleTensorPreHook*>(hook.get());
   return single == nullptr || is_of_program(single->hook_);

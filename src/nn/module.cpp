@@ -310,8 +310,8 @@ void ModuleBase::rethrow_named() const {
   } catch (c10::Error& error) {
     // With a second one the message would be of several lines.
     if (error.context().empty()) {
-      error.add_context(context() + hint_of_buffer_types(error, *call_of_thread->outermost,
-                                                         fqn_.value_or("")));
+      error.add_context(context() +
+                        hint_of_buffer_types(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const Error& error) {

@@ -45,8 +45,8 @@ ReplicationScope::~ReplicationScope() {
   replicate_here = outer_;
 }
 
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a hook
-// brings along is the program's.
+// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
+// hook brings along is the program's.
 bool plain_tensors_are_replicated() {
   return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
 }

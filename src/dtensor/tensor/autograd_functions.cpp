@@ -18,10 +18,10 @@
 #include "tensor/leaf_gradient.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/graph_node.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/graph_node.h"
 
 namespace tessera::detail {
 namespace {

@@ -173,25 +173,25 @@ void ComparedRun::watch_gradient(const at::Tensor& output, const std::string& na
     return;
   }
   detail::add_own_hook(output, detail::OwnHook::kNotice,
-               [self = shared_from_this(), name, step = step_](const at::Tensor& gradient) {
-                 if (step == self->step_ && step > self->ended_) {
-                   self->take(Kind::kOutputGradient, "the gradient of " + name, gradient);
-                 }
-                 return gradient;
-               });
+                       [self = shared_from_this(), name, step = step_](const at::Tensor& gradient) {
+                         if (step == self->step_ && step > self->ended_) {
+                           self->take(Kind::kOutputGradient, "the gradient of " + name, gradient);
+                         }
+                         return gradient;
+                       });
 }
 
 /// Queued by the first gradient that comes back to the model's results; and once more by itself, so
 /// that it runs after what others have queued by then: FSDP's reductions, and pending sums.
 void ComparedRun::end_backward_later(const at::Tensor& output) {
-  detail::add_own_hook(output, detail::OwnHook::kNotice, [self = shared_from_this(),
-                                          step = step_](const at::Tensor& gradient) {
-    auto& engine = torch::autograd::Engine::get_default_engine();
-    engine.queue_callback([self, step, &engine] {
-      engine.queue_callback([self, step] { self->end_backward(step); });
-    });
-    return gradient;
-  });
+  detail::add_own_hook(output, detail::OwnHook::kNotice,
+                       [self = shared_from_this(), step = step_](const at::Tensor& gradient) {
+                         auto& engine = torch::autograd::Engine::get_default_engine();
+                         engine.queue_callback([self, step, &engine] {
+                           engine.queue_callback([self, step] { self->end_backward(step); });
+                         });
+                         return gradient;
+                       });
 }
 
 void ComparedRun::end_backward(std::int64_t step) {

@@ -127,7 +127,8 @@ TEST(Hook, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
     const at::Tensor mask = at::full({5, 3}, rank.rank(), at::kDouble);
     y.register_hook([=](const at::Tensor& gradient) { return gradient * mask; });
     EXPECT_ERROR(y.sum().backward(),
-                 "aten::mul.Tensor takes plain tensors for the same on every rank", "plain tensor 0");
+                 "aten::mul.Tensor takes plain tensors for the same on every rank",
+                 "plain tensor 0");
   });
 }
 
@@ -136,12 +137,11 @@ TEST(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
     const at::Tensor y = x * 2;
     for (const at::Tensor& tensor : {x, y}) {
-      tensor.register_hook(
-          [](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
+      tensor.register_hook([](const at::Tensor& gradient) { return gradient * values({5, 3}, 1); });
     }
     y.sum().backward();
-    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(),
-                             2 * values({5, 3}, 1).square()));
+    EXPECT_TRUE(
+        at::allclose(DistributedTensor(x.grad()).full_tensor(), 2 * values({5, 3}, 1).square()));
   });
 }
 

@@ -15,7 +15,8 @@ namespace tessera::detail {
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
-  explicit CarriedScope(T value) : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
+  explicit CarriedScope(T value)
+      : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
 
   /// The value in force, or nullptr. Valid as long as its scope.
   static const T* active() {

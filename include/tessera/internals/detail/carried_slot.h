@@ -2,8 +2,8 @@
 // ThreadLocalState carries a list of its own values and its debug info, which any library may add
 // to; there is no public way to carry anything else.
 //
-// To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free; from 2.13
-// a kind is the address of its name.
+// To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free;
+// from 2.13 a kind is the address of its name.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>

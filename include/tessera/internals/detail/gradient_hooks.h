@@ -1,6 +1,6 @@
-// Hooks on gradients that are the library's own, told from those of the program. libtorch keeps both
-// in one list of functions, and says of the code that runs in a backward only for which node it
-// runs: not whether it is the node's formula or a hook.
+// Hooks on gradients that are the library's own, told from those of the program. libtorch keeps
+// both in one list of functions, and says of the code that runs in a backward only for which node
+// it runs: not whether it is the node's formula or a hook.
 #pragma once
 
 #include <ATen/core/Tensor.h>
