@@ -64,7 +64,7 @@ TEST(Penalty, ThatIsDistributedIsRefusedBesideTheLoss) {
     const at::Tensor penalty = penalty_of(model);
     EXPECT_ERROR(loss + 0.5 * penalty, "DistributedTensor(x).full_tensor()");
     EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-    EXPECT_ERROR(penalty - loss.detach(), "may be another on each rank");
+    EXPECT_NO_THROW(penalty - loss.detach());  // a number without a gradient is a constant
   });
 }
 
