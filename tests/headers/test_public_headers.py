@@ -23,8 +23,9 @@ class PublicHeaders(unittest.TestCase):
 
     def test_they_include_no_internal_header(self):
         # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
-        # tensor parallelism knows both by; scopes that a backward takes along are CarriedScopes; links
-        # are refused in one way for all files; attention's kernel is chosen where its operator is.
+        # tensor parallelism knows both by, and Hooked makes parts of what it holds; scopes that a
+        # backward takes along are CarriedScopes; links are refused in one way for all files;
+        # attention's kernel is chosen where its operator is.
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name})}
         self.assertEqual(found, {"tessera/checkpoint/safetensors.h": {"tessera/core/detail/input_file.h"},
@@ -34,7 +35,8 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h"},
-                                 "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h"}})
+                                 "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
+                                                         "tessera/nn/detail/held_part.h"}})
 
 
 if __name__ == "__main__":
