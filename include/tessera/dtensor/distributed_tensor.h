@@ -140,8 +140,10 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 /// Distributes `tensor`, which is the same on every rank: each rank keeps its shard. Not
-/// collective, unless `options.source` is set. A meta tensor gives a meta local tensor of the right
-/// sizes. Gradient: redistributed to Replicate.
+/// collective, unless `options.source` is set. A shard is a copy. A tensor that is replicated
+/// on all mesh dimensions shares the memory of `tensor`, so that a write to one is a write to both:
+/// pass tensor.clone() where that is not wanted. A meta tensor gives a meta local tensor of the
+/// right sizes. Gradient: redistributed to Replicate.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements);
 /// The same with options: the values of one rank may count.

@@ -79,6 +79,9 @@ TEST(Wrapper, SharesTheMemoryOfWhatIsReplicatedAlone) {
     EXPECT_EQ(all.to_local()[0].item<float>(), 1);
     EXPECT_EQ(part.to_local()[0].item<float>(), 0);
     EXPECT_EQ(copy.to_local()[0].item<float>(), 0);
+    const auto alone = distribute_tensor(source, one_rank(), {Shard{0}});
+    source.add_(1);
+    EXPECT_EQ(alone.to_local()[0].item<float>(), 1);
   });
 }
 
