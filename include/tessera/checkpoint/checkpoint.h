@@ -81,6 +81,10 @@ struct LoadOptions {
   std::vector<std::string> exclude = {};
   /// Load what is there and fits. LoadReport says what was left as it was.
   bool partial = false;
+  /// The same for these names alone, as patterns: all others must be there and fit. A run that
+  /// goes on with a part of the model frozen has no place for the optimizer's state of that part:
+  /// {"optimizer.state.backbone.**"}.
+  std::vector<std::string> partial_names = {};
 };
 
 /// What was loaded, and what of it or beside it was not as in the checkpoint.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -50,16 +51,17 @@ namespace fs = std::filesystem;
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {
-    const std::string request = nlohmann::json{fs::absolute(path).lexically_normal().string(),
-                                               options.exclude, options.partial}
-                                    .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const std::string request =
+        nlohmann::json{fs::absolute(path).lexically_normal().string(), options.exclude,
+                       options.partial, options.partial_names}
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     own = detail::crc32c(std::as_bytes(std::span(request)));
   });
   const auto others =
       comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
   TESSERA_CHECK(others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
-                " load from another folder or step than rank 0, or with another exclude or "
-                "partial: pass the same on all ranks");
+                " load from another folder or step than rank 0, or with another exclude, "
+                "partial or partial_names: pass the same on all ranks");
 }
 
 /// A step as rank 0 sees it: on a network file system the others may still see an older state of
@@ -134,15 +136,14 @@ class Comparison {
     compare_stateful(step_.manifest(), state, options_, report_);
     Mismatch mismatch;
     mismatch.different = different_;
-    if (!options_.partial) {
-      mismatch.missing = report_.missing;
-      mismatch.unexpected = report_.unexpected;
-    }
+    mismatch.missing = not_partial(report_.missing);
+    mismatch.unexpected = not_partial(report_.unexpected);
     TESSERA_CHECK(mismatch.empty(), "the checkpoint '", step_.folder().string(),
                   "' does not fit the model and optimizer", listed("missing", mismatch.missing),
                   listed("unexpected", mismatch.unexpected),
                   listed("different", mismatch.different),
-                  ": load what was saved, exclude names, or allow a partial load");
+                  ": load what was saved, exclude names, or allow a partial load, of these names "
+                  "alone by LoadOptions::partial_names (state of frozen parameters)");
     compare_rank_states(step_.manifest(), state, options_, report_);
   }
 
@@ -150,6 +151,13 @@ class Comparison {
   const LoadReport& report() const { return report_; }
 
  private:
+  std::vector<std::string> not_partial(const std::vector<std::string>& names) const {
+    std::vector<std::string> kept;
+    std::ranges::copy_if(names, std::back_inserter(kept),
+                         [this](const std::string& name) { return !is_partial(name, options_); });
+    return kept;
+  }
+
   void find_filling(const StateEntry& entry) {
     const auto found = std::ranges::find_if(
         entry.names, [this](const std::string& name) { return step_.find(name) != nullptr; });
@@ -163,7 +171,7 @@ class Comparison {
   bool fits(const StateEntry& entry, const std::string& name) {
     const ManifestTensor& stored = *step_.find(name);
     if (stored.sizes != entry.stored.sizes) {
-      if (options_.partial) {
+      if (is_partial(name, options_)) {
         report_.reshaped.push_back(name);
       } else {
         different_.push_back(fmt::format("{} (checkpoint [{}], here [{}])", name,
@@ -175,7 +183,7 @@ class Comparison {
     const c10::ScalarType from = find_dtype(stored.dtype)->scalar_type;
     const c10::ScalarType to = entry.tensor.scalar_type();
     if (!is_convertible_type(from, to)) {
-      if (options_.partial) {
+      if (is_partial(name, options_)) {
         report_.reshaped.push_back(name);
       } else {
         different_.push_back(

@@ -37,6 +37,11 @@ json checked_state(const std::string& name, const Object& object) {
   return state;
 }
 
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::ranges::any_of(
+      patterns, [&name](const std::string& pattern) { return nn::matches_fqn(pattern, name); });
+}
+
 /// `saved`: an object, by name.
 void compare(const json& saved, const std::set<std::string>& names, const LoadOptions& options,
              LoadReport& report) {
@@ -119,9 +124,11 @@ json rank_state_lists(const std::vector<std::string>& of_ranks) {
 }
 
 bool is_excluded(const std::string& name, const LoadOptions& options) {
-  return std::ranges::any_of(options.exclude, [&name](const std::string& pattern) {
-    return nn::matches_fqn(pattern, name);
-  });
+  return matches_any(options.exclude, name);
+}
+
+bool is_partial(const std::string& name, const LoadOptions& options) {
+  return options.partial || matches_any(options.partial_names, name);
 }
 
 void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,

@@ -29,6 +29,8 @@ nlohmann::json rank_state_lists(const std::vector<std::string>& of_ranks);
 
 /// Whether options.exclude names this.
 bool is_excluded(const std::string& name, const LoadOptions& options);
+/// Whether options let this be missing, unexpected, or of other sizes.
+bool is_partial(const std::string& name, const LoadOptions& options);
 /// Adds to the report which objects the manifest lacks, and which it has that the state lacks.
 void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                       LoadReport& report);

@@ -268,6 +268,35 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
+// A run goes on with a part of the model frozen, of which the optimizer has no state any more.
+TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
+  const TemporaryFolder dir;
+  SaveStep(dir.path(), 1, 3);
+  const Names of_frozen{"optimizer.state.embed.weight.exp_avg",
+                        "optimizer.state.embed.weight.step"};
+  RunRanks(2, [&](Rank& rank) {
+    SavedState rest(rank, {1, 2}, -5000);
+    SavedState expected(rank, {1, 2}, 3);
+    for (SavedState* each : {&rest, &expected}) {
+      std::erase_if(each->optimizer,
+                    [](const auto& state) { return state.first.starts_with("embed."); });
+    }
+    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict()), "unexpected: " + of_frozen[0],
+                 "partial_names");
+    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict(), {.partial_names = {"embed.**"}}),
+                 "unexpected: " + of_frozen[0]);
+    const LoadReport report = load(*rank.world(), dir.path(), rest.dict(),
+                                   {.partial_names = {"optimizer.state.embed.**"}});
+    EXPECT_EQ(report.unexpected, of_frozen);
+    ExpectEqual(rest.local(), expected.local());
+    nn::Linear other(5, 7);
+    EXPECT_ERROR(load(*rank.world(), dir.path(), {other},
+                      {.exclude = {"optimizer.**", "embed.**", "middle.**", "head.**"},
+                       .partial_names = {"weight"}}),
+                 "missing: bias");
+  });
+}
+
 class Wide : public nn::Module<Wide> {
  public:
   explicit Wide(std::int64_t rows) {
@@ -357,7 +386,8 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
   const std::vector<std::pair<std::filesystem::path, LoadOptions>> of_rank_1 = {
       {dir / "step-00000001", {}},
       {dir.path(), {.exclude = {"head.**"}}},
-      {dir.path(), {.partial = true}}};
+      {dir.path(), {.partial = true}},
+      {dir.path(), {.partial_names = {"head.**"}}}};
   for (const auto& other : of_rank_1) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
       SavedState state(rank, {2, 1}, -5000);
@@ -371,7 +401,8 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
       fail(error);
     });
     for (const std::string& error : errors) {
-      EXPECT_CONTAINS(error, "ranks 1 load from another folder", "another exclude or partial");
+      EXPECT_CONTAINS(error, "ranks 1 load from another folder",
+                      "another exclude, partial or partial_names");
     }
   }
 }
