@@ -42,7 +42,7 @@ tool_packages=(g++ cmake ninja-build ccache python3 python3-venv)
 library_packages=(
   libgloo-dev librange-v3-dev libgtest-dev libgmock-dev libbenchmark-dev libfmt-dev nlohmann-json3-dev
   libtomlplusplus-dev libcli11-dev libspdlog-dev libsentencepiece-dev libpcre2-dev
-  libutf8proc-dev zlib1g-dev libzstd-dev)
+  zlib1g-dev libzstd-dev)
 text_packages=(perl-doc)
 # What scripts/test, scripts/docs and the clang presets add.
 test_packages=(clang clang-tidy libclang-rt-dev lld doxygen)

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 
+#include "tessera/data/tokenizer.h"
+
 namespace llama {
 
 nlohmann::json to_json(const tessera::data::FileFingerprint& file) {
@@ -41,6 +43,40 @@ std::string files_change(const nlohmann::json& saved, const nlohmann::json& now)
     }
   }
   return "";
+}
+
+nlohmann::json tokenizer_fingerprint(const std::string& tokenizer) {
+  if (tokenizer.empty()) {
+    return {};
+  }
+  nlohmann::json files =
+      to_json(tessera::data::fingerprints(tessera::data::tokenizer_files(tokenizer)));
+  nlohmann::json result = files[0];
+  files.erase(0);
+  result["beside"] = files;
+  return result;
+}
+
+std::string tokenizer_change(const nlohmann::json& saved, const nlohmann::json& now) {
+  if (saved.is_null() || now.is_null()) {
+    if (saved == now) {
+      return "";
+    }
+    return now.is_null() ? "there is no tokenizer instead of " + saved.at("name").dump()
+                         : "there is the tokenizer " + now.at("name").dump() + " instead of none";
+  }
+  nlohmann::json own = now;
+  nlohmann::json own_before = saved;
+  own.erase("beside");
+  own_before.erase("beside");
+  if (const std::string change = file_change(own_before, own); !change.empty()) {
+    return "of the tokenizer, " + change;
+  }
+  if (!saved.contains("beside")) {
+    return "";
+  }
+  const std::string change = files_change(saved.at("beside"), now.at("beside"));
+  return change.empty() ? "" : "of the files beside the tokenizer, " + change;
 }
 
 }  // namespace llama

@@ -21,4 +21,11 @@ std::string file_change(const nlohmann::json& saved, const nlohmann::json& now);
 /// The same of lists.
 std::string files_change(const nlohmann::json& saved, const nlohmann::json& now);
 
+/// What decides on a tokenizer's ids: to_json() of its file and, as "beside", of those that are
+/// read beside it. Null of "", which is a tokenizer of bytes.
+nlohmann::json tokenizer_fingerprint(const std::string& tokenizer);
+/// In which way a tokenizer is another one than that of a run before; "" if it is the same. What
+/// older programs have saved has no "beside", and is compared without.
+std::string tokenizer_change(const nlohmann::json& saved, const nlohmann::json& now);
+
 }  // namespace llama

@@ -81,11 +81,8 @@ nlohmann::json describe(const TokenizeOptions& o, const PieceEncoder& encoder) {
   const auto token = [](const std::optional<std::int64_t>& id) {
     return id ? nlohmann::json(*id) : nlohmann::json();
   };
-  const std::string tokenizer = std::filesystem::is_directory(o.tokenizer)
-                                    ? data::find_tokenizer(o.tokenizer).value_or("")
-                                    : o.tokenizer;
   return {{"files", to_json(data::fingerprints(encoder.files))},
-          {"tokenizer", to_json(data::fingerprint(tokenizer))},
+          {"tokenizer", tokenizer_fingerprint(o.tokenizer)},
           {"begin_token", token(encoder.begin)},
           {"end_token", token(encoder.end)},
           {"all_jsonl", o.jsonl},

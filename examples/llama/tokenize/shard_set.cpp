@@ -46,6 +46,10 @@ std::string change(const Json& saved, const Json& now) {
       if (const std::string files = files_change(before, value); !files.empty()) {
         return files;
       }
+    } else if (key == "tokenizer") {
+      if (const std::string other = tokenizer_change(before, value); !other.empty()) {
+        return other;
+      }
     } else if (before != value) {
       return fmt::format("\"{}\" is {} instead of {}", key, value.dump(), before.dump());
     }

@@ -34,19 +34,6 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// A tokenizer of bytes is null.
-std::string tokenizer_change(const Json& saved, const Json& now) {
-  if (!saved.is_null() && !now.is_null()) {
-    const std::string change = file_change(saved, now);
-    return change.empty() ? "" : "of the tokenizer, " + change;
-  }
-  if (saved == now) {
-    return "";
-  }
-  return now.is_null() ? "there is no tokenizer instead of " + saved.at("name").dump()
-                       : "there is the tokenizer " + now.at("name").dump() + " instead of none";
-}
-
 /// Those of all globs, in sorted order, each once.
 std::vector<std::string> shards_of(const std::vector<std::string>& globs) {
   std::set<std::string> all;
@@ -264,8 +251,7 @@ Json data_fingerprint(const TrainOptions& options) {
   }
   result["files"] = to_json(data::fingerprints(
       options.text.empty() ? list_files("--jsonl", options.jsonl) : options.text));
-  const std::string tokenizer = tokenizer_file(options.tokenizer, options.model);
-  result["tokenizer"] = tokenizer.empty() ? Json() : to_json(data::fingerprint(tokenizer));
+  result["tokenizer"] = tokenizer_fingerprint(tokenizer_file(options.tokenizer, options.model));
   return result;
 }
 

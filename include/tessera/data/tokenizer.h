@@ -58,6 +58,9 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path,
 TokenizerPtr open_tokenizer(const std::string& path);
 /// The file that open_tokenizer() takes of a folder.
 std::optional<std::string> find_tokenizer(const std::string& folder);
+/// All files that decide on the ids of open_tokenizer(): the tokenizer's own, then those that are
+/// read beside it. Throws Error as it does for these.
+std::vector<std::string> tokenizer_files(const std::string& path);
 /// Whether open_tokenizer() reads a file as a tokenizer.json. Throws Error if it can't be read.
 bool is_tokenizer_json(const std::string& path);
 

@@ -1,39 +1,16 @@
 #include "pipeline/added_tokens.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 
 #include "pipeline/white_space.h"
 #include "tokenizer/utf8.h"
+#include "unicode/properties.h"
 
 namespace tessera::data {
 namespace {
 
-/// Symbols that are letters: Unicode's Other_Alphabetic.
-bool is_enclosed_letter(char32_t code) {
-  return (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
-         (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
-}
-
-/// A character of a word: letters, marks, numbers, connecting punctuation.
 bool is_word(char32_t code) {
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return code == 0x200c || code == 0x200d || is_enclosed_letter(code);  // the joiners
-  }
+  return unicode_codes(CodeKind::kAddedTokenWord).contains(code);
 }
 
 /// 0 for an empty text.

@@ -8,8 +8,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
-#include "pipeline/pattern_syntax.h"
 #include "tessera/core/error.h"
 #include "tokenizer/utf8.h"
 
@@ -66,14 +66,15 @@ double seconds_of_thread() {
 /// alone.
 class Search {
  public:
-  Search(const pcre2_code* code, std::string_view text, const std::string& expression)
+  /// `symbols`: of the text.
+  Search(const pcre2_code* code, std::string_view symbols, const std::string& expression)
       : code_(code),
-        text_(text),
+        text_(symbols),
         expression_(expression),
         context_(pcre2_match_context_create(nullptr)),
         data_(pcre2_match_data_create(1, nullptr)) {
     TESSERA_CHECK(context_ && data_, "no memory is left to match a tokenizer's pattern");
-    pcre2_set_match_limit(context_.get(), match_limit(text.size()));
+    pcre2_set_match_limit(context_.get(), match_limit(symbols.size()));
     pcre2_set_heap_limit(context_.get(), kHeapLimit);
   }
 
@@ -92,7 +93,7 @@ class Search {
         return found;
       }
       check_time();
-      at = next_character(at + kPlacesBetweenLooks);
+      at += kPlacesBetweenLooks;
     }
     return std::nullopt;
   }
@@ -111,19 +112,11 @@ class Search {
                   text_.size(), " bytes: use a tokenizer with a simpler pattern, or shorter texts");
   }
 
-  /// `at` itself, or behind the character that it is within.
-  std::size_t next_character(std::size_t at) const {
-    while (at < text_.size() && (static_cast<unsigned char>(text_[at]) & 0xC0U) == 0x80U) {
-      ++at;
-    }
-    return at;
-  }
-
   std::optional<Range> within_limit(std::size_t at) {
-    int found = match(at, PCRE2_NO_UTF_CHECK);
+    int found = match(at, 0);
     // Compiled code has a small stack; the interpreter has a heap.
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      found = match(at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
+      found = match(at, PCRE2_NO_JIT);
     }
     if (found == PCRE2_ERROR_NOMATCH) {
       return std::nullopt;
@@ -149,23 +142,52 @@ class Search {
   int searches_ = 0;
 };
 
-pcre2_code* compile(const std::string& expression, const std::string& translated) {
-  TESSERA_CHECK(translated.size() <= kMaxPatternBytes, "a pattern of ", translated.size(),
-                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+pcre2_code* compile(const std::string& expression, std::string_view translated) {
   const CompileContext context(pcre2_compile_context_create(nullptr));
   TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
   // Oniguruma: only a line feed ends a line, and ^ and $ are for lines.
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE place = 0;
-  pcre2_code* code = pcre2_compile(bytes_of(translated), translated.size(),
-                                   PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT,
-                                   &error, &place, context.get());
+  pcre2_code* code =
+      pcre2_compile(bytes_of(translated), translated.size(),
+                    PCRE2_MULTILINE | PCRE2_USE_OFFSET_LIMIT, &error, &place, context.get());
   TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
-                "' is not a regular expression (", pcre2_message(error), " at byte ", place, ")");
+                "' is not a regular expression (", pcre2_message(error), ")");
   // Where there is no compiler for the machine the interpreter runs it.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return code;
+}
+
+/// Characters to bytes of a text, from left to right.
+class Places {
+ public:
+  Places(std::string_view text, bool is_ascii) : text_(text), is_ascii_(is_ascii) {}
+
+  std::size_t of(std::size_t character) {
+    if (is_ascii_) {
+      return character;
+    }
+    for (; character_ < character; ++character_) {
+      ++byte_;
+      while (byte_ < text_.size() && (static_cast<unsigned char>(text_[byte_]) & 0xC0U) == 0x80U) {
+        ++byte_;
+      }
+    }
+    return byte_;
+  }
+
+ private:
+  std::string_view text_;
+  bool is_ascii_;
+  std::size_t character_ = 0;
+  std::size_t byte_ = 0;
+};
+
+std::string_view checked(std::string_view expression) {
+  TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
+                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  return expression;
 }
 
 }  // namespace
@@ -174,31 +196,52 @@ void Pattern::Free::operator()(pcre2_real_code_8* code) const {
   pcre2_code_free(code);
 }
 
-Pattern::Pattern(std::string expression, const std::string& translated)
-    : expression_(std::move(expression)), code_(compile(expression_, translated)) {}
+Pattern::Pattern(std::string_view expression, ByteExpression translated)
+    : expression_(expression),
+      symbols_(std::move(translated.symbols)),
+      code_(compile(expression_, translated.text)) {}
 
 Pattern::Pattern(std::string_view expression)
-    : Pattern(std::string(expression), translate_pattern(expression)) {}
+    : Pattern(expression, translate_pattern(checked(expression))) {}
 
 Pattern Pattern::literal(std::string_view text) {
-  return Pattern(std::string(text), quote_pattern(text));
+  Pattern pattern("");  // which matches everywhere
+  pattern.literal_ = checked(text);
+  return pattern;
+}
+
+Pattern Pattern::one_of(const CodeSet& set, std::string_view name) {
+  return Pattern(name, translate_set(set));
 }
 
 void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
-  Search search(code_.get(), text, expression_);
+  if (!literal_.empty()) {
+    for (std::size_t at = text.find(literal_); at != text.npos;
+         at = text.find(literal_, at + literal_.size())) {
+      on_match(at, at + literal_.size());
+    }
+    return;
+  }
+  // A text of ASCII is its own symbols.
+  const bool is_ascii = std::ranges::all_of(text, [](char c) { return (c & 0x80) == 0; });
+  const std::string others = is_ascii ? "" : symbols_.of(text);
+  const std::string_view symbols = is_ascii ? text : others;
+  Places places(text, is_ascii);
+  Search search(code_.get(), symbols, expression_);
   std::size_t at = 0;
   std::optional<std::size_t> last_end;
-  while (at <= text.size()) {
+  while (at <= symbols.size()) {
     const auto found = search.from(at);
     if (!found) {
       return;
     }
     // An empty match where the last one ended is none: go on behind the next character.
     if (found->begin == found->end && last_end == found->end) {
-      at += at < text.size() ? first_character(text.substr(at)).bytes : 1;
+      ++at;
       continue;
     }
-    on_match(found->begin, found->end);
+    const std::size_t begin = places.of(found->begin);
+    on_match(begin, places.of(found->end));
     at = found->end;
     last_end = found->end;
   }

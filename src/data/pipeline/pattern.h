@@ -7,18 +7,23 @@
 #include <string>
 #include <string_view>
 
+#include "pipeline/pattern_syntax.h"
+
 struct pcre2_real_code_8;
 
 namespace tessera::data {
 
 /// A regular expression of a tokenizer, in the syntax of Oniguruma, which Hugging Face's library
-/// uses. It is run by PCRE2 within a limit, as the expression may be a stranger's. Immutable.
+/// uses. It is run by PCRE2 on Symbols, within a limit, as the expression may be a stranger's.
+/// Immutable.
 class Pattern {
  public:
-  /// Throws Error for an expression that is wrong, or that the two libraries read differently.
+  /// Throws Error for an expression that is wrong or not implemented.
   explicit Pattern(std::string_view expression);
   /// Matches `text` itself.
   static Pattern literal(std::string_view text);
+  /// Matches a character of a set. `name`: for messages.
+  static Pattern one_of(const CodeSet& set, std::string_view name);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
   /// The matches in valid UTF-8 from left to right, empty ones too. Throws Error beyond the limit.
@@ -29,9 +34,11 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  Pattern(std::string expression, const std::string& translated);
+  Pattern(std::string_view expression, ByteExpression translated);
 
   std::string expression_;  ///< as it was given, for messages
+  std::string literal_;     ///< what it matches in place of an expression, unless it is empty
+  Symbols symbols_;
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };
 

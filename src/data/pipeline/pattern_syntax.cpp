@@ -1,215 +1,261 @@
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "pipeline/pattern_syntax.h"
-
-#include <pcre2.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstddef>
+#include <utility>
+#include <variant>
+#include <vector>
 
+#include "pipeline/class_reader.h"
 #include "tessera/core/error.h"
 #include "tokenizer/utf8.h"
+#include "unicode/properties.h"
 
 namespace tessera::data {
 namespace {
 
 constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
 
-bool is_ascii_alphanumeric(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 && static_cast<unsigned char>(c) < 0x80;
+std::string hexadecimal(unsigned char byte) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  return {'\\', 'x', kDigits[byte / 16], kDigits[byte % 16]};
 }
 
-/// Two hexadecimal digits from 80 up: behind \x a byte in Oniguruma, a character in PCRE2.
-bool is_high_byte(std::string_view text) {
-  constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
-  constexpr std::string_view kHighDigits = "89abcdefABCDEF";
-  return text.size() > 1 && kHighDigits.find(text[0]) != kHighDigits.npos &&
-         kDigits.find(text[1]) != kDigits.npos;
+/// A class of bytes. None at all is one that never matches.
+std::string class_of(const std::vector<unsigned char>& bytes) {
+  if (bytes.empty()) {
+    return "[^\\x00-\\xff]";
+  }
+  if (bytes.size() == 1) {
+    return hexadecimal(bytes[0]);
+  }
+  std::string text = "[";
+  for (std::size_t i = 0; i < bytes.size();) {
+    std::size_t last = i;
+    while (last + 1 < bytes.size() && bytes[last + 1] == bytes[last] + 1) {
+      ++last;
+    }
+    text += hexadecimal(bytes[i]) + (last > i ? "-" + hexadecimal(bytes[last]) : "");
+    i = last + 1;
+  }
+  return text + "]";
 }
 
-/// Characters of words, within a class. Outside of one, Oniguruma has some numbers of Latin-1 more.
-constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
-constexpr std::string_view kMoreOfWords = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}\\x{bd}\\x{be}";
+/// An expression whose sets of characters are not written yet.
+class SetExpression {
+ public:
+  void add(std::string_view syntax) { parts_.emplace_back(std::string(syntax)); }
 
-/// Whether PCRE2 knows a script of this name.
-bool is_script(std::string_view name) {
-  const std::string pattern = "\\p{sc:" + std::string(name) + "}";
-  int error = 0;
-  PCRE2_SIZE place = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                                   PCRE2_UTF, &error, &place, nullptr);
-  pcre2_code_free(code);
-  return code != nullptr;
-}
+  void add(const CodeSet& set) {
+    const auto same = [&](const CodeSet& other) { return other.ranges() == set.ranges(); };
+    const auto known = std::ranges::find_if(sets_, same);
+    parts_.emplace_back(static_cast<std::size_t>(known - sets_.begin()));
+    if (known == sets_.end()) {
+      sets_.push_back(set);
+    }
+  }
 
-/// Copies an expression token by token. What is not known to mean the same in both is refused.
+  /// `whole`: for the message.
+  ByteExpression written(std::string_view whole) const {
+    auto symbols = Symbols::telling_apart(sets_);
+    TESSERA_CHECK(symbols, "the tokenizer's pattern '", printable(whole),
+                  "' tells more kinds of characters apart than any tokenizer's; use one with a "
+                  "simpler pattern");
+    std::string text;
+    for (const auto& part : parts_) {
+      const auto* const syntax = std::get_if<std::string>(&part);
+      text +=
+          syntax != nullptr ? *syntax : class_of(symbols->bytes_of(std::get<std::size_t>(part)));
+    }
+    return {std::move(text), *std::move(symbols)};
+  }
+
+ private:
+  std::vector<std::variant<std::string, std::size_t>> parts_;  ///< syntax, or the number of a set
+  std::vector<CodeSet> sets_;
+};
+
+/// Reads an expression token by token. What is not known to mean the same in Oniguruma and in PCRE2
+/// is refused.
 class Translation {
  public:
-  explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}
+  explicit Translation(std::string_view expression) : whole_(expression), reader_(expression) {}
 
-  std::string run() {
-    while (!rest_.empty()) {
+  ByteExpression run() {
+    while (!reader_.rest().empty()) {
       step();
     }
-    return std::move(out_);
+    return out_.written(whole_);
   }
 
  private:
   void step() {
-    switch (rest_[0]) {
+    const std::string_view rest = reader_.rest();
+    switch (rest[0]) {
       case '\\':
         escape();
         break;
       case '(':
         group();
         break;
-      case '[':
-        begin_class();
-        break;
-      case ']':
-        in_class_ = false;
+      case ')':
+        if (folds_.size() > 1) {
+          folds_.pop_back();
+        }
         copy(1);
+        break;
+      case '[':
+        literal_.clear();
+        out_.add(reader_.take_class(folds_.back()));
+        break;
+      case '.':
+        literal_.clear();
+        out_.add(CodeSet(U'\n').complement());
+        reader_.skip(1);
         break;
       case '{':
         interval();
         break;
-      case '&':
-        // Oniguruma's intersection of classes.
-        refuse_if(in_class_ && rest_.starts_with("&&"), "&&");
+      case '|':
+      case '*':
+      case '+':
+      case '?':
+      case '^':
+      case '$':
         copy(1);
         break;
       default:
-        copy(1);
+        character(reader_.take_character());
     }
+  }
+
+  void character(char32_t code) {
+    out_.add(folds_.back() ? with_other_cases(CodeSet(code)) : CodeSet(code));
+    // (?i:ss) is (?i:ß), too.
+    literal_ += code;
+    for (const std::u32string& text : long_case_folds()) {
+      const bool found =
+          folds_.back() &&
+          std::ranges::equal(text, last_literal(text.size()), [](char32_t a, char32_t b) {
+            return with_other_cases(CodeSet(a)).contains(b);
+          });
+      reader_.refuse_if(found, "(?i:" + utf8(text));
+    }
+  }
+
+  std::u32string_view last_literal(std::size_t size) const {
+    const std::u32string_view all = literal_;
+    return all.substr(all.size() - std::min(all.size(), size));
+  }
+
+  static std::string utf8(const std::u32string& text) {
+    std::string out;
+    for (const char32_t code : text) {
+      append_character(code, out);
+    }
+    return out;
   }
 
   void escape() {
-    refuse_if(rest_.size() < 2, "\\");
-    const char kind = rest_[1];
-    if (kind == 's' || kind == 'S') {
-      // PCRE2's \s has U+180E, which is no white space any more.
-      out_ += kind == 's' ? "\\p{White_Space}" : "\\P{White_Space}";
-      rest_.remove_prefix(2);
+    const std::string_view rest = reader_.rest();
+    const char kind = rest.size() > 1 ? rest[1] : '\0';
+    if (kind == 'b' || kind == 'B') {
+      word_border(kind == 'B');
       return;
     }
-    if (kind == 'w' || kind == 'W' || kind == 'b' || kind == 'B') {
-      word(kind);
+    const CodeSet set = reader_.take_escape(/*in_class=*/false);
+    const CodeSet::Range first = set.ranges().empty() ? CodeSet::Range{} : set.ranges().front();
+    if (set.ranges().size() == 1 && first.first == first.last) {
+      character(first.first);
       return;
     }
-    if (kind == 'p' || kind == 'P') {
-      property(kind);
-      return;
-    }
-    const bool same = std::string_view("dDrntfx").find(kind) != std::string_view::npos ||
-                      !is_ascii_alphanumeric(kind);
-    refuse_if(!same, rest_.substr(0, 2));
-    refuse_if(kind == 'x' && is_high_byte(rest_.substr(2)), rest_.substr(0, 4));
-    const bool braces = is_ascii_alphanumeric(kind) && rest_.substr(2).starts_with('{');
-    copy(braces ? std::max<std::size_t>(rest_.find('}'), 2) : 2);
+    literal_.clear();
+    out_.add(set);
   }
 
-  /// The same characters as in Oniguruma. A backspace within a class is "\b" to both.
-  void word(char kind) {
-    refuse_if(in_class_ && kind != 'w' && kind != 'b', rest_.substr(0, 2));
-    const std::string in = "[" + std::string(kWord) + std::string(kMoreOfWords) + "]";
-    if (in_class_) {
-      out_ += kind == 'w' ? kWord : "\\b";
-    } else if (kind == 'w' || kind == 'W') {
-      out_ += kind == 'w' ? in : "[^" + std::string(kWord) + "]";
-    } else {
-      const std::string at_end = "(?<=" + in + ")(?!" + in + ")";
-      const std::string at_begin = "(?<!" + in + ")(?=" + in + ")";
-      out_ += (kind == 'b' ? "(?:" : "(?!") + at_end + "|" + at_begin + ")";
-    }
-    rest_.remove_prefix(2);
-  }
-
-  /// A property needs braces in Oniguruma, and a script is Script there, not Script_Extensions.
-  void property(char kind) {
-    const std::size_t end = rest_.find('}');
-    if (!rest_.substr(2).starts_with('{') || end == std::string_view::npos) {
-      out_ += kind;
-      rest_.remove_prefix(2);
-      return;
-    }
-    std::string_view name = rest_.substr(3, end - 3);
-    const bool negated = name.starts_with('^');
-    name.remove_prefix(negated ? 1 : 0);
-    out_ += "\\" + std::string(1, kind) + (negated ? "{^" : "{") + (is_script(name) ? "sc:" : "");
-    out_ += std::string(name) + "}";
-    rest_.remove_prefix(end + 1);
+  void word_border(bool negated) {
+    reader_.skip(2);
+    literal_.clear();
+    const CodeSet& word = unicode_codes(CodeKind::kWord);
+    const auto look = [&](std::string_view kind) {
+      out_.add(kind);
+      out_.add(word);
+      out_.add(")");
+    };
+    out_.add(negated ? "(?!" : "(?:");
+    look("(?<=");
+    look("(?!");
+    out_.add("|");
+    look("(?<!");
+    look("(?=");
+    out_.add(")");
   }
 
   void group() {
-    if (in_class_ || !rest_.substr(1).starts_with('?')) {
+    const std::string_view rest = reader_.rest().substr(1);
+    folds_.push_back(folds_.back());
+    if (!rest.starts_with('?')) {
       copy(1);
       return;
     }
-    for (const std::string_view known : kGroups) {
-      if (rest_.substr(1).starts_with(known)) {
-        copy(1 + known.size());
-        return;
-      }
+    const auto* const known = std::ranges::find_if(
+        kGroups, [&](std::string_view kind) { return rest.starts_with(kind); });
+    reader_.refuse_if(known == kGroups.end(), reader_.rest().substr(0, 3));
+    if (*known == "?i:") {
+      folds_.back() = true;
+      literal_.clear();
+      out_.add("(?:");
+      reader_.skip(4);
+      return;
     }
-    refuse_if(true, rest_.substr(0, 3));
-  }
-
-  void begin_class() {
-    // A class in a class is a union in Oniguruma and two characters in PCRE2.
-    refuse_if(in_class_, "[ in a class");
-    in_class_ = true;
-    copy(rest_.starts_with("[^") ? 2 : 1);
-    refuse_if(rest_.starts_with(']'), "[]");
+    copy(1 + known->size());
   }
 
   void interval() {
-    const std::size_t end = rest_.find('}');
-    if (!in_class_) {
-      // {n,m}+ repeats a repetition in Oniguruma and is possessive in PCRE2; {n}? makes one
-      // optional in the former and takes few in the latter; {,m} is an interval in the former
-      // alone.
-      refuse_if(end == std::string_view::npos, "{");
-      refuse_if(rest_.substr(end + 1).starts_with('+'), "{}+");
-      refuse_if(rest_.substr(end + 1).starts_with('?'), "{}?");
-      refuse_if(rest_.starts_with("{,"), "{,}");
+    const std::string_view rest = reader_.rest();
+    const std::size_t end = rest.find('}');
+    // {n,m}+ repeats a repetition in Oniguruma and is possessive in PCRE2; {n}? makes one optional
+    // in the former and takes few in the latter; {,m} is an interval in the former alone.
+    reader_.refuse_if(end == std::string_view::npos, "{");
+    reader_.refuse_if(rest.substr(end + 1).starts_with('+'), "{}+");
+    reader_.refuse_if(rest.substr(end + 1).starts_with('?'), "{}?");
+    reader_.refuse_if(rest.starts_with("{,"), "{,}");
+    const std::string_view numbers = rest.substr(1, end - 1);
+    const bool is_interval = !numbers.empty() &&
+                             numbers.find_first_not_of("0123456789,") == numbers.npos &&
+                             std::ranges::count(numbers, ',') <= 1;
+    if (is_interval) {
+      copy(end + 1);
+    } else {
+      character(reader_.take_character());
     }
-    copy(1);
   }
 
   void copy(std::size_t bytes) {
-    bytes = std::min(bytes, rest_.size());
-    out_ += rest_.substr(0, bytes);
-    rest_.remove_prefix(bytes);
-  }
-
-  void refuse_if(bool condition, std::string_view construct) const {
-    TESSERA_CHECK(!condition, "the tokenizer's pattern '", printable(whole_), "' has '",
-                  printable(construct), "', which is not implemented");
+    literal_.clear();
+    out_.add(reader_.rest().substr(0, bytes));
+    reader_.skip(bytes);
   }
 
   std::string_view whole_;
-  std::string_view rest_;
-  std::string out_;
-  bool in_class_ = false;
+  ClassReader reader_;
+  SetExpression out_;
+  std::vector<bool> folds_{false};  ///< for each group that is open, whether it is (?i:)
+  std::u32string literal_;          ///< the characters before, without anything between them
 };
 
 }  // namespace
 
-std::string translate_pattern(std::string_view expression) {
+ByteExpression translate_pattern(std::string_view expression) {
   return Translation(expression).run();
 }
 
-std::string quote_pattern(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    // Only ASCII punctuation means anything.
-    if (!is_ascii_alphanumeric(c) && static_cast<unsigned char>(c) > ' ' &&
-        static_cast<unsigned char>(c) < 0x80) {
-      out.push_back('\\');
-    }
-    out.push_back(c);
-  }
-  return out;
+ByteExpression translate_set(const CodeSet& set) {
+  SetExpression out;
+  out.add(set);
+  return out.written("");
 }
 
 }  // namespace tessera::data

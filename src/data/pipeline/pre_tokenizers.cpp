@@ -5,6 +5,7 @@
 #include "pipeline/pattern.h"
 #include "pipeline/replacement.h"
 #include "pipeline/split_behavior.h"
+#include "unicode/properties.h"
 
 namespace tessera::data {
 namespace {
@@ -161,7 +162,7 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
     field.only({"behavior"});
     const JsonField behavior = field.at("behavior");
     all.steps.push_back(std::make_unique<SplitByPattern>(
-        Pattern("[!-/:-@\\[-`{-~]|\\p{P}"),
+        Pattern::one_of(unicode_codes(CodeKind::kPunctuationStep), "Punctuation"),
         behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false));
   } else if (type == "ByteLevel") {
     add_byte_level(field, all);
@@ -171,7 +172,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
     field.only({"individual_digits"});
     const bool each = field.at("individual_digits").flag_or(false);
     all.steps.push_back(std::make_unique<SplitByPattern>(
-        Pattern("\\p{N}"), each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous, false));
+        Pattern::one_of(unicode_codes(CodeKind::kDigitsStep), "Digits"),
+        each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous, false));
   } else {
     field.at("type").refuse();
   }

@@ -1,16 +1,13 @@
 #include "pipeline/white_space.h"
 
-#include <utf8proc.h>
-
 #include "tokenizer/utf8.h"
+#include "unicode/properties.h"
 
 namespace tessera::data {
 namespace {
 
 bool is_space(char32_t code) {
-  return (code >= '\t' && code <= '\r') || code == 0x85 ||
-         (utf8proc_category(static_cast<utf8proc_int32_t>(code)) >= UTF8PROC_CATEGORY_ZS &&
-          utf8proc_category(static_cast<utf8proc_int32_t>(code)) <= UTF8PROC_CATEGORY_ZP);
+  return unicode_codes(CodeKind::kStrippedSpace).contains(code);
 }
 
 }  // namespace

@@ -24,11 +24,12 @@ constexpr std::uint64_t kMaxBytes = 20'000'000;
 constexpr std::array kSpecialKeys{"bos_token", "eos_token", "unk_token", "sep_token",
                                   "pad_token", "cls_token", "mask_token"};
 
-/// Null where there is no such file.
-json read_json(const std::filesystem::path& file) {
+/// Null where there is no such file; noted where there is.
+json read_json(const std::filesystem::path& file, FilesBeside& files) {
   if (!std::filesystem::exists(file)) {
     return {};
   }
+  files.read.push_back(file);
   const std::string text = detail::read_file(file, "a file of a tokenizer", kMaxBytes);
   try {
     return detail::parse_strict_json(text, {.depth = 64});
@@ -137,6 +138,40 @@ void read_ends(const JsonField& root, FilesBeside& files) {
     files.end = files.end.value_or("</s>");
   }
   files.legacy = root.at("legacy").flag_or(true);
+  for (const char* key : kSpecialKeys) {
+    if (const auto text = text_of(root, key)) {
+      files.special.emplace(key, *text);
+    }
+  }
+  if (is_llama) {
+    files.special.emplace("bos_token", *files.begin);
+    files.special.emplace("eos_token", *files.end);
+  }
+}
+
+/// A text, or a list of named ones.
+void read_chat_templates(const JsonField& field, FilesBeside& files) {
+  if (field.is_null() || field.json().is_string()) {
+    files.chat_template = field.is_null() ? std::nullopt : std::optional(field.text());
+    return;
+  }
+  field.for_each([&](const JsonField& entry) {
+    const std::string& name = entry.at("name").text();
+    if (name == "default") {
+      files.chat_template = entry.at("template").text();
+    } else if (name == "tool_use") {
+      files.tool_template = entry.at("template").text();
+    }
+  });
+}
+
+/// Wins over what the configuration says.
+void read_chat_template_file(const std::filesystem::path& file, FilesBeside& files) {
+  if (std::filesystem::exists(file)) {
+    files.read.push_back(file);
+    files.chat_template = detail::read_file(file, "a chat template", kMaxBytes);
+    files.tool_template.reset();
+  }
 }
 
 void sort_by_ids(std::vector<NamedToken>& tokens) {
@@ -148,17 +183,17 @@ void sort_by_ids(std::vector<NamedToken>& tokens) {
 
 FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
   const std::filesystem::path folder = tokenizer.parent_path();
-  json config = read_json(folder / "tokenizer_config.json");
+  FilesBeside files;
+  json config = read_json(folder / "tokenizer_config.json", files);
   const bool names_tokens = config.contains("added_tokens_decoder");
   if (!names_tokens) {
     // What it says of special tokens wins over the configuration.
-    const json map = read_json(folder / "special_tokens_map.json");
+    const json map = read_json(folder / "special_tokens_map.json", files);
     if (map.is_object()) {
       config.update(map);
     }
   }
-  const json added = names_tokens ? json() : read_json(folder / "added_tokens.json");
-  FilesBeside files;
+  const json added = names_tokens ? json() : read_json(folder / "added_tokens.json", files);
   try {
     if (names_tokens) {
       const JsonField root(config, "");
@@ -170,7 +205,9 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
       const JsonField root(config, "");
       add_special_tokens(root, files);
       read_ends(root, files);
+      read_chat_templates(root.at("chat_template"), files);
     }
+    read_chat_template_file(folder / "chat_template.jinja", files);
   } catch (const Error& error) {
     fail("the files beside the tokenizer '", tokenizer.string(), "': ", error.what());
   }

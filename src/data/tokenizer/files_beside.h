@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ struct NamedToken {
 };
 
 /// What transformers reads beside a tokenizer's file: tokenizer_config.json and, where that has no
-/// "added_tokens_decoder", special_tokens_map.json and added_tokens.json.
+/// "added_tokens_decoder", special_tokens_map.json and added_tokens.json; chat_template.jinja.
 struct FilesBeside {
   std::vector<NamedToken> tokens;    ///< those with ids first, by these
   std::optional<std::string> begin;  ///< the text of bos_token
@@ -26,6 +27,10 @@ struct FilesBeside {
   std::optional<bool> adds_end;
   bool decides_ends = true;  ///< adds_begin and adds_end win over what the tokenizer's file says
   bool legacy = true;        ///< of SentencePiece: each part between special tokens gets a space
+  std::map<std::string, std::string> special;  ///< texts by key: "bos_token"
+  std::optional<std::string> chat_template;
+  std::optional<std::string> tool_template;  ///< of chats that have tools, where it is another
+  std::vector<std::filesystem::path> read;   ///< the files that were
 };
 
 /// Reads the folder that a tokenizer's file is in. Throws Error for files that can't be read so.

@@ -47,6 +47,17 @@ TokenizerForm form_of(std::string_view text) {
                                                            : TokenizerForm::kSentencePiece;
 }
 
+/// Of a folder, the tokenizer's file in it.
+std::string file_of(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) {
+    return path;
+  }
+  const auto file = find_tokenizer(path);
+  TESSERA_CHECK(file, "the folder '", path,
+                "' has no tokenizer.json and no tokenizer.model: give the tokenizer's file");
+  return *file;
+}
+
 }  // namespace
 
 std::optional<std::string> find_tokenizer(const std::string& folder) {
@@ -59,17 +70,23 @@ std::optional<std::string> find_tokenizer(const std::string& folder) {
   return std::nullopt;
 }
 
+std::vector<std::string> tokenizer_files(const std::string& path) {
+  const std::string own = file_of(path);
+  std::vector<std::string> files{own};
+  if (form_of(beginning_of(own)) != TokenizerForm::kTiktoken) {
+    for (const std::filesystem::path& file : read_files_beside(own).read) {
+      files.push_back(file.string());
+    }
+  }
+  return files;
+}
+
 bool is_tokenizer_json(const std::string& path) {
   return form_of(beginning_of(path)) == TokenizerForm::kJson;
 }
 
-TokenizerPtr open_tokenizer(const std::string& path) {
-  if (std::filesystem::is_directory(path)) {
-    const auto file = find_tokenizer(path);
-    TESSERA_CHECK(file, "the folder '", path,
-                  "' has no tokenizer.json and no tokenizer.model: give the tokenizer's file");
-    return open_tokenizer(*file);
-  }
+TokenizerPtr open_tokenizer(const std::string& folder_or_file) {
+  const std::string path = file_of(folder_or_file);
   const std::string beginning = beginning_of(path);
   TESSERA_CHECK(!beginning.starts_with(tessera::detail::kByteOrderMark),
                 "cannot read the tokenizer '", path,

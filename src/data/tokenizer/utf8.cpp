@@ -84,6 +84,20 @@ char32_t code_point(std::string_view character) {
   return code;
 }
 
+void append_character(char32_t code, std::string& text) {
+  const auto byte = [](char32_t bits) { return static_cast<char>(bits); };
+  const auto behind = [&](int shift) { return byte(0x80U | (code >> shift & 0x3fU)); };
+  if (code < 0x80) {
+    text += byte(code);
+  } else if (code < 0x800) {
+    text += {byte(0xc0U | code >> 6), behind(0)};
+  } else if (code < 0x10000) {
+    text += {byte(0xe0U | code >> 12), behind(6), behind(0)};
+  } else {
+    text += {byte(0xf0U | code >> 18), behind(12), behind(6), behind(0)};
+  }
+}
+
 std::string_view last_character(std::string_view text) {
   std::size_t begin = text.size() - 1;
   while ((static_cast<unsigned char>(text[begin]) & 0xc0U) == 0x80U) {

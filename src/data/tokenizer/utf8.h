@@ -25,6 +25,9 @@ std::string printable(std::string_view text);
 /// The code point of a valid character.
 char32_t code_point(std::string_view character);
 
+/// Appends a code point that is no surrogate.
+void append_character(char32_t code, std::string& text);
+
 /// The last character of valid UTF-8 that is not empty.
 std::string_view last_character(std::string_view text);
 

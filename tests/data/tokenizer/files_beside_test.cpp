@@ -89,6 +89,26 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_ERROR(OpenWith(config)->encode("<u>"), "has no token for '<'");  // it does not read those
 }
 
+TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const std::string& file : tokenizer_files(folder_.path())) {
+      all.push_back(std::filesystem::path(file).filename());
+    }
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  testing::WriteFile(folder_ / "added_tokens.json", "{}");
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "added_tokens.json"}));
+  testing::WriteFile(folder_ / "special_tokens_map.json", "{}");
+  OpenWith(json::object());
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                            "added_tokens.json"}));
+  // Which then has all of them.
+  OpenWith({{"added_tokens_decoder", json::object()}});
+  EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
+}
+
 TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   const auto with = [&](const char* id, const char* content) {
     return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});

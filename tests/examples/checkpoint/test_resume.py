@@ -5,6 +5,7 @@ import shutil
 import unittest
 
 import programs
+import tokenizers_of_kinds as kinds
 import training_runs
 from training_runs import EVERY, STEPS
 
@@ -255,6 +256,21 @@ class Refusals(training_runs.TrainingRuns):
         arguments[where:where + 2] = ["--text", text]
         done = programs.run([programs.BIN / "llama_train", *arguments, *resume])
         self.assertIn("they are text instead of tokens", done.stderr)
+
+    def test_another_file_beside_the_tokenizer(self):
+        tokenizer = self.folder / "tokenizer.json"
+        kinds.digits(kinds.multilingual(20_000, seed=1)).save(str(tokenizer))
+        config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": 4000})
+        text = self.folder / "text"
+        text.write_text("All work and no play makes Jack a dull boy. " * 100)
+        flags = ["--config", config, "--text", text, "--tokenizer", tokenizer, "--seq", 8, "--batch", 2, *self.steps]
+        programs.train([*flags, "--steps", 1])
+        (self.folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["work"]}')
+        done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 2, "--resume"])
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("of the files beside the tokenizer, there are 1 files instead of 0", done.stderr)
+        (self.folder / "tokenizer_config.json").unlink()
+        programs.train([*flags, "--steps", 2, "--resume"])
 
     def test_another_model(self):
         self.save()

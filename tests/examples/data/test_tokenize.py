@@ -203,6 +203,24 @@ class Tokenize(programs.WithSharedFolder):
         self.out.with_name("t.json").unlink()
         self.refuse([path], "t_000000.bin", "is a shard of something else", leaves=made[1:])
 
+    def test_refuses_another_file_beside_the_tokenizer(self):
+        tokenizer = self.write("tokenizer.json", self.path.read_bytes())
+        path = self.write("a.txt", "some text")
+        command = self.command("--eos-token", "<|eot|>", path, tokenizer=tokenizer)
+        programs.succeed(command)
+        manifest = self.out.with_name("t.json")
+        self.write("special_tokens_map.json", '{"additional_special_tokens": ["some"]}')
+        done = programs.run(command)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("of the files beside the tokenizer, there are 1 files instead of 0", done.stderr)
+        # As older programs wrote it.
+        state = json.loads(manifest.read_text())
+        del state["made_of"]["tokenizer"]["beside"]
+        manifest.write_text(json.dumps(state))
+        self.assertIn("which were there", programs.succeed(command).stdout)
+        tokenizer.write_bytes(self.path.read_bytes() + b"\n")
+        self.assertIn('of the tokenizer, "tokenizer.json" has', programs.run(command).stderr)
+
     def test_reads_long_windows_of_zstd(self):
         """Of 256 MiB, as of zstd --long=28."""
         self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
