@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -43,15 +44,16 @@ void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   if (!count.is_cpu()) {
     at::_assert_async(count.eq(tokens),
                       "cross_entropy: targets are ignored and ranks share the batch; pass "
-                      "CrossEntropyOptions::tokens");
+                      "CrossEntropyOptions::over or tokens");
     return;
   }
   const std::int64_t ignored = tokens - count.item<std::int64_t>();
-  TESSERA_CHECK(ignored == 0, "cross_entropy: ", ignored, " of ", tokens,
-                " targets are ignored, and ", ranks,
-                " data-parallel ranks share the batch: a mean of their means is not the mean of "
-                "the tokens; pass {.tokens = tokens_per_rank(targets, mesh)} with the mesh that "
-                "fully_shard has, or where this rank trains by itself their number here");
+  TESSERA_CHECK(
+      ignored == 0, "cross_entropy: ", ignored, " of ", tokens, " targets are ignored, and ", ranks,
+      " data-parallel ranks share the batch: a mean of their means is not the mean of "
+      "the tokens; pass {.over = mesh} with the mesh that fully_shard has, of micro-batches "
+      "{.tokens = tokens_per_rank(targets, mesh)}, or where this rank trains by itself "
+      "their number here");
 }
 
 /// The sum over all rows, of the ranks' sums.
@@ -66,13 +68,23 @@ at::Tensor sum_over_rows(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).full_tensor();
 }
 
-/// How many targets of all rows count.
+}  // namespace
+
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   const at::Tensor count = targets.ne(ignore_index).sum();
   return tessera::is_distributed(count) ? DistributedTensor(count).full_tensor() : count;
 }
 
-}  // namespace
+at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
+  nn::note_weighing();
+  const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  const DeviceMesh flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
+  if (flat.size() > 1) {
+    flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
+  }
+  // No token at all: a sum of no losses divided by something.
+  return sum.clamp_min(1).div_(flat.size());
+}
 
 void check_options(const CrossEntropyOptions& options) {
   TESSERA_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
@@ -82,6 +94,10 @@ void check_options(const CrossEntropyOptions& options) {
                 options.z_loss, "; it must be 0 or a positive number");
   TESSERA_CHECK(!options.tokens.defined() || options.reduction == Reduction::kMean,
                 "cross_entropy: tokens are what a mean is over; leave them out, or use kMean");
+  TESSERA_CHECK(
+      !options.over || (options.reduction == Reduction::kMean && !options.tokens.defined()),
+      "cross_entropy: `over` is what a mean is over, and counts its tokens itself; leave "
+      "it out for another reduction, and beside `tokens`");
   TESSERA_CHECK(!options.tokens.defined() || options.tokens.dim() == 0,
                 "cross_entropy: tokens must be one number, but have sizes ",
                 options.tokens.sizes());
@@ -158,6 +174,9 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets, const 
     return all.div(options.tokens.to(all.options()));
   }
   const at::Tensor count = count_of(targets, options.ignore_index);
+  if (options.over) {
+    return all.div(mean_count(count, options.over).to(all.options()));
+  }
   if (all.requires_grad()) {
     check_counts_alike(count, targets.size(0));
   }

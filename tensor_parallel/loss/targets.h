@@ -29,6 +29,11 @@ at::Tensor local_targets(const at::Tensor& targets, at::IntArrayRef sizes, std::
 /// `sharded`, the vocabulary, have different targets for the same rows. Then collective.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim);
 
+/// How many targets of all rows count: plain.
+at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index);
+/// The mean of the ranks' counts over those of `mesh`, fp64, > 0. Collective over it.
+at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh);
+
 /// What `options.reduction` makes of the losses. kNone: `losses`, (tokens of this rank), as
 /// distributed as the rows. Else of `sum`, the sum of this rank's losses. Differentiable.
 at::Tensor losses_of_rows(const at::Tensor& losses, const TokenSharding& rows, std::int64_t tokens);
