@@ -212,7 +212,7 @@ void Unit::warn_of_uneven_rows() {
   TORCH_WARN("the ranks give ", label(), " differently many rows, ", least, " to ", most,
              ", and the mean of their gradients is not that of all rows if each rank's loss is the "
              "mean of its own; multiply the loss by fsdp::mean_weight(rows, mesh), or pass "
-             "CrossEntropyOptions::tokens (of a loss that is a sum, set_gradient_divide_factor)");
+             "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
 /// The root's input has the rows of the batch, also where it is called in the forward of another

@@ -3,12 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "loss/targets.h"
-#include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/detail/batch_ranks.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {
@@ -42,14 +39,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index) {
-  nn::note_weighing();
-  at::Tensor count = targets.ne(ignore_index).sum().to(at::kDouble);
-  const DeviceMesh flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
-  if (flat.size() > 1) {
-    flat.group().all_reduce(count, ReduceOp::kSum)->wait();
-  }
-  // No token at all: a sum of no losses divided by something.
-  return count.clamp_min_(1).div_(flat.size());
+  return mean_count(count_of(targets, ignore_index), mesh);
 }
 
 }  // namespace tessera::tensor_parallel

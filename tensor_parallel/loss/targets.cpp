@@ -5,6 +5,7 @@
 
 #include <ATen/ops/_assert_async.h>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
@@ -23,15 +24,16 @@ void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   if (!count.is_cpu()) {
     at::_assert_async(count.eq(tokens),
                       "cross_entropy: targets are ignored and ranks share the batch; pass "
-                      "CrossEntropyOptions::tokens");
+                      "CrossEntropyOptions::over or tokens");
     return;
   }
   const std::int64_t ignored = tokens - count.item<std::int64_t>();
-  TESSERA_CHECK(ignored == 0, "cross_entropy: ", ignored, " of ", tokens,
-                " targets are ignored, and ", ranks,
-                " data-parallel ranks share the batch: a mean of their means is not the mean of "
-                "the tokens; pass {.tokens = tokens_per_rank(targets, mesh)} with the mesh that "
-                "fully_shard has, or where this rank trains by itself their number here");
+  TESSERA_CHECK(
+      ignored == 0, "cross_entropy: ", ignored, " of ", tokens, " targets are ignored, and ", ranks,
+      " data-parallel ranks share the batch: a mean of their means is not the mean of "
+      "the tokens; pass {.over = mesh} with the mesh that fully_shard has, of micro-batches "
+      "{.tokens = tokens_per_rank(targets, mesh)}, or where this rank trains by itself "
+      "their number here");
 }
 
 at::Tensor whole(const at::Tensor& tensor) {
@@ -39,6 +41,21 @@ at::Tensor whole(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
+  return whole(targets.ne(ignore_index).sum());
+}
+
+at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
+  nn::note_weighing();
+  const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  const DeviceMesh flat = mesh.ndim() == 1 ? mesh : mesh.flatten();
+  if (flat.size() > 1) {
+    flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
+  }
+  // No token at all: a sum of no losses divided by something.
+  return sum.clamp_min(1).div_(flat.size());
+}
 
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
@@ -48,6 +65,10 @@ void check_options(const CrossEntropyOptions& options) {
   tessera::detail::check_options(row_options(options));
   TESSERA_CHECK(!options.tokens.defined() || options.reduction == Reduction::kMean,
                 "cross_entropy: tokens are what a mean is over; leave them out, or use kMean");
+  TESSERA_CHECK(
+      !options.over || (options.reduction == Reduction::kMean && !options.tokens.defined()),
+      "cross_entropy: `over` is what a mean is over, and counts its tokens itself; leave "
+      "it out for another reduction, and beside `tokens`");
   TESSERA_CHECK(!options.tokens.defined() || options.tokens.dim() == 0,
                 "cross_entropy: tokens must be one number, but have sizes ",
                 options.tokens.sizes());
@@ -106,7 +127,10 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
     nn::note_weighing();
     return all.div(options.tokens.to(all.options()));
   }
-  const at::Tensor count = whole(targets.ne(options.ignore_index).sum());
+  const at::Tensor count = count_of(targets, options.ignore_index);
+  if (options.over) {
+    return all.div(mean_count(count, options.over).to(all.options()));
+  }
   if (all.requires_grad()) {
     check_counts_alike(count, targets.size(0));
   }

@@ -34,6 +34,11 @@ at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
 /// `sharded`, the vocabulary, have different targets for the same rows. Then collective.
 void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, int dim);
 
+/// How many targets of all rows count: plain.
+at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index);
+/// The mean of the ranks' counts over those of `mesh`, fp64, > 0. Collective over it.
+at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh);
+
 /// What kNone makes of the losses of the rows: plain where every rank has all of them.
 at::Tensor losses_of_rows(const at::Tensor& losses);
 /// What kSum or kMean makes of `sum`, the sum of the losses, plain or pending: one plain number.

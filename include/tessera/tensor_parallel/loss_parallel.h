@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-namespace tessera {
-class DeviceMesh;
-}
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::tensor_parallel {
 
@@ -21,6 +19,10 @@ struct CrossEntropyOptions {
   /// What kMean divides the sum of the losses by: one number. Undefined: the number of rows that
   /// count here, at least 1, which is right if every data-parallel rank has as many.
   at::Tensor tokens = {};
+  /// In place of `tokens`: the data-parallel ranks, fully_shard's mesh, of whose rows that count
+  /// kMean is to be the mean, though ranks have differently many. They are counted in each call, by
+  /// an all-reduce of one number. For micro-batches give `tokens`, of all of them.
+  DeviceMesh over = {};
   /// This share of each target is spread over all columns, as torch's cross_entropy does. 0 to 1.
   double label_smoothing = 0;
   /// Adds z_loss * log(sum of exp(logits))^2 to each row's loss, which keeps the logits from
@@ -42,8 +44,8 @@ struct CrossEntropyOptions {
 /// tokens are, else plain. Collective over the mesh where anything is sharded. Throws Error for
 /// other shapes and types, logits that are Partial or of which a rank's columns are not
 /// consecutive, a target outside of the vocabulary, and, after a forward in training of a model
-/// with fully_shard or replicate on several ranks, for ignored targets of a mean without `tokens`
-/// that is to be differentiated; from backward, if it should be differentiated itself.
+/// with fully_shard or replicate on several ranks, for ignored targets of a mean without `tokens` or
+/// `over` that is to be differentiated; from backward, if it should be differentiated itself.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 

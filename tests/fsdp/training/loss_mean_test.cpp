@@ -74,6 +74,41 @@ TEST_P(LossMean, IsOverTheTokensOfAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(MicroBatches, LossMean, ::testing::Values(1, 2, 4));
 
+// Ranks have 6, 6 and 4 rows, of which some have no target.
+TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
+  constexpr std::int64_t kRows = 16;
+  const at::Tensor x = testing::uniform_values({kRows, kLossFeatures}, 0.7);
+  const at::Tensor targets = at::arange(kRows, at::kLong).remainder(7);
+  for (const int ignored : {0, 3}) {
+    targets.narrow(0, 0, ignored).fill_(-100);
+    nn::Linear alone(kLossFeatures, 7);
+    nn::init_weights(alone, 3);
+    const at::Tensor expected = cross_entropy(alone(x), targets);
+    expected.backward();
+    RunRanks(3, [&](Rank& rank) {
+      const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+      nn::Linear head(kLossFeatures, 7);
+      nn::init_weights(head, 3);
+      fully_shard(head, mesh);
+      const std::int64_t first = 6 * rank.rank();
+      const std::int64_t rows = std::min<std::int64_t>(6, kRows - first);
+      const at::Tensor loss = cross_entropy(head(x.narrow(0, first, rows)),
+                                            targets.narrow(0, first, rows), {.over = mesh});
+      loss.backward();
+      const at::Tensor sum = loss.detach().clone();
+      mesh.group().all_reduce(sum, ReduceOp::kSum)->wait();
+      EXPECT_NEAR(sum.item<double>() / 3, expected.item<double>(), 1e-5);
+      EXPECT_TRUE(testing::full_tensor(head.slot("weight")->persistent().grad())
+                      .allclose(alone.weight->grad(), 1e-4, 1e-6));
+    });
+  }
+  RunRanks(1, [&](Rank& rank) {
+    EXPECT_ERROR(
+        cross_entropy(x, targets, {.tokens = at::ones({}), .over = rank.mesh({1}, {"dp"})}),
+        "beside `tokens`");
+  });
+}
+
 TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear head(kLossFeatures, 7);
@@ -85,8 +120,8 @@ TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
     const at::Tensor logits = head(inputs);
     if (rank.rank() == 0) {
       EXPECT_ERROR(cross_entropy(logits, targets),
-                   "5 of 6 targets are ignored, and 2 data-parallel",
-                   "pass {.tokens = tokens_per_rank(targets, mesh)}");
+                   "5 of 6 targets are ignored, and 2 data-parallel", "pass {.over = mesh}",
+                   "{.tokens = tokens_per_rank(targets, mesh)}");
     }
     EXPECT_EQ(cross_entropy(logits, targets, {.reduction = tensor_parallel::Reduction::kSum}).dim(),
               0);
