@@ -31,6 +31,7 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/core/stop_signals.h"
 #include "tessera/data/batch_loader.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/json_lines.h"
 #include "tessera/data/prefetch_loader.h"

@@ -50,6 +50,28 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionOnly) {
   EXPECT_EQ(targets, (Tokens{-100, 'c', 'd', 0, -100, -100}));
 }
 
+/// The user's letters and the assistant's, each turn behind its first letter.
+class LetterTemplate final : public ChatTemplate {
+ public:
+  std::string prompt(std::string_view /*object*/, const std::string& /*origin*/) const override {
+    return "";
+  }
+  ChatText conversation(std::string_view /*object*/, const std::string& /*origin*/) const override {
+    return {"uabAcddue", {{4, 6}, {8, 9}}};
+  }
+};
+
+TEST(PromptCompletions, OfMessagesHaveTargetsInTheAssistantsTurnsOnly) {
+  const PromptOptions chat{
+      .begin = 1, .truncate = true, .chat = std::make_shared<LetterTemplate>()};
+  const auto [inputs, targets] = SampleOf(R"({"messages": []})", chat);
+  // The two "d" are one token, which reaches over the border: it is of what is behind it.
+  EXPECT_EQ(inputs, (Tokens{'u', 'a', 'b', 'A', 'c', 'd' + 256}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'c', -100, -100}));
+  EXPECT_ERROR(SampleOf(R"({"messages": []})"),
+               "p.jsonl:1: the line has messages, but there is no");
+}
+
 TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
   EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
             (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));

@@ -79,9 +79,10 @@ std::string standard_input(const Run& run) {
 
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const std::string& text : llama::prompt_texts(run.options, standard_input(run))) {
+  for (const auto& [text, is_chat] :
+       llama::prompt_texts(run.options, standard_input(run), run.tokens.chat())) {
     const llama::Tokens tokens = run.tokens.encode(text);
-    prompts.inputs.push_back(run.tokens.begin(tokens));
+    prompts.inputs.push_back(is_chat ? tokens : run.tokens.begin(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
       prompts.texts.emplace_back(text, tokens, run.tokens.tokenizer(), run.options.stop);

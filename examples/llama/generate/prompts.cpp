@@ -12,11 +12,20 @@
 namespace llama {
 namespace {
 
-std::string prompt_of_json(const std::string& line, const std::string& place) {
+using tessera::data::ChatTemplatePtr;
+
+PromptText prompt_of_json(const std::string& line, const std::string& place,
+                          const ChatTemplatePtr& chat) {
+  if (tessera::data::has_messages(line)) {
+    TESSERA_CHECK(chat, place,
+                  " has messages, but there is no chat template beside the tokenizer; take a model "
+                  "that has one, or lines with a \"prompt\"");
+    return {chat->prompt(line, place), /*is_chat=*/true};
+  }
   try {
     const nlohmann::json json = tessera::detail::parse_strict_json(line, {.depth = 16});
     if (json.contains("prompt") && json.at("prompt").is_string() && json.at("prompt") != "") {
-      return json.at("prompt").get<std::string>();
+      return {json.at("prompt").get<std::string>()};
     }
   } catch (const tessera::Error& error) {
     tessera::fail(place, " is not a JSON object: ", error.what());
@@ -26,10 +35,11 @@ std::string prompt_of_json(const std::string& line, const std::string& place) {
                 "{\"prompt\": \"...\"} in each line");
 }
 
-std::vector<std::string> prompts_of(const std::string& file, const std::string& content) {
+std::vector<PromptText> prompts_of(const std::string& file, const std::string& content,
+                                   const ChatTemplatePtr& chat) {
   const bool is_json = file.ends_with(".jsonl");
   std::istringstream lines(content);
-  std::vector<std::string> prompts;
+  std::vector<PromptText> prompts;
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     if (line.ends_with('\r')) {
@@ -37,21 +47,31 @@ std::vector<std::string> prompts_of(const std::string& file, const std::string& 
     }
     if (!line.empty()) {
       const std::string place = file + ", line " + std::to_string(number) + ",";
-      prompts.push_back(is_json ? prompt_of_json(line, place) : line);
+      prompts.push_back(is_json ? prompt_of_json(line, place, chat) : PromptText{line});
     }
   }
   TESSERA_CHECK(!prompts.empty(), file, " holds no prompt; write one a line");
   return prompts;
 }
 
+/// nullptr for a tokenizer of bytes.
+ChatTemplatePtr open_chat(const std::string& file, const std::string& folder) {
+  const std::string found = tokenizer_file(file, folder);
+  return found.empty() ? nullptr : tessera::data::open_chat_template(found);
+}
+
 }  // namespace
 
-std::vector<std::string> prompt_texts(const GenerateOptions& options, const std::string& input) {
-  std::vector<std::string> prompts = options.prompt;
+std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input,
+                                     const ChatTemplatePtr& chat) {
+  std::vector<PromptText> prompts;
+  for (const std::string& text : options.prompt) {
+    prompts.push_back({text});
+  }
   for (const std::string& file : options.prompts) {
-    const std::vector<std::string> some = file == kStandardInput
-                                              ? prompts_of("standard input", input)
-                                              : prompts_of(file, tessera::data::read_text(file));
+    const std::vector<PromptText> some =
+        file == kStandardInput ? prompts_of("standard input", input, chat)
+                               : prompts_of(file, tessera::data::read_text(file), chat);
     prompts.insert(prompts.end(), some.begin(), some.end());
   }
   return prompts;
@@ -59,6 +79,7 @@ std::vector<std::string> prompt_texts(const GenerateOptions& options, const std:
 
 PromptTokens::PromptTokens(const std::string& folder, const std::string& file, const Config& config)
     : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
+      chat_(open_chat(file, folder)),
       special_(read_special_tokens(folder, config)),
       begin_(text_begin(*tokenizer_, special_)) {}
 

@@ -10,16 +10,22 @@
 #include "examples/llama/generate/generate_options.h"
 #include "examples/llama/generate/sampling.h"
 #include "examples/llama/model/config.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/tokenizer.h"
 
 namespace llama {
 
+struct PromptText {
+  std::string text;
+  bool is_chat = false;  ///< a chat template wrote it, with the token that begins texts
+};
+
 /// The prompts of the command line, or of the files of --prompts: a line each, or of a *.jsonl file
-/// the "prompt" of each line's object; empty lines are passed over. Throws tessera::Error, naming
-/// the line, for a file that can't be read so, and for one without prompts. `input`: what standard
-/// input holds, for --prompts -.
-std::vector<std::string> prompt_texts(const GenerateOptions& options,
-                                      const std::string& input = "");
+/// the "prompt" of each line's object, or its "messages" by `chat`; empty lines are passed over.
+/// Throws tessera::Error, naming the line, for a file that can't be read so, and for one without
+/// prompts. `input`: what standard input holds, for --prompts -.
+std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "",
+                                     const tessera::data::ChatTemplatePtr& chat = nullptr);
 /// As a file of --prompts.
 inline constexpr const char* kStandardInput = "-";
 
@@ -32,6 +38,8 @@ class PromptTokens {
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
   /// The tokens of any of which a text ends.
   const Tokens& end() const { return special_.end; }
+  /// nullptr where the model has none.
+  const tessera::data::ChatTemplatePtr& chat() const { return chat_; }
   /// The text's own tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
   /// The same behind the token that begins a text, where the model has one.
@@ -39,6 +47,7 @@ class PromptTokens {
 
  private:
   tessera::data::TokenizerPtr tokenizer_;
+  tessera::data::ChatTemplatePtr chat_;
   SpecialTokens special_;
   std::optional<std::int64_t> begin_;
 };

@@ -96,6 +96,12 @@ std::int64_t end_token(const TrainOptions& options, const Config& config,
   return *end;
 }
 
+/// nullptr for a tokenizer of bytes.
+data::ChatTemplatePtr chat_template(const TrainOptions& options) {
+  const std::string file = tokenizer_file(options.tokenizer, options.model);
+  return file.empty() ? nullptr : data::open_chat_template(file);
+}
+
 data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& config,
                                    const data::TokenizerPtr& tokenizer) {
   const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
@@ -114,7 +120,8 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& co
                                    .completion_field = options.completion_field,
                                    .begin = text_begin(*tokenizer, special_tokens(options, config)),
                                    .end = end_token(options, config, tokenizer),
-                                   .truncate = options.truncate});
+                                   .truncate = options.truncate,
+                                   .chat = chat_template(options)});
 }
 
 std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, const Config& config,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/data/chat_template.h"
 #include "tessera/data/samples.h"
 #include "tessera/data/tokenizer.h"
 
@@ -18,6 +19,7 @@ struct PromptOptions {
   std::int64_t end = 0;                              ///< a token behind each completion
   /// Cut what is too long at its end, and a prompt that leaves no room for a target at its begin.
   bool truncate = false;
+  ChatTemplatePtr chat = nullptr;  ///< for objects with "messages"
 };
 
 /// A line of JSON Lines files.
@@ -32,11 +34,13 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// The objects of JSON Lines, a sample each: the tokens of the prompt, of the completion and
 /// `end`, of which the prompt's are no targets, then `end` up to `sequence` tokens, no targets
 /// either. The completion's tokens are those that follow the prompt's in the tokens of both texts
-/// together, or where a token would reach over the border, those of the completion by itself. Reads
-/// and tokenizes all at once, passes over blank lines, and keeps the tokens, in 4 bytes each.
-/// Throws Error, with file and line, for what json_texts() refuses, for a sample of more than
-/// `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless they are to be cut,
-/// and for lines without objects.
+/// together, or where a token would reach over the border, those of the completion by itself. An
+/// object with "messages" is what `chat` makes of them, without `begin` and `end`, which the
+/// template writes: the assistant's turns are targets, and a token that reaches over a border is of
+/// what is behind it. Reads and tokenizes all at once, passes over blank lines, and keeps the
+/// tokens, in 4 bytes each. Throws Error, with file and line, for what json_texts() refuses, for a
+/// sample of more than `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless
+/// they are to be cut, for messages without `chat`, and for lines without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 /// The same of a file that is not compressed.

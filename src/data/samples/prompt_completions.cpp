@@ -16,11 +16,16 @@
 namespace tessera::data {
 namespace {
 
-/// Tokens of one object; the first `prompt` of them are not learnt.
-struct PromptSample {
+/// Tokens of one object, and which of them are learnt.
+struct Sample {
   std::vector<std::int64_t> tokens;
-  std::size_t prompt;
+  std::vector<bool> learnt;
 };
+
+/// How many tokens begin both.
+std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
+  return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+}
 
 class PromptCompletions final : public SampleSource {
  public:
@@ -33,27 +38,26 @@ class PromptCompletions final : public SampleSource {
         add(line->text, tokenizer, line->origin);
       }
     }
-    TESSERA_CHECK(!samples_.empty(),
+    TESSERA_CHECK(!begins_.empty(),
                   "the data for fine-tuning hold no object; give one JSON object a line");
   }
 
-  std::int64_t size() const override { return static_cast<std::int64_t>(samples_.size()); }
+  std::int64_t size() const override { return static_cast<std::int64_t>(begins_.size()); }
   std::int64_t sequence() const override { return sequence_; }
   bool ignores_targets() const override { return true; }
 
   void read(std::int64_t index, std::span<std::int64_t> inputs,
             std::span<std::int64_t> targets) const override {
     const auto number = static_cast<std::size_t>(index);
-    const Place& place = samples_.at(number);
-    const std::size_t end =
-        number + 1 < samples_.size() ? samples_[number + 1].begin : tokens_.size();
-    const auto tokens = std::span(tokens_).subspan(place.begin, end - place.begin);
+    const std::size_t begin = begins_.at(number);
+    const std::size_t end = number + 1 < begins_.size() ? begins_[number + 1] : tokens_.size();
     std::ranges::fill(inputs, options_.end);
     std::ranges::fill(targets, kIgnoredTarget);
     // The last token is a target only.
-    std::ranges::copy(tokens.first(tokens.size() - 1), inputs.begin());
-    std::ranges::copy(tokens.subspan(place.prompt),
-                      targets.begin() + static_cast<std::ptrdiff_t>(place.prompt) - 1);
+    for (std::size_t i = 0; begin + i + 1 < end; ++i) {
+      inputs[i] = tokens_[begin + i];
+      targets[i] = learnt_[begin + i + 1] ? tokens_[begin + i + 1] : kIgnoredTarget;
+    }
   }
 
   std::string description() const override {
@@ -61,16 +65,18 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  struct Place {
-    std::size_t begin;   ///< in tokens_
-    std::size_t prompt;  ///< tokens that are not learnt, at least 1
-  };
+  /// `learnt` from `prompt` on.
+  static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
+    std::vector<bool> learnt(tokens.size(), true);
+    std::fill_n(learnt.begin(), std::min(prompt, learnt.size()), false);
+    return {std::move(tokens), std::move(learnt)};
+  }
 
-  PromptSample encode(const Tokenizer& tokenizer, const std::string& prompt,
-                      const std::string& completion) const {
+  Sample encode(const Tokenizer& tokenizer, const std::string& prompt,
+                const std::string& completion, std::size_t room) const {
     std::vector<std::int64_t> first = tokenizer.encode(prompt);
     std::vector<std::int64_t> all = tokenizer.encode(prompt + completion);
-    if (all.size() < first.size() || !std::equal(first.begin(), first.end(), all.begin())) {
+    if (common_tokens(first, all) < first.size()) {
       all = first;
       const std::vector<std::int64_t> rest = tokenizer.encode(completion);
       all.insert(all.end(), rest.begin(), rest.end());
@@ -79,48 +85,85 @@ class PromptCompletions final : public SampleSource {
       all.insert(all.begin(), *options_.begin);
     }
     all.push_back(options_.end);
-    return {std::move(all), first.size() + (options_.begin ? 1 : 0)};
+    std::size_t length = first.size() + (options_.begin ? 1 : 0);
+    cut_prompt(all, length, room);
+    return sample_of(std::move(all), length);
   }
 
   /// Where a prompt would leave no room for a target, its beginning goes, up to where the whole
   /// completion has room, or up to its last token. The token that texts begin with stays.
-  void cut_prompt(PromptSample& sample, std::size_t room) const {
+  void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
     const std::size_t fixed = options_.begin ? 1 : 0;
-    if (!options_.truncate || sample.prompt < room || room <= fixed + 1) {
+    if (!options_.truncate || prompt < room || room <= fixed + 1) {
       return;
     }
-    const std::size_t completion = sample.tokens.size() - sample.prompt;
+    const std::size_t completion = tokens.size() - prompt;
     const std::size_t kept = std::max(room - std::min(completion, room), fixed + 1);
-    const auto begin = sample.tokens.begin() + static_cast<std::ptrdiff_t>(fixed);
-    sample.tokens.erase(begin, begin + static_cast<std::ptrdiff_t>(sample.prompt - kept));
-    sample.prompt = kept;
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(fixed);
+    tokens.erase(begin, begin + static_cast<std::ptrdiff_t>(prompt - kept));
+    prompt = kept;
+  }
+
+  Sample encode_chat(const Tokenizer& tokenizer, const std::string& line,
+                     const std::string& origin) const {
+    TESSERA_CHECK(
+        options_.chat, origin,
+        ": the line has messages, but there is no chat template beside the tokenizer; take "
+        "the tokenizer of a model that has one, or lines with a prompt and a completion");
+    const ChatText chat = options_.chat->conversation(line, origin);
+    Sample sample;
+    sample.tokens = tokenizer.encode(chat.text);
+    sample.learnt.resize(sample.tokens.size());
+    const auto place_of = [&](std::size_t byte) {
+      return common_tokens(tokenizer.encode(std::string_view(chat.text).substr(0, byte)),
+                           sample.tokens);
+    };
+    for (const auto& [begin, end] : chat.learnt) {
+      const std::size_t first = place_of(begin);
+      const std::size_t last = place_of(end);
+      for (std::size_t i = first; i < last; ++i) {
+        sample.learnt[i] = true;
+      }
+    }
+    return sample;
   }
 
   /// `origin`: file and line.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
-    const std::vector<std::string> texts =
-        json_texts(line, {options_.prompt_field, options_.completion_field}, origin);
-    PromptSample sample = encode(tokenizer, texts[0], texts[1]);
     const auto room = static_cast<std::size_t>(sequence_) + 1;
-    TESSERA_CHECK(options_.truncate || sample.tokens.size() <= room, origin, ": the sample has ",
-                  sample.tokens.size(), " tokens, but a sequence and its last target have ", room,
+    Sample sample;
+    if (has_messages(line)) {
+      sample = encode_chat(tokenizer, line, origin);
+    } else {
+      const std::vector<std::string> texts =
+          json_texts(line, {options_.prompt_field, options_.completion_field}, origin);
+      sample = encode(tokenizer, texts[0], texts[1], room);
+    }
+    const std::size_t size = sample.tokens.size();
+    TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
+                  " tokens, but a sequence and its last target have ", room,
                   "; take longer sequences, or cut samples");
-    cut_prompt(sample, room);
+    sample.tokens.resize(std::min(size, room));
+    sample.learnt.resize(sample.tokens.size());
     // Without anything before it a token can't be a target.
-    sample.prompt = std::max<std::size_t>(sample.prompt, 1);
-    TESSERA_CHECK(sample.prompt < std::min(sample.tokens.size(), room), origin, ": the prompt has ",
-                  sample.prompt, " of ", sample.tokens.size(),
+    if (!sample.learnt.empty()) {
+      sample.learnt[0] = false;
+    }
+    const auto first = std::find(sample.learnt.begin(), sample.learnt.end(), true);
+    TESSERA_CHECK(first != sample.learnt.end(), origin, ": the prompt has ",
+                  first - sample.learnt.begin(), " of ", size,
                   " tokens, which leaves none to learn in a sequence of ", sequence_,
                   "; take longer sequences, or leave the line out");
-    sample.tokens.resize(std::min(sample.tokens.size(), room));
-    samples_.push_back({tokens_.size(), sample.prompt});
+    begins_.push_back(tokens_.size());
     tokens_.insert(tokens_.end(), sample.tokens.begin(), sample.tokens.end());
+    learnt_.insert(learnt_.end(), sample.learnt.begin(), sample.learnt.end());
   }
 
   std::int64_t sequence_;
   PromptOptions options_;
   std::vector<std::uint32_t> tokens_;  ///< of all samples, one behind the other
-  std::vector<Place> samples_;
+  std::vector<bool> learnt_;           ///< which of these are targets
+  std::vector<std::size_t> begins_;    ///< of each sample, in tokens_
 };
 
 }  // namespace

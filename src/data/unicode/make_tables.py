@@ -161,7 +161,8 @@ def folds():
         orbit = tuple(other for other, left in zip(cased, kept) if not left)
         if len(orbit) > 1:
             orbits[min(orbit)] = orbit
-    multiple = [t for t in several if t == t.lower() and normalizers.Replace(Regex(f"(?i:{t})"), "").normalize_str(text) != text]
+    multiple = [t for t in several
+                if t == t.lower() and normalizers.Replace(Regex(f"(?i:{t})"), "").normalize_str(text) != text]
     single = [chr(c) for c in cased if len(chr(c).casefold()) > 1]
     return orbits, multiple + single
 

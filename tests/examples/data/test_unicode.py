@@ -51,7 +51,8 @@ class Unicode(programs.WithSharedFolder):
         """Texts of this length are not for a message."""
         if got != want:
             at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
-            self.fail(f"{what[-300:]}: they differ at {at}: {got[at:at + 8]!r} for {want[at:at + 8]!r}, behind {want[max(at - 8, 0):at]!r}")
+            self.fail(f"{what[-300:]}: they differ at {at}: {got[at:at + 8]!r} for {want[at:at + 8]!r}, "
+                      f"behind {want[max(at - 8, 0):at]!r}")
 
     def compare_normalizer(self, normalizer, text=ALL):
         self.compare(self.ours(text, normalizer), normalizer.normalize_str(text), str(normalizer))

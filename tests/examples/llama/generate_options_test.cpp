@@ -62,6 +62,14 @@ TEST(GenerateOptions, RefuseWhatContradicts) {
   refused({"--perplexity", "a", "--perplexity", "b"}, "--perplexity is given as a and as b");
 }
 
+Texts texts_of(const std::vector<PromptText>& prompts) {
+  Texts texts;
+  for (const PromptText& prompt : prompts) {
+    texts.push_back(prompt.text);
+  }
+  return texts;
+}
+
 TEST(PromptTexts, AreALineEachOrOfJson) {
   const tessera::testing::TemporaryFolder folder;
   const auto read = [&](const char* name, const std::string& content) {
@@ -69,13 +77,13 @@ TEST(PromptTexts, AreALineEachOrOfJson) {
     tessera::testing::WriteFile(file, content);
     GenerateOptions options;
     options.prompts = {file};
-    return prompt_texts(options);
+    return texts_of(prompt_texts(options));
   };
   EXPECT_EQ(read("a.txt", "one\r\n\ntwo {}\nthree"), (Texts{"one", "two {}", "three"}));
   EXPECT_EQ(read("a.jsonl", "{\"prompt\": \"one\\ntwo\", \"id\": 3}\n"), Texts{"one\ntwo"});
   GenerateOptions both;
   both.prompts = {(folder / "a.jsonl").string(), (folder / "a.txt").string()};
-  EXPECT_EQ(prompt_texts(both), (Texts{"one\ntwo", "one", "two {}", "three"}));
+  EXPECT_EQ(texts_of(prompt_texts(both)), (Texts{"one\ntwo", "one", "two {}", "three"}));
   EXPECT_ERROR(read("b.txt", "\n\n"), "b.txt holds no prompt");
   EXPECT_ERROR(read("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n"),
                "b.jsonl, line 2, has no \"prompt\"");

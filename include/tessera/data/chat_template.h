@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::data {
+
+/// A conversation as a model's tokenizer reads it.
+struct ChatText {
+  std::string text;
+  /// What the assistant says, from which a model learns: begin and end in bytes of the text, in
+  /// order.
+  std::vector<std::pair<std::size_t, std::size_t>> learnt;
+};
+
+/// A model's chat template, in Jinja as `transformers` renders it. Objects are JSON:
+/// {"messages": [{"role": "user", "content": "..."}, ...]}, with "tools" where there are some.
+/// Immutable.
+class ChatTemplate {
+ public:
+  virtual ~ChatTemplate() = default;
+  /// The text of the messages, with what begins the assistant's next turn. Throws Error for what
+  /// the template refuses or does that is not implemented, and `origin`: file and line.
+  virtual std::string prompt(std::string_view object, const std::string& origin) const = 0;
+  /// The text of the messages. The assistant's turns are what {% generation %} of the template
+  /// says, or else what the text has more with each than with the messages before it and what
+  /// begins a turn. Throws Error, too, where these texts don't begin alike, and where the assistant
+  /// says nothing.
+  virtual ChatText conversation(std::string_view object, const std::string& origin) const = 0;
+};
+/// Shared by those who render with it.
+using ChatTemplatePtr = std::shared_ptr<const ChatTemplate>;
+
+/// The template beside a tokenizer, which is a file or the folder of a model: chat_template.jinja,
+/// or else "chat_template" of tokenizer_config.json. nullptr where there is none. Throws Error for
+/// one that is wrong.
+ChatTemplatePtr open_chat_template(const std::string& tokenizer);
+
+/// Whether a line of JSON Lines is an object with "messages". False for what is no JSON.
+bool has_messages(std::string_view line);
+
+}  // namespace tessera::data

@@ -1,0 +1,139 @@
+#include "tessera/data/chat_template.h"
+
+#include <map>
+#include <optional>
+
+#include "chat/template.h"
+#include "tessera/core/error.h"
+#include "tessera/data/tokenizer.h"
+#include "tokenizer/files_beside.h"
+
+namespace tessera::data {
+namespace {
+
+using chat::Json;
+
+/// Of a line.
+struct Chat {
+  Json messages;
+  Json tools;
+};
+
+Chat read_chat(std::string_view object, const std::string& origin) {
+  Json json;
+  try {
+    json = Json::parse(object);
+  } catch (const Json::exception& error) {
+    fail(origin, ": the line is not JSON (", error.what(), ")");
+  }
+  const Json messages = json.value("messages", Json());
+  TESSERA_CHECK(messages.is_array() && !messages.empty(), origin,
+                ": \"messages\" must be a list of at least one message");
+  for (const Json& message : messages) {
+    TESSERA_CHECK(message.is_object() && message.contains("role") && message["role"].is_string(),
+                  origin, ": each of \"messages\" must be an object with a \"role\"");
+  }
+  return {messages, json.value("tools", Json())};
+}
+
+class JinjaChatTemplate final : public ChatTemplate {
+ public:
+  explicit JinjaChatTemplate(const FilesBeside& files)
+      : template_(*files.chat_template), special_(files.special) {
+    if (files.tool_template) {
+      tool_template_.emplace(*files.tool_template);
+    }
+  }
+
+  std::string prompt(std::string_view object, const std::string& origin) const override {
+    return rendered(read_chat(object, origin), /*begins_turn=*/true, origin).text;
+  }
+
+  ChatText conversation(std::string_view object, const std::string& origin) const override {
+    const Chat chat = read_chat(object, origin);
+    auto whole = rendered(chat, /*begins_turn=*/false, origin);
+    if (!of(chat).marks_generated()) {
+      whole.generated = turns(chat, whole.text, origin);
+    }
+    bool says = false;
+    for (const auto& [begin, end] : whole.generated) {
+      says = says || begin < end;
+    }
+    TESSERA_CHECK(says, origin,
+                  ": the assistant says nothing in \"messages\", so there is nothing to "
+                  "learn; leave the line out");
+    return {std::move(whole.text), std::move(whole.generated)};
+  }
+
+ private:
+  const chat::Template& of(const Chat& chat) const {
+    return !chat.tools.is_null() && tool_template_ ? *tool_template_ : template_;
+  }
+
+  chat::Template::Result rendered(const Chat& chat, bool begins_turn,
+                                  const std::string& origin) const {
+    chat::Fields variables{{"messages", chat.messages},
+                           {"tools", chat.tools},
+                           {"documents", Json()},
+                           {"add_generation_prompt", Json(begins_turn)}};
+    for (const auto& [name, text] : special_) {
+      variables.emplace(name, Json(text));
+    }
+    try {
+      return of(chat).render(std::move(variables));
+    } catch (const Error& error) {
+      fail(origin, ": the model's chat template can't render the messages: ", error.what());
+    }
+  }
+
+  /// A text may be that of fewer messages if all texts begin alike.
+  std::vector<std::pair<std::size_t, std::size_t>> turns(const Chat& chat, const std::string& whole,
+                                                         const std::string& origin) const {
+    std::vector<std::pair<std::size_t, std::size_t>> learnt;
+    Chat some{Json::array(), chat.tools};
+    for (const Json& message : chat.messages) {
+      if (message["role"] != "assistant") {
+        some.messages.push_back(message);
+        continue;
+      }
+      const std::string before = rendered(some, /*begins_turn=*/true, origin).text;
+      some.messages.push_back(message);
+      const std::string with = rendered(some, /*begins_turn=*/false, origin).text;
+      TESSERA_CHECK(
+          with.starts_with(before) && whole.starts_with(with), origin,
+          ": by the model's chat template the text up to the assistant's turn ", learnt.size() + 1,
+          " is not how the whole begins, so its turns can't be told apart; use a template "
+          "that marks them by {% generation %}");
+      learnt.emplace_back(before.size(), with.size());
+    }
+    return learnt;
+  }
+
+  chat::Template template_;
+  std::optional<chat::Template> tool_template_;
+  std::map<std::string, std::string> special_;
+};
+
+}  // namespace
+
+ChatTemplatePtr open_chat_template(const std::string& tokenizer) {
+  const FilesBeside files = read_files_beside(tokenizer_files(tokenizer).front());
+  if (!files.chat_template) {
+    return nullptr;
+  }
+  try {
+    return std::make_shared<JinjaChatTemplate>(files);
+  } catch (const Error& error) {
+    fail("the chat template beside the tokenizer '", tokenizer, "': ", error.what());
+  }
+}
+
+bool has_messages(std::string_view line) {
+  if (line.find("\"messages\"") == std::string_view::npos) {
+    return false;
+  }
+  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && json.contains("messages");
+}
+
+}  // namespace tessera::data

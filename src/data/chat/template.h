@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "chat/value.h"
+
+namespace tessera::data::chat {
+
+/// Where a template is at: its variables, and what it has written.
+struct State {
+  std::vector<Fields> scopes;
+  std::string out;
+  std::vector<std::pair<std::size_t, std::size_t>> generated;  ///< of `out`: {% generation %}
+  std::size_t steps = 0;
+  int depth = 0;
+};
+enum class Flow { kNext, kBreak, kContinue };
+using Expression = std::function<Value(State&)>;
+using Statement = std::function<Flow(State&)>;
+
+/// A template in the part of Jinja that models' chat templates use. Immutable.
+class Template {
+ public:
+  /// Throws Error, with the line, for what is wrong or not implemented.
+  explicit Template(std::string_view source);
+
+  struct Result {
+    std::string text;
+    std::vector<std::pair<std::size_t, std::size_t>> generated;  ///< begin and end in the text
+  };
+  /// Throws Error for what a template refuses, and where it does not end soon.
+  Result render(Fields variables) const;
+  /// Whether it has {% generation %}.
+  bool marks_generated() const { return marks_generated_; }
+
+ private:
+  Statement body_;
+  bool marks_generated_ = false;
+};
+
+}  // namespace tessera::data::chat

@@ -1,0 +1,206 @@
+#include "chat/value.h"
+
+#include "tessera/core/error.h"
+#include "tokenizer/utf8.h"
+
+namespace tessera::data::chat {
+namespace {
+
+std::string quoted(const std::string& text) {
+  const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (const char c : text) {
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else {
+      out += c == quote || c == '\\' ? "\\" : "";
+      out += c;
+    }
+  }
+  return out + quote;
+}
+
+}  // namespace
+
+Value Arguments::at(std::size_t place, const std::string& name) const {
+  if (place < positional.size()) {
+    return positional[place];
+  }
+  const auto found = named.find(name);
+  return found == named.end() ? Value::undefined(name) : found->second;
+}
+
+Value Value::list(const Values& values) {
+  Json list = Json::array();
+  for (const Value& value : values) {
+    list.push_back(value.json());
+  }
+  return list;
+}
+
+std::string Value::kind() const {
+  if (is_undefined()) {
+    return name_.empty() ? "undefined" : "'" + printable(name_) + "', which is undefined";
+  }
+  return json_ ? json_->type_name() : fields_ ? "a namespace" : "a function";
+}
+
+const Json& Value::json() const {
+  TESSERA_CHECK(json_, "a value is needed, but it is ", kind());
+  return *json_;
+}
+
+const std::string& Value::text() const {
+  TESSERA_CHECK(is_text(), "a text is needed, but it is ", kind());
+  return json_->get_ref<const std::string&>();
+}
+
+std::int64_t Value::integer() const {
+  TESSERA_CHECK(json_ && (is_integer() || json_->is_boolean()),
+                "a whole number is needed, but it is ", kind());
+  return json_->is_boolean() ? (json_->get<bool>() ? 1 : 0) : json_->get<std::int64_t>();
+}
+
+double Value::number() const {
+  TESSERA_CHECK(json_ && (is_number() || json_->is_boolean()), "a number is needed, but it is ",
+                kind());
+  return json_->is_boolean() ? static_cast<double>(integer()) : json_->get<double>();
+}
+
+Value Value::call(const Arguments& arguments) const {
+  TESSERA_CHECK(function_, "a function is needed, but it is ", kind());
+  return (*function_)(arguments);
+}
+
+Values Value::elements() const {
+  Values all;
+  if (is_undefined()) {
+    return all;
+  }
+  const Json& whole = json();
+  if (whole.is_array()) {
+    for (const Json& element : whole) {
+      all.push_back(part(element));
+    }
+    return all;
+  }
+  if (whole.is_object()) {
+    for (const auto& [key, value] : whole.items()) {
+      all.emplace_back(key);
+    }
+    return all;
+  }
+  std::string_view rest = text();
+  while (!rest.empty()) {
+    const std::string_view character = rest.substr(0, first_character(rest).bytes);
+    all.emplace_back(std::string(character));
+    rest.remove_prefix(character.size());
+  }
+  return all;
+}
+
+Value::operator bool() const {
+  if (!json_) {
+    return !is_undefined();
+  }
+  switch (json_->type()) {
+    case Json::value_t::null:
+      return false;
+    case Json::value_t::boolean:
+      return json_->get<bool>();
+    case Json::value_t::string:
+      return !text().empty();
+    case Json::value_t::array:
+    case Json::value_t::object:
+      return !json_->empty();
+    default:
+      return json_->get<double>() != 0;
+  }
+}
+
+bool Value::equals(const Value& other) const {
+  if (json_ && other.json_) {
+    return *json_ == *other.json_;
+  }
+  return is_undefined() && other.is_undefined();
+}
+
+Value Value::part(const Json& json) const {
+  Value value;
+  value.json_ = std::shared_ptr<const Json>(json_, &json);
+  return value;
+}
+
+Value Value::item(const Value& key) const {
+  TESSERA_CHECK(!is_undefined(), "an element is asked of ", kind());
+  if (fields_) {
+    const auto found = fields_->find(key.text());
+    return found == fields_->end() ? undefined(key.text()) : found->second;
+  }
+  if (is_map()) {
+    const auto found = key.is_text() ? json_->find(key.text()) : json_->end();
+    return found == json_->end() ? undefined(key.shown()) : part(*found);
+  }
+  if (!key.is_integer() || !(is_list() || is_text())) {
+    return undefined(key.shown());
+  }
+  const Values all = is_text() ? elements() : Values{};
+  const auto size = static_cast<std::int64_t>(is_text() ? all.size() : json_->size());
+  const std::int64_t place = key.integer() < 0 ? key.integer() + size : key.integer();
+  if (place < 0 || place >= size) {
+    return undefined(key.shown());
+  }
+  const auto at = static_cast<std::size_t>(place);
+  return is_text() ? all[at] : part((*json_)[at]);
+}
+
+std::string Value::shown() const {
+  if (is_undefined()) {
+    return "";
+  }
+  return is_text() ? text() : represented(json());
+}
+
+std::string represented(const Json& json) {
+  if (json.is_null()) {
+    return "None";
+  }
+  if (json.is_boolean()) {
+    return json.get<bool>() ? "True" : "False";
+  }
+  if (json.is_string()) {
+    return quoted(json.get<std::string>());
+  }
+  if (!json.is_structured()) {
+    return json.dump();
+  }
+  std::string out;
+  for (const auto& [key, value] : json.items()) {
+    out += (out.empty() ? "" : ", ") + (json.is_object() ? quoted(key) + ": " : "") +
+           represented(value);
+  }
+  return json.is_object() ? "{" + out + "}" : "[" + out + "]";
+}
+
+std::string dumped(const Json& json, int indent, int depth) {
+  if (!json.is_structured() || json.empty()) {
+    return json.dump();
+  }
+  const auto line = [&](int level) {
+    return indent < 0 ? "" : "\n" + std::string(static_cast<std::size_t>(indent * level), ' ');
+  };
+  std::string out;
+  for (const auto& [key, value] : json.items()) {
+    const char* between = indent < 0 ? ", " : ",";
+    out += (out.empty() ? "" : between) + line(depth + 1) +
+           (json.is_object() ? Json(key).dump() + ": " : "") + dumped(value, indent, depth + 1);
+  }
+  out += line(depth);
+  return json.is_object() ? "{" + out + "}" : "[" + out + "]";
+}
+
+}  // namespace tessera::data::chat

@@ -1,0 +1,130 @@
+#include "tessera/data/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer/small_tokenizers.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kChatMl =
+    "{% for message in messages %}<|{{ message.role }}|>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}";
+constexpr const char* kTwoTurns =
+    R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                     {"role": "user", "content": "c"}, {"role": "assistant", "content": "dd"}]})";
+
+class ChatTemplates : public ::testing::Test {
+ protected:
+  ChatTemplates() {
+    testing::WriteFile(folder_ / "tokenizer.json", testing::ByteLevelJson().dump());
+  }
+
+  ChatTemplatePtr Open(const json& chat_template) {
+    testing::WriteFile(folder_ / "tokenizer_config.json",
+                       json{{"chat_template", chat_template}, {"bos_token", "<s>"}}.dump());
+    return open_chat_template(folder_.path());
+  }
+  std::string Render(const std::string& source) {
+    return Open(source)->prompt(R"({"messages": [{"role": "user", "content": "a"}]})", "f:1");
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(ChatTemplates, AreFoundWhereTransformersFindsThem) {
+  EXPECT_EQ(open_chat_template(folder_.path()), nullptr);
+  const char* line = R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})";
+  const json named = {{{"name", "tool_use"}, {"template", "tools"}},
+                      {{"name", "default"}, {"template", "{{ bos_token }}"}}};
+  EXPECT_EQ(Open(named)->prompt(line, "f:1"), "tools");
+  EXPECT_EQ(Open(named)->prompt(R"({"messages": [{"role": "user"}]})", "f:1"), "<s>");
+  testing::WriteFile(folder_ / "chat_template.jinja", "of the file\n");
+  EXPECT_EQ(Open(named)->prompt(line, "f:1"), "of the file");
+}
+
+TEST_F(ChatTemplates, TellTheAssistantsTurnsByTheirPrefixes) {
+  const ChatText chat = Open(kChatMl)->conversation(kTwoTurns, "f:1");
+  EXPECT_EQ(chat.text, "<|user|>a\n<|assistant|>b\n<|user|>c\n<|assistant|>dd\n");
+  ASSERT_EQ(chat.learnt.size(), 2);
+  EXPECT_EQ(chat.text.substr(chat.learnt[0].first, 2), "b\n");
+  EXPECT_EQ(chat.text.substr(chat.learnt[1].first), "dd\n");
+  EXPECT_EQ(chat.learnt[1].second, chat.text.size());
+}
+
+TEST_F(ChatTemplates, TellTheAssistantsTurnsByWhatIsGenerated) {
+  const auto chat = Open(
+      "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+      "{% endgeneration %}{% else %}[{{ m.content }}]{% endif %}{% endfor %}");
+  const ChatText text = chat->conversation(kTwoTurns, "f:1");
+  EXPECT_EQ(text.text, "[a]b[c]dd");
+  EXPECT_EQ(text.learnt, (std::vector<std::pair<std::size_t, std::size_t>>{{3, 4}, {7, 9}}));
+}
+
+TEST_F(ChatTemplates, RefuseTurnsThatCannotBeToldApart) {
+  // As templates that leave out what an earlier turn has thought.
+  const auto chat = Open("{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}");
+  EXPECT_ERROR(chat->conversation(kTwoTurns, "f:1"), "f:1: by the model's chat template",
+               "the assistant's turn 1", "{% generation %}");
+  EXPECT_ERROR(
+      Open(kChatMl)->conversation(R"({"messages": [{"role": "user", "content": "a"}]})", "f:1"),
+      "f:1: the assistant says nothing");
+  EXPECT_ERROR(Open(kChatMl)->conversation(R"({"messages": 3})", "f:1"), "must be a list");
+  EXPECT_ERROR(Open(kChatMl)->conversation(R"({"messages": [{"content": "a"}]})", "f:1"),
+               "\"role\"");
+}
+
+TEST_F(ChatTemplates, SayWhatTheyRefuseAndWhatIsNotImplemented) {
+  EXPECT_ERROR(Render("\n{{ raise_exception('roles must alternate') }}"),
+               "f:1:", "the chat template says: roles must alternate");
+  EXPECT_ERROR(Render("a\n{{ messages | xmlattr }}"),
+               "line 2: the filter 'xmlattr' is not implemented");
+  EXPECT_ERROR(Open("\n{% include 'a' %}"), "line 2: 'include' is not implemented");
+  EXPECT_ERROR(Open("{% if a %}"), "'endif' is missing");
+  EXPECT_ERROR(Open("{{ a"), "line 1: a tag does not end");
+  EXPECT_ERROR(Open("{{ 1 +"), "a tag does not end");
+  EXPECT_ERROR(Open("{{ ) }}"), "line 1: ')' stands where a value is needed");
+  EXPECT_ERROR(Render("{{ a.b.c }}"), "line 1: 'b' is asked of 'a', which is undefined");
+  EXPECT_ERROR(
+      Render("{% for i in range(9999) %}{% for j in range(999) %}{% endfor %}{% endfor %}"),
+      "steps");
+  EXPECT_ERROR(Open("{{ " + std::string(200, '(') + "1" + std::string(200, ')') + " }}"),
+               "too deep");
+}
+
+TEST_F(ChatTemplates, ComputeAsPythonDoes) {
+  const std::vector<std::pair<const char*, const char*>> cases{
+      {"{{ 7 // 2 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 3 }}", "3 -4 2 3.5 8"},
+      {"{{ [1, 2, 3][::-1] }} {{ 'abc'[1:] }} {{ 'abc'[-1] }}", "[3, 2, 1] bc c"},
+      {"{{ none }} {{ true and 1 or 2 }} {{ not true is defined }}", "None 1 False"},
+      {"{{ {'a': [1, none]} | tojson }} {{ {'a': 'b'} }}", "{\"a\": [1, null]} {'a': 'b'}"},
+      {"{% set ns = namespace(n=1) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ "
+       "ns.n }}",
+       "4"},
+      {"{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}", "1"},
+      {"{%- macro m(a, b=2) %}{{ a }}-{{ b }}{% endmacro %}{{ m(1) }} {{ m(1, b=3) }}", "1-2 1-3"},
+      {"{% set t %} x {% endset %}[{{ t | trim }}]", "[x]"},
+      {"{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{{ loop.last }}{% endfor %}", "a1True"},
+      {"{% for i in [1, 2, 3, 4] if i is even %}{{ i }}{% else %}none{% endfor %}", "24"},
+      {"{% for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"},
+      {"{{ 'a,b'.split(',') | join('+') }} {{ ' a '.strip() }} {{ 'ab'.startswith(('x', 'a')) }}",
+       "a+b a True"},
+      {"{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"},
+      {"{{ undefined_one is defined }} {{ undefined_one }}.", "False ."},
+      {"a \n  {%- if true %} b {% endif -%} \n c", "a b c"},
+      {"x\n  {% if true %}\ny\n  {% endif %}\nz\n\n", "x\ny\nz\n"}};
+  for (const auto& [source, want] : cases) {
+    EXPECT_EQ(Render(source), want) << source;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::data
