@@ -15,7 +15,6 @@ namespace tessera::data::chat {
 namespace {
 
 constexpr std::size_t kMaxElements = 10'000;
-constexpr std::string_view kSpaces = " \t\n\r\f\v";
 
 std::string stripped(std::string_view text, const Value& characters, bool left, bool right) {
   const std::string_view all = characters.is_text() ? std::string_view(characters.text()) : kSpaces;

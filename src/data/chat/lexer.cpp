@@ -4,13 +4,12 @@
 #include <array>
 #include <cctype>
 
+#include "chat/value.h"
 #include "tessera/core/error.h"
 #include "tokenizer/utf8.h"
 
 namespace tessera::data::chat {
 namespace {
-
-constexpr std::string_view kSpaces = " \t\n\r\f\v";
 
 bool is_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';

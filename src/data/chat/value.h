@@ -13,6 +13,9 @@ namespace tessera::data::chat {
 
 using Json = nlohmann::ordered_json;
 
+/// White space of ASCII.
+inline constexpr std::string_view kSpaces = " \t\n\r\f\v";
+
 class Value;
 using Values = std::vector<Value>;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +17,10 @@ class CodeTable {
  public:
   /// One for each code point.
   explicit CodeTable(const std::vector<T>& values) {
-    std::map<std::vector<T>, std::uint32_t> known;
+    std::map<std::array<T, kCodes>, std::uint32_t> known;
     for (std::size_t i = 0; i < page_of_.size(); ++i) {
-      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(i * kCodes);
-      std::vector<T> page(begin, begin + kCodes);
+      std::array<T, kCodes> page;
+      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(i * kCodes), kCodes, page.begin());
       const auto [entry, is_new] = known.try_emplace(page, known.size());
       page_of_[i] = entry->second;
       if (is_new) {
