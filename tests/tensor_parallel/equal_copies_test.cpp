@@ -106,7 +106,7 @@ TEST(UnevenPart, IsWhatChunkMakes) {
     norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
   });
   for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "the root module takes a plain tensor for Shard(0)",
+    EXPECT_CONTAINS(error, "the root module takes a plain tensor for [Shard(0)]",
                     "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
   }
 }
