@@ -199,27 +199,11 @@ void Trainer::check_finite(const observe::StepMetrics& metrics) const {
   if (std::isfinite(metrics.loss) && gradients_served) {
     return;
   }
-  // Every rank knows that it happened; the first parameter that any rank finds is named.
-  const auto named = model_->named_slots();
-  auto first = static_cast<std::int64_t>(named.size());
-  for (std::int64_t i = first - 1; i >= 0; --i) {
-    const at::Tensor& grad = named[static_cast<std::size_t>(i)].second->persistent().grad();
-    if (grad.defined() && !local_tensor(grad).isfinite().all().item<bool>()) {
-      first = i;
-    }
-  }
-  at::Tensor agreed = at::scalar_tensor(first, at::dtype(c10::kLong).device(options_.device));
-  if (mesh_.size() > 1) {
-    mesh_.flatten().group().all_reduce(agreed, ReduceOp::kMin)->wait();
-  }
-  const auto index = agreed.item<std::int64_t>();
-  const bool found = index < static_cast<std::int64_t>(named.size());
-  fail(
-      "step ", metrics.step, ": the loss is ", metrics.loss, " and the gradient norm ",
-      metrics.grad_norm,
-      found ? "; the first parameter with a non-finite gradient is " : "; all gradients are finite",
-      found ? named[static_cast<std::size_t>(index)].first : "",
-      "; lower --lr or --clip, or look at the data of this step");
+  // Every rank knows that it happened.
+  const std::string found = optim::describe_nonfinite(parameters_);
+  fail("step ", metrics.step, ": the loss is ", metrics.loss, " and the gradient norm ",
+       metrics.grad_norm, "; ", found.empty() ? "all gradients are finite" : found,
+       "; lower --lr or --clip, or look at the data of this step");
 }
 
 bool Trainer::run() {
