@@ -7,10 +7,11 @@
 
 namespace tessera {
 
+/// How check_rule compares.
 struct CheckRuleOptions {
-  int ranks = 3;  ///< of the mesh, on one dimension; sizes that it does not divide show more
-  double rtol = 1e-5;
-  double atol = 1e-8;
+  int ranks = 3;       ///< of the mesh, on one dimension; sizes that it does not divide show more
+  double rtol = 1e-5;  ///< as at::allclose
+  double atol = 1e-8;  ///< as at::allclose
 };
 
 /// Compares what operator `op` ("mylib::scale", with its overload if it has one) makes of

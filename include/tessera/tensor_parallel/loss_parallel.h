@@ -44,8 +44,8 @@ struct CrossEntropyOptions {
 /// tokens are, else plain. Collective over the mesh where anything is sharded. Throws Error for
 /// other shapes and types, logits that are Partial or of which a rank's columns are not
 /// consecutive, a target outside of the vocabulary, and, after a forward in training of a model
-/// with fully_shard or replicate on several ranks, for ignored targets of a mean without `tokens` or
-/// `over` that is to be differentiated; from backward, if it should be differentiated itself.
+/// with fully_shard or replicate on several ranks, for ignored targets of a mean without `tokens`
+/// or `over` that is to be differentiated; from backward, if it should be differentiated itself.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
