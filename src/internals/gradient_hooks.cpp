@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 namespace tessera::detail {
@@ -29,14 +31,22 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
+/// `hook` if it is a T. libtorch exports the types of neither T, so that dynamic_cast does not
+/// link; what is to be read of an object is its type's mangled name.
+template <class T>
+const T* hook_cast(const FunctionPreHook& hook, std::string_view mangled) {
+  return typeid(hook).name() == mangled ? static_cast<const T*>(&hook) : nullptr;
+}
+
 bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
-  using torch::autograd::CppFunctionSingleTensorPreHook;
-  using torch::autograd::CppFunctionTensorPreHook;
-  if (const auto* list = dynamic_cast<const CppFunctionTensorPreHook*>(hook.get())) {
+  const auto* list = hook_cast<torch::autograd::CppFunctionTensorPreHook>(
+      *hook, "N5torch8autograd24CppFunctionTensorPreHookE");
+  if (list != nullptr) {
     return std::ranges::any_of(*list->hooks_,
                                [](const CppHook& each) { return is_of_program(each); });
   }
-  const auto* single = dynamic_cast<const CppFunctionSingleTensorPreHook*>(hook.get());
+  const auto* single = hook_cast<torch::autograd::CppFunctionSingleTensorPreHook>(
+      *hook, "N5torch8autograd30CppFunctionSingleTensorPreHookE");
   return single == nullptr || is_of_program(single->hook_);
 }
 

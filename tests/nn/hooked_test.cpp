@@ -1,4 +1,5 @@
 #include "tessera/nn/hooked.h"
+#include "nn/slot_names.h"
 #include "testing/errors.h"
 
 #include <ATen/ATen.h>
@@ -133,19 +134,11 @@ TEST(Hooked, PassesOnTrainAndEval) {
   EXPECT_FALSE(module.held().is_training());
 }
 
-std::vector<std::string> names_of(const NamedSlots& slots) {
-  std::vector<std::string> names;
-  for (const auto& [name, slot] : slots) {
-    names.push_back(name);
-  }
-  return names;
-}
-
 TEST(Hooked, ReachesParametersOfNestedModules) {
   const auto options = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12);
   const Hooked<torch::nn::TransformerEncoderLayer> module(options);
   const torch::nn::TransformerEncoderLayer stock(options);
-  auto found = names_of(module.named_slots());
+  auto found = testing::names_of(module.named_slots());
   auto expected = stock->named_parameters().keys();
   std::ranges::sort(found);
   std::ranges::sort(expected);
@@ -176,13 +169,13 @@ TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {
 
 TEST(Hooked, ReachesWhatIsNestedOnce) {
   Hooked<Shares> module;
-  EXPECT_EQ(names_of(module.named_slots()),
+  EXPECT_EQ(testing::names_of(module.named_slots()),
             (std::vector<std::string>{"a.weight", "a.bias", "ours.weight", "ours.bias"}));
 }
 
 TEST(Hooked, ReachesTheParametersOfAnAttention) {
   const Hooked<torch::nn::MultiheadAttention> module(torch::nn::MultiheadAttentionOptions(8, 2));
-  EXPECT_EQ(names_of(module.named_slots()),
+  EXPECT_EQ(testing::names_of(module.named_slots()),
             (std::vector<std::string>{"in_proj_weight", "in_proj_bias", "out_proj.weight",
                                       "out_proj.bias"}));
 }

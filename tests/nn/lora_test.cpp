@@ -1,5 +1,6 @@
 // Adapters and frozen parameters on one rank. On meshes: tests/tensor_parallel/lora_test.cpp.
 #include "tessera/nn/lora.h"
+#include "nn/slot_names.h"
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
@@ -38,14 +39,6 @@ struct AdaptedMlp final : Module<AdaptedMlp> {
   std::shared_ptr<RMSNorm> norm;
 };
 
-std::vector<std::string> names_of(const NamedSlots& slots) {
-  std::vector<std::string> names;
-  for (const auto& [name, slot] : slots) {
-    names.push_back(name);
-  }
-  return names;
-}
-
 TEST(Lora, BeginsAsNothingBesideFrozenWeights) {
   AdaptedMlp plain, adapted;
   init_weights(plain, 3);
@@ -53,7 +46,7 @@ TEST(Lora, BeginsAsNothingBesideFrozenWeights) {
   init_weights(adapted, 3);
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   EXPECT_TRUE(at::equal(adapted(x), plain(x)));
-  EXPECT_EQ(names_of(lora_slots(adapted)),
+  EXPECT_EQ(testing::names_of(lora_slots(adapted)),
             (std::vector<std::string>{"up.lora_A.weight", "up.lora_B.weight", "down.lora_A.weight",
                                       "down.lora_B.weight"}));
   const auto branch = adapted.up->attached<LoraBranch>();

@@ -19,7 +19,7 @@ at::Tensor rows_of(int rank, int ranks) {
   return testing::uniform_values({kRows, 7}, 0.4).narrow(0, rank * rows, rows);
 }
 
-at::Tensor loss_of(SmallModel& model, const at::Tensor& x) {
+at::Tensor own_loss(SmallModel& model, const at::Tensor& x) {
   return model(x).square().mean();
 }
 
@@ -30,7 +30,7 @@ at::Tensor penalty_of(const SmallModel& model) {
 std::vector<at::Tensor> GradientsOfOneRank() {
   SmallModel alone(7, 5, 3);
   testing::fill(alone);
-  const at::Tensor loss = loss_of(alone, rows_of(0, 1));
+  const at::Tensor loss = own_loss(alone, rows_of(0, 1));
   const at::Tensor penalty = penalty_of(alone);
   (loss + 0.5 * penalty + loss * penalty).backward();
   return testing::gradients_of(alone);
@@ -45,7 +45,7 @@ TEST(Penalty, OfTheWholeHasTheGradientsOfOneRank) {
       const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
       fully_shard(*model.blocks[0], mesh);
       fully_shard(model, mesh);
-      const at::Tensor loss = loss_of(model, rows_of(rank.rank(), rank.size()));
+      const at::Tensor loss = own_loss(model, rows_of(rank.rank(), rank.size()));
       const DistributedTensor penalty(penalty_of(model));
       (loss + 0.5 * penalty.full_tensor() +
        loss * penalty.full_tensor(Placements{Partial{ReduceOp::kAvg}}))
@@ -60,7 +60,7 @@ TEST(Penalty, ThatIsDistributedIsRefusedBesideTheLoss) {
     SmallModel model(7, 5, 3);
     testing::fill(model);
     fully_shard(model, rank.mesh({2}, {"dp"}));
-    const at::Tensor loss = loss_of(model, rows_of(rank.rank(), 2));
+    const at::Tensor loss = own_loss(model, rows_of(rank.rank(), 2));
     const at::Tensor penalty = penalty_of(model);
     EXPECT_ERROR(loss + 0.5 * penalty, "DistributedTensor(x).full_tensor()");
     EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
