@@ -221,6 +221,9 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
   if (block.earlier && block.born == MemoryPhase::kUpdate) {
     return MemoryKind::kOptimizer;
   }
+  if (block.earlier && block.born == MemoryPhase::kBackward) {
+    return MemoryKind::kGradients;
+  }
   if (block.earlier) {
     // The first forward makes shards, which are assigned, and masks, which are not.
     return block.born == MemoryPhase::kForward && block.parts.empty() ? MemoryKind::kActivations
