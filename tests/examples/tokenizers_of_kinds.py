@@ -169,6 +169,15 @@ def behind_bytes(text):
     return tokenizer
 
 
+def of_letters(single):
+    """ASCII, whose ids are its codes, and the special tokens <0> to <31>, with a template of these."""
+    marks = {f"<{i}>": i for i in range(32)}
+    tokenizer = Tokenizer(models.BPE(marks | {chr(code): code for code in range(32, 127)}, []))
+    tokenizer.add_special_tokens(list(marks))
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(marks.items()))
+    return tokenizer
+
+
 KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits,
          "words": words, "behind_bytes": behind_bytes}
 
