@@ -63,7 +63,7 @@ class LetterTemplate final : public ChatTemplate {
 
 TEST(PromptCompletions, OfMessagesHaveTargetsInTheAssistantsTurnsOnly) {
   const PromptOptions chat{
-      .begin = 1, .truncate = true, .chat = std::make_shared<LetterTemplate>()};
+      .begin = {1}, .truncate = true, .chat = std::make_shared<LetterTemplate>()};
   const auto [inputs, targets] = SampleOf(R"({"messages": []})", chat);
   // The two "d" are one token, which reaches over the border: it is of what is behind it.
   EXPECT_EQ(inputs, (Tokens{'u', 'a', 'b', 'A', 'c', 'd' + 256}));
@@ -95,7 +95,7 @@ TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
   // The completion, its end and the token that texts begin with have room.
-  const auto [inputs, targets] = SampleOf(line, {.begin = 9, .truncate = true});
+  const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
   EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
   EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));
   const auto [of_long, cut] =
@@ -104,10 +104,23 @@ TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   EXPECT_EQ(cut, (Tokens{'s', 't', 'u', 'v', 'w', 'x'}));
 }
 
+TEST(PromptCompletions, BeginAndEndWithSeveralTokens) {
+  const PromptOptions options{.begin = {9, 8}, .end = {7, 6}, .truncate = true};
+  const auto [inputs, targets] = SampleOf(R"({"prompt": "a", "completion": "x"})", options);
+  EXPECT_EQ(inputs, (Tokens{9, 8, 'a', 'x', 7, 6}));
+  EXPECT_EQ(targets, (Tokens{-100, -100, 'x', 7, 6, -100}));
+  const auto [of_long, cut] = SampleOf(R"({"prompt": "abcdefgh", "completion": "x"})", options);
+  EXPECT_EQ(of_long, (Tokens{9, 8, 'g', 'h', 'x', 7}));
+  EXPECT_EQ(cut, (Tokens{-100, -100, -100, 'x', 7, 6}));
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": ""})", options).first,
+            (Tokens{9, 8, 7, 6, 6, 6}));
+  EXPECT_ERROR(SampleOf("{}", {.end = {}}), "PromptOptions::end is empty");
+}
+
 TEST(PromptCompletions, AnEmptyPromptTeachesNothingOfTheFirstToken) {
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
             (Tokens{'y', 0, -100, -100, -100, -100}));
-  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = 9}).second,
+  EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}).second,
             (Tokens{'x', 'y', 0, -100, -100, -100}));
   EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
 }

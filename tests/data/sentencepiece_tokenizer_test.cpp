@@ -34,8 +34,8 @@ TEST(SentencePieceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->vocabulary(), 6);
   EXPECT_EQ(tokenizer->encode("a bc a"), (std::vector<std::int64_t>{3, 4, 5, 3}));
   EXPECT_EQ(tokenizer->decode({3, 4, 5, 3}), "a bc a");
-  EXPECT_EQ(tokenizer->begin_token(), 1);
-  EXPECT_EQ(tokenizer->end_token(), 2);
+  EXPECT_EQ(tokenizer->begin_tokens(), std::vector<std::int64_t>{1});
+  EXPECT_EQ(tokenizer->end_tokens(), std::vector<std::int64_t>{2});
 }
 
 TEST(SentencePieceTokenizer, FindsSpecialTokensInATexts) {

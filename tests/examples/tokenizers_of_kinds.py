@@ -156,8 +156,30 @@ def digits(text):
     return tokenizer
 
 
+def behind_bytes(text):
+    """No model's, but of steps behind ByteLevel, which see the characters that stand for bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)]),
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split("\u0120", "merged_with_previous"),
+        pre_tokenizers.Split(Regex(r"[\u00e2\u010a]|\p{Lu}{3}"), "contiguous"), pre_tokenizers.Punctuation("isolated"),
+        pre_tokenizers.Split(Regex(r"\u010d+"), "removed")])
+    tokenizer.decoder = decoders.ByteLevel()
+    train(tokenizer, text, ["<|eot|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    return tokenizer
+
+
+def of_letters(single):
+    """ASCII, whose ids are its codes, and the special tokens <0> to <31>, with a template of these."""
+    marks = {f"<{i}>": i for i in range(32)}
+    tokenizer = Tokenizer(models.BPE(marks | {chr(code): code for code in range(32, 127)}, []))
+    tokenizer.add_special_tokens(list(marks))
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(marks.items()))
+    return tokenizer
+
+
 KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits,
-         "words": words}
+         "words": words, "behind_bytes": behind_bytes}
 
 
 def save_all(folder, text):

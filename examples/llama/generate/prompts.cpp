@@ -84,10 +84,8 @@ PromptTokens::PromptTokens(const std::string& folder, const std::string& file, c
       begin_(text_begin(*tokenizer_, special_)) {}
 
 Tokens PromptTokens::begin(const Tokens& tokens) const {
-  Tokens all = tokens;
-  if (begin_) {
-    all.insert(all.begin(), *begin_);
-  }
+  Tokens all = begin_;
+  all.insert(all.end(), tokens.begin(), tokens.end());
   return all;
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@ namespace llama {
 
 struct PromptText {
   std::string text;
-  bool is_chat = false;  ///< a chat template wrote it, with the token that begins texts
+  bool is_chat = false;  ///< a chat template wrote it, with what begins texts
 };
 
 /// The prompts of the command line, or of the files of --prompts: a line each, or of a *.jsonl file
@@ -42,14 +41,14 @@ class PromptTokens {
   const tessera::data::ChatTemplatePtr& chat() const { return chat_; }
   /// The text's own tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// The same behind the token that begins a text, where the model has one.
+  /// The same behind the tokens that begin a text, where the model has any.
   Tokens begin(const Tokens& tokens) const;
 
  private:
   tessera::data::TokenizerPtr tokenizer_;
   tessera::data::ChatTemplatePtr chat_;
   SpecialTokens special_;
-  std::optional<std::int64_t> begin_;
+  Tokens begin_;
 };
 
 }  // namespace llama

@@ -306,7 +306,7 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Con
       config.begins_texts ? tokens("bos_token_id") : std::vector<std::int64_t>{};
   TESSERA_CHECK(begin.size() <= 1, folder.string(), ": \"bos_token_id\" has ", begin.size(),
                 " tokens; a text begins with one");
-  return {begin.empty() ? std::nullopt : std::optional(begin.front()), tokens("eos_token_id")};
+  return {begin, tokens("eos_token_id")};
 }
 
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
@@ -329,30 +329,24 @@ class LimitedTokenizer final : public tessera::data::Tokenizer {
 
   std::int64_t vocabulary() const override { return limit_; }
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    std::vector<std::int64_t> ids = all_->encode(text);
-    for (const std::int64_t id : ids) {
-      check(id);
-    }
-    return ids;
+    return checked(all_->encode(text));
   }
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
     return all_->decode(tokens);
   }
-  std::optional<std::int64_t> begin_token() const override { return checked(all_->begin_token()); }
-  std::optional<std::int64_t> end_token() const override { return checked(all_->end_token()); }
+  std::vector<std::int64_t> begin_tokens() const override { return checked(all_->begin_tokens()); }
+  std::vector<std::int64_t> end_tokens() const override { return checked(all_->end_tokens()); }
   std::optional<bool> begins_texts() const override { return all_->begins_texts(); }
 
  private:
-  void check(std::int64_t id) const {
-    TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
-                  " tokens, but the model's vocabulary is ", limit_, ", and a text has the token ",
-                  id, "; pass the --tokenizer it was trained with");
-  }
-  std::optional<std::int64_t> checked(std::optional<std::int64_t> id) const {
-    if (id) {
-      check(*id);
+  std::vector<std::int64_t> checked(std::vector<std::int64_t> ids) const {
+    for (const std::int64_t id : ids) {
+      TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
+                    " tokens, but the model's vocabulary is ", limit_,
+                    ", and a text has the token ", id,
+                    "; pass the --tokenizer it was trained with");
     }
-    return id;
+    return ids;
   }
 
   tessera::data::TokenizerPtr all_;

@@ -50,8 +50,8 @@ Config parse_config(const std::string& json, const std::string& origin);
 
 /// The tokens that Hugging Face's files say begin and end a text of a model.
 struct SpecialTokens {
-  std::optional<std::int64_t> begin;
-  std::vector<std::int64_t> end;  ///< any of them; empty: none
+  std::vector<std::int64_t> begin;  ///< at most one
+  std::vector<std::int64_t> end;    ///< any of them; empty: none
 };
 /// "bos_token_id", if texts of the model begin with it, and "eos_token_id" of the folder's
 /// generation_config.json, or of config.json where that has none. Throws tessera::Error for what is

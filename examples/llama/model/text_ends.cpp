@@ -10,21 +10,25 @@ SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
   return read_special_tokens(folder, read_config(file));
 }
 
-std::optional<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer,
-                                         const SpecialTokens& special) {
-  if (tokenizer != nullptr && tokenizer->end_token()) {
-    return tokenizer->end_token();
+std::vector<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer,
+                                       const SpecialTokens& special) {
+  std::vector<std::int64_t> end;
+  if (tokenizer != nullptr) {
+    end = tokenizer->end_tokens();
   }
-  return special.end.empty() ? std::nullopt : std::optional(special.end.front());
+  if (end.empty() && !special.end.empty()) {
+    end = {special.end.front()};
+  }
+  return end;
 }
 
-std::optional<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
-                                       const SpecialTokens& special) {
+std::vector<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
+                                     const SpecialTokens& special) {
   const std::optional<bool> begins = tokenizer.begins_texts();
   if (!begins) {
     return special.begin;
   }
-  return *begins ? tokenizer.begin_token() : std::nullopt;
+  return *begins ? tokenizer.begin_tokens() : std::vector<std::int64_t>{};
 }
 
 }  // namespace llama

@@ -49,42 +49,51 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
 
 PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> files) {
   PieceEncoder encoder{.tokenizer = data::open_tokenizer(o.tokenizer),
-                       .begin = std::nullopt,
-                       .end = std::nullopt,
+                       .begin = {},
+                       .end = {},
                        .files = std::move(files),
                        .field = o.field};
   const data::Tokenizer& tokenizer = *encoder.tokenizer;
   const bool is_folder = std::filesystem::is_directory(o.tokenizer);
   const SpecialTokens special = special_tokens_of(is_folder ? o.tokenizer : "");
   if (o.bos) {
-    encoder.begin = tokenizer.begin_token() ? tokenizer.begin_token() : special.begin;
-    TESSERA_CHECK(encoder.begin, "--bos: '", o.tokenizer,
+    encoder.begin = tokenizer.begin_tokens();
+    if (encoder.begin.empty()) {
+      encoder.begin = special.begin;
+    }
+    TESSERA_CHECK(!encoder.begin.empty(), "--bos: '", o.tokenizer,
                   "' names no token that begins a text; leave --bos out");
   }
   if (o.eos) {
-    encoder.end =
-        o.eos_token.empty() ? document_end(&tokenizer, special) : token_of(o.eos_token, tokenizer);
-    TESSERA_CHECK(encoder.end, "'", o.tokenizer,
+    encoder.end = o.eos_token.empty() ? document_end(&tokenizer, special)
+                                      : std::vector{token_of(o.eos_token, tokenizer)};
+    TESSERA_CHECK(!encoder.end.empty(), "'", o.tokenizer,
                   "' names no token that ends a document; pass --eos-token, --no-eos, or as "
                   "--tokenizer the folder of the model");
   }
-  for (const auto& token : {encoder.begin, encoder.end}) {
-    TESSERA_CHECK(!token || *token < tokenizer.vocabulary(), "the model's token ",
-                  token.value_or(0), " is outside the tokenizer's vocabulary of ",
-                  tokenizer.vocabulary(), "; pass the tokenizer of this model");
+  for (const auto* tokens : {&encoder.begin, &encoder.end}) {
+    for (const std::int64_t token : *tokens) {
+      TESSERA_CHECK(token < tokenizer.vocabulary(), "the model's token ", token,
+                    " is outside the tokenizer's vocabulary of ", tokenizer.vocabulary(),
+                    "; pass the tokenizer of this model");
+    }
   }
   return encoder;
 }
 
 /// What the shards depend on.
 nlohmann::json describe(const TokenizeOptions& o, const PieceEncoder& encoder) {
-  const auto token = [](const std::optional<std::int64_t>& id) {
-    return id ? nlohmann::json(*id) : nlohmann::json();
+  // One by itself and none as null, as before there could be several.
+  const auto all = [](const std::vector<std::int64_t>& ids) {
+    if (ids.size() > 1) {
+      return nlohmann::json(ids);
+    }
+    return ids.empty() ? nlohmann::json() : nlohmann::json(ids.front());
   };
   return {{"files", to_json(data::fingerprints(encoder.files))},
           {"tokenizer", tokenizer_fingerprint(o.tokenizer)},
-          {"begin_token", token(encoder.begin)},
-          {"end_token", token(encoder.end)},
+          {"begin_token", all(encoder.begin)},
+          {"end_token", all(encoder.end)},
           {"all_jsonl", o.jsonl},
           {"field", o.field},
           {"tokens_a_shard", o.shard_tokens}};

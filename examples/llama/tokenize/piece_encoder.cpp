@@ -41,12 +41,12 @@ std::vector<std::int64_t> PieceEncoder::operator()(Piece piece) const {
   if (text.empty()) {
     return tokens;
   }
-  if (begins && begin) {
-    tokens.push_back(*begin);
+  if (begins) {
+    tokens = begin;
   }
   encode_long(*tokenizer, text, tokens);
-  if (ends && end) {
-    tokens.push_back(*end);
+  if (ends) {
+    tokens.insert(tokens.end(), end.begin(), end.end());
   }
   return tokens;
 }

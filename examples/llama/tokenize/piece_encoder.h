@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +12,9 @@ namespace llama {
 /// From pieces to tokens. Immutable: threads share it.
 struct PieceEncoder {
   tessera::data::TokenizerPtr tokenizer;
-  std::optional<std::int64_t> begin, end;  ///< of documents
-  std::vector<std::string> files;          ///< for messages
-  std::string field;                       ///< of objects in JSONL
+  std::vector<std::int64_t> begin, end;  ///< of documents
+  std::vector<std::string> files;        ///< for messages
+  std::string field;                     ///< of objects in JSONL
 
   /// None for a document without text. Throws Error, with file and line, for a line that is not an
   /// object with such a text.

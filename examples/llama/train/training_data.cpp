@@ -75,11 +75,13 @@ SpecialTokens special_tokens(const TrainOptions& options, const Config& config) 
   return read_special_tokens(folder, config);
 }
 
-/// The token that ends documents and completions.
-std::int64_t end_token(const TrainOptions& options, const Config& config,
-                       data::TokenizerPtr tokenizer) {
-  std::optional<std::int64_t> end = options.eos_token;
-  if (!end) {
+/// The tokens that end documents and completions, at least one.
+std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
+                                     data::TokenizerPtr tokenizer) {
+  std::vector<std::int64_t> end;
+  if (options.eos_token) {
+    end = {*options.eos_token};
+  } else {
     // llama_tokenize asked it, too.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
@@ -87,13 +89,15 @@ std::int64_t end_token(const TrainOptions& options, const Config& config,
     }
     end = document_end(tokenizer.get(), special_tokens(options, config));
   }
-  TESSERA_CHECK(end, options.document_mask ? "--document-mask" : "--jsonl",
+  TESSERA_CHECK(!end.empty(), options.document_mask ? "--document-mask" : "--jsonl",
                 ": neither the tokenizer nor the model's files name a token that ends a text; pass "
                 "--eos-token ID");
-  TESSERA_CHECK(*end < config.vocab_size, "the token that ends a text is ", *end,
-                ", but the model's vocabulary is ", config.vocab_size,
-                "; pass another --eos-token");
-  return *end;
+  for (const std::int64_t token : end) {
+    TESSERA_CHECK(token < config.vocab_size, "the token that ends a text is ", token,
+                  ", but the model's vocabulary is ", config.vocab_size,
+                  "; pass another --eos-token");
+  }
+  return end;
 }
 
 /// nullptr for a tokenizer of bytes.
@@ -119,7 +123,7 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const Config& co
                                   {.prompt_field = options.prompt_field,
                                    .completion_field = options.completion_field,
                                    .begin = text_begin(*tokenizer, special_tokens(options, config)),
-                                   .end = end_token(options, config, tokenizer),
+                                   .end = end_tokens(options, config, tokenizer),
                                    .truncate = options.truncate,
                                    .chat = chat_template(options)});
 }
@@ -230,7 +234,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   if (options.steps > 0) {
     data::BatchOptions batches{.batch = options.batch, .shuffle = options.shuffle};
     if (options.document_mask) {
-      batches.document_end = end_token(options, config, data.tokenizer);
+      batches.document_end = end_tokens(options, config, data.tokenizer).back();
     }
     data.loader =
         std::make_shared<data::BatchLoader>(open_samples(options, config, data.tokenizer), batches);

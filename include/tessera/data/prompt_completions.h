@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/data/chat_template.h"
 #include "tessera/data/samples.h"
@@ -15,8 +15,8 @@ namespace tessera::data {
 struct PromptOptions {
   std::string prompt_field = "prompt";
   std::string completion_field = "completion";
-  std::optional<std::int64_t> begin = std::nullopt;  ///< a token before each prompt
-  std::int64_t end = 0;                              ///< a token behind each completion
+  std::vector<std::int64_t> begin = {};  ///< tokens before each prompt
+  std::vector<std::int64_t> end = {0};   ///< tokens behind each completion, at least one
   /// Cut what is too long at its end, and a prompt that leaves no room for a target at its begin.
   bool truncate = false;
   ChatTemplatePtr chat = nullptr;  ///< for objects with "messages"
@@ -32,15 +32,16 @@ struct JsonLine {
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
 /// The objects of JSON Lines, a sample each: the tokens of the prompt, of the completion and
-/// `end`, of which the prompt's are no targets, then `end` up to `sequence` tokens, no targets
-/// either. The completion's tokens are those that follow the prompt's in the tokens of both texts
-/// together, or where a token would reach over the border, those of the completion by itself. An
-/// object with "messages" is what `chat` makes of them, without `begin` and `end`, which the
-/// template writes: the assistant's turns are targets, and a token that reaches over a border is of
-/// what is behind it. Reads and tokenizes all at once, passes over blank lines, and keeps the
-/// tokens, in 4 bytes each. Throws Error, with file and line, for what json_texts() refuses, for a
-/// sample of more than `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless
-/// they are to be cut, for messages without `chat`, and for lines without objects.
+/// `end`, of which `begin` and the prompt's are no targets, then the last of `end` up to `sequence`
+/// tokens, no targets either. The completion's tokens are those that follow the prompt's in the
+/// tokens of both texts together, or where a token would reach over the border, those of the
+/// completion by itself. An object with "messages" is what `chat` makes of them, without `begin`
+/// and `end`, which the template writes: the assistant's turns are targets, and a token that
+/// reaches over a border is of what is behind it. Reads and tokenizes all at once, passes over
+/// blank lines, and keeps the tokens, in 4 bytes each. Throws Error, with file and line, for what
+/// json_texts() refuses, for a sample of more than `sequence` + 1 tokens, or a prompt that leaves
+/// no room for a target, unless they are to be cut, for messages without `chat`, and for lines
+/// without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 /// The same of a file that is not compressed.

@@ -21,10 +21,10 @@ class Tokenizer {
   /// The text; special tokens have none. Perhaps not valid UTF-8, where tokens are bytes. Throws
   /// Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  /// The tokens that begin and end a text, where the tokenizer has them.
-  virtual std::optional<std::int64_t> begin_token() const { return std::nullopt; }
-  virtual std::optional<std::int64_t> end_token() const { return std::nullopt; }
-  /// Whether a text that a model reads begins with begin_token(), where the tokenizer's files say:
+  /// The tokens that begin and end a text, in their order; none where the tokenizer has none.
+  virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
+  virtual std::vector<std::int64_t> end_tokens() const { return {}; }
+  /// Whether a text that a model reads begins with begin_tokens(), where the tokenizer's files say:
   /// nullopt leaves it to the model's.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };

@@ -60,7 +60,7 @@ class Bpe {
  public:
   explicit Bpe(BpeModel model);
 
-  /// Appends the tokens of a word, which is valid UTF-8 and not empty.
+  /// Appends the tokens of a word, which is not empty and, unless tokens are bytes, valid UTF-8.
   void encode(std::string_view word, std::vector<std::int64_t>& ids, BpeWorkspace& workspace) const;
 
  private:

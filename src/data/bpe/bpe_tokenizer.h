@@ -29,9 +29,9 @@ struct BpeTokenizerParts {
   Decoders decoders;
   std::vector<std::string> texts;  ///< by id, as the decoders want them; "" for an id without token
   bool joined_by_spaces = false;   ///< how texts are joined if there are no decoders
-  std::optional<std::int64_t> begin_token;
-  std::optional<bool> begins_texts;  ///< with it; not set: the files do not say
-  std::optional<std::int64_t> end_token;
+  std::vector<std::int64_t> begin_tokens;
+  std::optional<bool> begins_texts;  ///< with them; not set: the files do not say
+  std::vector<std::int64_t> end_tokens;
 };
 
 /// Added tokens, normalization, splitting, byte-pair encoding; and back.
@@ -44,8 +44,8 @@ class BpeTokenizer final : public Tokenizer {
   }
   std::vector<std::int64_t> encode(std::string_view text) const override;
   std::string decode(const std::vector<std::int64_t>& tokens) const override;
-  std::optional<std::int64_t> begin_token() const override { return parts_.begin_token; }
-  std::optional<std::int64_t> end_token() const override { return parts_.end_token; }
+  std::vector<std::int64_t> begin_tokens() const override { return parts_.begin_tokens; }
+  std::vector<std::int64_t> end_tokens() const override { return parts_.end_tokens; }
   std::optional<bool> begins_texts() const override { return parts_.begins_texts; }
 
  private:

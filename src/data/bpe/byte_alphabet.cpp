@@ -17,12 +17,22 @@ constexpr bool stands_for_itself(int byte) {
 constexpr int kNoByte = -1;
 constexpr std::size_t kAlphabetEnd = 0x144;
 
+constexpr std::array<char32_t, 256> make_code_points() {
+  std::array<char32_t, 256> codes{};
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    codes[static_cast<std::size_t>(byte)] =
+        stands_for_itself(byte) ? static_cast<char32_t>(byte) : next++;
+  }
+  return codes;
+}
+constexpr std::array<char32_t, 256> kCodePoints = make_code_points();
+
 constexpr std::array<int, kAlphabetEnd> make_byte_of_code_point() {
   std::array<int, kAlphabetEnd> bytes{};
   bytes.fill(kNoByte);
-  std::size_t next = 0x100;
   for (int byte = 0; byte < 256; ++byte) {
-    bytes[stands_for_itself(byte) ? static_cast<std::size_t>(byte) : next++] = byte;
+    bytes[kCodePoints[static_cast<std::size_t>(byte)]] = byte;
   }
   return bytes;
 }
@@ -43,6 +53,14 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
     token.remove_prefix(step.bytes);
   }
   return bytes;
+}
+
+std::string token_of_bytes(std::string_view bytes) {
+  std::string token;
+  for (const char byte : bytes) {
+    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
+  }
+  return token;
 }
 
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {

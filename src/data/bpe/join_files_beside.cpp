@@ -44,10 +44,10 @@ struct End {
   std::optional<std::string> text;
 };
 
-/// The token there, if there is one. `of_template`: the template's.
-std::optional<std::int64_t> end_of(const End& end, std::optional<std::int64_t> of_template,
-                                   bool decides, const Ids& ids) {
-  TESSERA_CHECK(decides || !end.adds || *end.adds == of_template.has_value(), "\"", end.key,
+/// The tokens there. `of_template`: the template's.
+std::vector<std::int64_t> end_of(const End& end, const std::vector<std::int64_t>& of_template,
+                                 bool decides, const Ids& ids) {
+  TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", end.key,
                 "\" beside the tokenizer is ", *end.adds ? "true" : "false",
                 ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
                 " token there, and versions of transformers differ in which they take: make them "
@@ -56,10 +56,10 @@ std::optional<std::int64_t> end_of(const End& end, std::optional<std::int64_t> o
     return of_template;
   }
   if (!*end.adds) {
-    return std::nullopt;
+    return {};
   }
   TESSERA_CHECK(end.text, "\"", end.key, "\" beside the tokenizer is true, but no token is named");
-  return ids.at(*end.text);
+  return {ids.at(*end.text)};
 }
 
 }  // namespace
@@ -81,13 +81,13 @@ void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside) {
                   "', which the files beside the tokenizer name as an end of texts, is not a token "
                   "of it");
   }
-  parts.begin_token = end_of({"add_bos_token", beside.adds_begin, beside.begin}, parts.begin_token,
-                             beside.decides_ends, ids);
-  parts.end_token = end_of({"add_eos_token", beside.adds_end, beside.end}, parts.end_token,
-                           beside.decides_ends, ids);
-  parts.begins_texts = parts.begin_token.has_value();
-  if (!parts.begin_token && beside.begin) {
-    parts.begin_token = ids.at(*beside.begin);
+  parts.begin_tokens = end_of({"add_bos_token", beside.adds_begin, beside.begin},
+                              parts.begin_tokens, beside.decides_ends, ids);
+  parts.end_tokens = end_of({"add_eos_token", beside.adds_end, beside.end}, parts.end_tokens,
+                            beside.decides_ends, ids);
+  parts.begins_texts = !parts.begin_tokens.empty();
+  if (parts.begin_tokens.empty() && beside.begin) {
+    parts.begin_tokens = {ids.at(*beside.begin)};
   }
 }
 

@@ -3,54 +3,56 @@
 namespace tessera::data {
 namespace {
 
-/// A special token of a template's list: by its name in "special_tokens".
-std::int64_t token_of_template(const JsonField& piece, const JsonField& special_tokens,
-                               TokenId vocabulary) {
-  const JsonField name = piece.at("id");
-  const JsonField ids = special_tokens.at(name.text().c_str()).at("ids");
-  ids.require(ids.json().is_array() && ids.json().size() == 1, "a list of one token");
-  std::int64_t token = 0;
-  ids.for_each([&](const JsonField& id) { token = id.number_below(vocabulary); });
-  return token;
+/// Of a template's list: those that "special_tokens" has by this name.
+void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
+                 std::vector<std::int64_t>& tokens) {
+  special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
+    tokens.push_back(id.number_below(vocabulary));
+  });
 }
 
 TemplateTokens read_template(const JsonField& field, TokenId vocabulary) {
   field.only({"single", "pair", "special_tokens"});
   TemplateTokens tokens;
   bool behind = false;
-  field.at("single").for_each([&](const JsonField& piece) {
+  const JsonField single = field.at("single");
+  single.for_each([&](const JsonField& piece) {
     piece.only({"SpecialToken", "Sequence"});
     const JsonField special = piece.at("SpecialToken");
-    if (special.is_null()) {
-      behind = true;
+    if (!special.is_null()) {
+      add_special(special.at("id"), field.at("special_tokens"), vocabulary,
+                  behind ? tokens.end : tokens.begin);
       return;
     }
-    std::optional<std::int64_t>& end = behind ? tokens.end : tokens.begin;
-    piece.require(!end, "the only token on this side of the text");
-    end = token_of_template(special, field.at("special_tokens"), vocabulary);
+    piece.require(!behind && piece.at("Sequence").at("id").text() == "A", "the text, once");
+    behind = true;
   });
+  single.require(behind, "a list with the text");
   return tokens;
+}
+
+void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateTokens& tokens) {
+  const std::string& type = field.type();
+  if (type == "Sequence") {
+    field.only({"processors"});
+    field.at("processors").for_each([&](const JsonField& step) {
+      add_post_processor(step, vocabulary, tokens);
+    });
+  } else if (type == "TemplateProcessing") {
+    // It takes what is there for a pair of texts.
+    field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
+    tokens = read_template(field, vocabulary);
+  } else if (type != "ByteLevel") {  // that one only changes offsets into the text
+    field.at("type").refuse();
+  }
 }
 
 }  // namespace
 
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary) {
-  if (field.is_null()) {
-    return {};
-  }
-  const std::string& type = field.type();
   TemplateTokens tokens;
-  if (type == "Sequence") {
-    field.only({"processors"});
-    field.at("processors").for_each([&](const JsonField& step) {
-      const TemplateTokens of_step = read_post_processor(step, vocabulary);
-      tokens.begin = of_step.begin ? of_step.begin : tokens.begin;
-      tokens.end = of_step.end ? of_step.end : tokens.end;
-    });
-  } else if (type == "TemplateProcessing") {
-    tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // that one only changes offsets into the text
-    field.at("type").refuse();
+  if (!field.is_null()) {
+    add_post_processor(field, vocabulary, tokens);
   }
   return tokens;
 }

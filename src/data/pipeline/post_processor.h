@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "bpe/merge_table.h"
 #include "tokenizer/json_field.h"
@@ -10,8 +10,8 @@ namespace tessera::data {
 
 /// The tokens that a template puts around a text.
 struct TemplateTokens {
-  std::optional<std::int64_t> begin;
-  std::optional<std::int64_t> end;
+  std::vector<std::int64_t> begin;
+  std::vector<std::int64_t> end;
 };
 
 /// Of a tokenizer.json's "post_processor". Throws Error for what is not implemented and for tokens

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "bpe/byte_alphabet.h"
 #include "pipeline/pattern.h"
 #include "pipeline/replacement.h"
 #include "pipeline/split_behavior.h"
@@ -47,7 +48,8 @@ class SplitByPattern final : public PreTokenizer {
   bool invert_;
 };
 
-/// ByteLevel's option; its mapping of bytes to characters is undone in the vocabulary instead.
+/// ByteLevel's option; its mapping of bytes to characters is undone in the vocabulary instead, but
+/// for steps behind it.
 class AddPrefixSpace final : public PreTokenizer {
  public:
   void split(Piece piece, OnPiece on_piece) const override {
@@ -59,6 +61,23 @@ class AddPrefixSpace final : public PreTokenizer {
     text += piece.text;
     on_piece({text, piece.first});
   }
+};
+
+/// A step behind ByteLevel, which splits the characters that stand for bytes and makes no others.
+class OnByteAlphabet final : public PreTokenizer {
+ public:
+  explicit OnByteAlphabet(std::unique_ptr<const PreTokenizer> step) : step_(std::move(step)) {}
+
+  void split(Piece piece, OnPiece on_piece) const override {
+    const std::string characters = token_of_bytes(piece.text);
+    step_->split({characters, piece.first}, [&](Piece part) {
+      const std::string bytes = bytes_of_token(part.text).value();
+      on_piece({bytes, part.first});
+    });
+  }
+
+ private:
+  std::unique_ptr<const PreTokenizer> step_;
 };
 
 /// SentencePiece's handling of spaces.
@@ -110,7 +129,17 @@ class Metaspace final : public PreTokenizer {
   Pattern words_;
 };
 
+void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
+  std::unique_ptr<const PreTokenizer> step =
+      std::make_unique<SplitByPattern>(std::move(pattern), behavior, invert);
+  if (all.byte_level) {
+    step = std::make_unique<OnByteAlphabet>(std::move(step));
+  }
+  all.steps.push_back(std::move(step));
+}
+
 void add_metaspace(const JsonField& field, PreTokenizers& all) {
+  field.require(!all.byte_level, "before ByteLevel");
   field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   const JsonField scheme = field.at("prepend_scheme");
   const std::string name = scheme.is_null() ? "always" : scheme.text();
@@ -132,6 +161,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
 }
 
 void add_byte_level(const JsonField& field, PreTokenizers& all) {
+  field.require(!all.byte_level, "the only ByteLevel");
   field.only({"add_prefix_space", "trim_offsets", "use_regex"});
   if (field.at("add_prefix_space").flag_or(true)) {
     all.steps.push_back(std::make_unique<AddPrefixSpace>());
@@ -143,10 +173,6 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 }
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
-  // Later steps would split the characters that stand for bytes.
-  if (all.byte_level) {
-    field.refuse();
-  }
   const std::string& type = field.type();
   if (type == "Sequence") {
     field.only({"pretokenizers"});
@@ -155,15 +181,14 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
     });
   } else if (type == "Split") {
     field.only({"pattern", "behavior", "invert"});
-    all.steps.push_back(std::make_unique<SplitByPattern>(read_pattern(field.at("pattern")),
-                                                         read_split_behavior(field.at("behavior")),
-                                                         field.at("invert").flag_or(false)));
+    add_split(read_pattern(field.at("pattern")), read_split_behavior(field.at("behavior")),
+              field.at("invert").flag_or(false), all);
   } else if (type == "Punctuation") {
     field.only({"behavior"});
     const JsonField behavior = field.at("behavior");
-    all.steps.push_back(std::make_unique<SplitByPattern>(
-        Pattern::one_of(unicode_codes(CodeKind::kPunctuationStep), "Punctuation"),
-        behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false));
+    add_split(Pattern::one_of(unicode_codes(CodeKind::kPunctuationStep), "Punctuation"),
+              behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false,
+              all);
   } else if (type == "ByteLevel") {
     add_byte_level(field, all);
   } else if (type == "Metaspace") {
@@ -171,9 +196,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   } else if (type == "Digits") {
     field.only({"individual_digits"});
     const bool each = field.at("individual_digits").flag_or(false);
-    all.steps.push_back(std::make_unique<SplitByPattern>(
-        Pattern::one_of(unicode_codes(CodeKind::kDigitsStep), "Digits"),
-        each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous, false));
+    add_split(Pattern::one_of(unicode_codes(CodeKind::kDigitsStep), "Digits"),
+              each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous, false, all);
   } else {
     field.at("type").refuse();
   }

@@ -21,15 +21,15 @@ using OnPiece = c10::function_ref<void(Piece)>;
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  /// Of valid UTF-8, from left to right. What is handed out lives until the call of `on_piece`
-  /// ends; empty pieces are left out.
+  /// From left to right. Valid UTF-8, but for pieces behind ByteLevel. What is handed out lives
+  /// until the call of `on_piece` ends; empty pieces are left out.
   virtual void split(Piece piece, OnPiece on_piece) const = 0;
 };
 
 /// The steps in their order.
 struct PreTokenizers {
   std::vector<std::unique_ptr<const PreTokenizer>> steps;
-  bool byte_level = false;  ///< the model's tokens are bytes, as the last step says
+  bool byte_level = false;  ///< the model's tokens are bytes: ByteLevel is one of the steps
 
   void split(Piece piece, OnPiece on_piece) const { split_from(0, piece, on_piece); }
 

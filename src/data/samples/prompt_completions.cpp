@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <fstream>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +32,8 @@ class PromptCompletions final : public SampleSource {
                     PromptOptions options)
       : sequence_(sequence), options_(std::move(options)) {
     TESSERA_CHECK(sequence > 0, "sequence ", sequence, " must be positive");
+    TESSERA_CHECK(!options_.end.empty(),
+                  "PromptOptions::end is empty; name a token that ends completions");
     while (const std::optional<JsonLine> line = lines()) {
       if (!is_blank(line->text)) {
         add(line->text, tokenizer, line->origin);
@@ -51,7 +52,7 @@ class PromptCompletions final : public SampleSource {
     const auto number = static_cast<std::size_t>(index);
     const std::size_t begin = begins_.at(number);
     const std::size_t end = number + 1 < begins_.size() ? begins_[number + 1] : tokens_.size();
-    std::ranges::fill(inputs, options_.end);
+    std::ranges::fill(inputs, options_.end.back());
     std::ranges::fill(targets, kIgnoredTarget);
     // The last token is a target only.
     for (std::size_t i = 0; begin + i + 1 < end; ++i) {
@@ -81,19 +82,17 @@ class PromptCompletions final : public SampleSource {
       const std::vector<std::int64_t> rest = tokenizer.encode(completion);
       all.insert(all.end(), rest.begin(), rest.end());
     }
-    if (options_.begin) {
-      all.insert(all.begin(), *options_.begin);
-    }
-    all.push_back(options_.end);
-    std::size_t length = first.size() + (options_.begin ? 1 : 0);
+    all.insert(all.begin(), options_.begin.begin(), options_.begin.end());
+    all.insert(all.end(), options_.end.begin(), options_.end.end());
+    std::size_t length = options_.begin.size() + first.size();
     cut_prompt(all, length, room);
     return sample_of(std::move(all), length);
   }
 
   /// Where a prompt would leave no room for a target, its beginning goes, up to where the whole
-  /// completion has room, or up to its last token. The token that texts begin with stays.
+  /// completion has room, or up to its last token. The tokens that texts begin with stay.
   void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
-    const std::size_t fixed = options_.begin ? 1 : 0;
+    const std::size_t fixed = options_.begin.size();
     if (!options_.truncate || prompt < room || room <= fixed + 1) {
       return;
     }

@@ -48,8 +48,8 @@ std::string load(SentencePieceProcessor& processor, const std::string& model) {
 }
 
 // -1 says that a model has no such token.
-std::optional<std::int64_t> present(int id) {
-  return id < 0 ? std::nullopt : std::optional<std::int64_t>(id);
+std::vector<std::int64_t> present(int id) {
+  return id < 0 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{id};
 }
 
 /// Special and added tokens are found in the text, as transformers' LlamaTokenizer does; the pieces
@@ -68,8 +68,8 @@ class SentencePieceTokenizer final : public Tokenizer {
                   "' can't be read without its prefix; give another tokenizer.model");
     legacy_ = beside.legacy;
     add_tokens(beside);
-    begin_ = beside.begin ? std::optional(id_of(*beside.begin)) : present(processor_.bos_id());
-    end_ = beside.end ? std::optional(id_of(*beside.end)) : present(processor_.eos_id());
+    begin_ = beside.begin ? std::vector{id_of(*beside.begin)} : present(processor_.bos_id());
+    end_ = beside.end ? std::vector{id_of(*beside.end)} : present(processor_.eos_id());
   }
 
   std::int64_t vocabulary() const override {
@@ -109,8 +109,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return text;
   }
 
-  std::optional<std::int64_t> begin_token() const override { return begin_; }
-  std::optional<std::int64_t> end_token() const override { return end_; }
+  std::vector<std::int64_t> begin_tokens() const override { return begin_; }
+  std::vector<std::int64_t> end_tokens() const override { return end_; }
   std::optional<bool> begins_texts() const override { return begins_texts_; }
 
  private:
@@ -187,7 +187,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   AddedTokens added_;
   std::map<std::string, std::int64_t> ids_;  ///< of the tokens in added_
   std::vector<std::string> behind_;          ///< texts of those behind the model's own
-  std::optional<std::int64_t> begin_, end_;
+  std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };
 

@@ -68,8 +68,9 @@ BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens, const Tiktoken
   }
   parts.model.merges = merges_of_ranks(parts.model.vocabulary);
   parts.pre_tokenizers.steps.push_back(split_by_pattern(model.pattern));
-  parts.begin_token = static_cast<std::int64_t>(tokens.size());
-  parts.end_token = *parts.begin_token + 1;
+  const auto begin = static_cast<std::int64_t>(tokens.size());
+  parts.begin_tokens = {begin};
+  parts.end_tokens = {begin + 1};
   for (std::string& name : model.special_tokens()) {
     parts.added.push_back(
         {.content = name, .id = static_cast<TokenId>(tokens.size()), .special = true});

@@ -166,9 +166,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   parts.joined_by_spaces = parts.decoders.empty();
   const TemplateTokens ends =
       read_post_processor(root.at("post_processor"), static_cast<TokenId>(parts.texts.size()));
-  parts.begin_token = ends.begin;
-  parts.begins_texts = ends.begin.has_value();
-  parts.end_token = ends.end;
+  parts.begin_tokens = ends.begin;
+  parts.begins_texts = !ends.begin.empty();
+  parts.end_tokens = ends.end;
   return parts;
 }
 

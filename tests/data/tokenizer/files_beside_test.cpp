@@ -36,7 +36,7 @@ class FilesBesideJson : public ::testing::Test {
 
 TEST_F(FilesBesideJson, NeedNotBeThere) {
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), true);
-  EXPECT_EQ(open_tokenizer(folder_.path())->begin_token(), 7);
+  EXPECT_EQ(open_tokenizer(folder_.path())->begin_tokens(), Ids{7});
   WithoutTemplate();
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
 }
@@ -46,15 +46,15 @@ TEST_F(FilesBesideJson, SayWhatLlamasClassPutsAroundATexts) {
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);
-  EXPECT_EQ(OpenWith(config)->begin_token(), 7);
-  EXPECT_EQ(OpenWith(config)->end_token(), std::nullopt);
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});
+  EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{});
   config["add_bos_token"] = false;
   config["add_eos_token"] = true;
   EXPECT_EQ(OpenWith(config)->begins_texts(), false);
-  EXPECT_EQ(OpenWith(config)->begin_token(), 7);  // for who asks for it
-  EXPECT_EQ(OpenWith(config)->end_token(), 6);
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{7});  // for who asks for it
+  EXPECT_EQ(OpenWith(config)->end_tokens(), Ids{6});
   config["bos_token"] = {{"__type", "AddedToken"}, {"content", "a"}, {"normalized", true}};
-  EXPECT_EQ(OpenWith(config)->begin_token(), 0);
+  EXPECT_EQ(OpenWith(config)->begin_tokens(), Ids{0});
   WriteTokenizer(testing::ByteLevelJson());
   EXPECT_EQ(OpenWith({{"add_bos_token", false}})->begins_texts(), false);
 }

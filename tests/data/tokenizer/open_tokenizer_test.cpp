@@ -16,8 +16,8 @@ TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
   EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
   // Llama 3 has 256 special tokens behind the others.
   EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
-  EXPECT_EQ(tokenizer->begin_token(), 4);
-  EXPECT_EQ(tokenizer->end_token(), 5);
+  EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
+  EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
   EXPECT_EQ(tokenizer->encode("a<|eot_id|>"), (Ids{0, 4 + 9}));
 }
 
@@ -31,8 +31,8 @@ TEST(TiktokenTokenizer, HasThePatternAndTheSpecialTokensOfLlama4) {
   EXPECT_EQ(tiktoken_tokenizer(folder / "tokenizer.model", TiktokenModel::kLlama3)->encode("aAb"),
             (Ids{3, 2}));
   EXPECT_EQ(tokenizer->vocabulary(), 5 + 2048);
-  EXPECT_EQ(tokenizer->begin_token(), 5);
-  EXPECT_EQ(tokenizer->end_token(), 6);
+  EXPECT_EQ(tokenizer->begin_tokens(), Ids{5});
+  EXPECT_EQ(tokenizer->end_tokens(), Ids{6});
   EXPECT_EQ(tokenizer->encode("<|eot|><|patch|><|reasoning_thinking_end|>"),
             (Ids{5 + 8, 5 + 92, 5 + 1143}));
 }

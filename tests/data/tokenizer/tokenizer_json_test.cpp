@@ -113,9 +113,54 @@ TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
 }
 
 TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
-  EXPECT_EQ(Open(ByteLevelJson())->begin_token(), 7);
-  EXPECT_EQ(Open(ByteLevelJson())->end_token(), std::nullopt);
-  EXPECT_EQ(Open(ByteFallbackJson())->begin_token(), std::nullopt);
+  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
+  EXPECT_EQ(Open(ByteLevelJson())->end_tokens(), Ids{});
+  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
+}
+
+/// ByteLevelJson() with a template, which may have <t>: a name of two tokens.
+Json WithTemplate(Json single) {
+  Json json = ByteLevelJson();
+  json["post_processor"]["single"] = std::move(single);
+  json["post_processor"]["special_tokens"]["<t>"] = {
+      {"id", "<t>"}, {"ids", {6, 5}}, {"tokens", {"abc", "ab"}}};
+  return json;
+}
+
+Json TokenPiece(const char* name) {
+  return {{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
+}
+
+Json TextPiece() {
+  return {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+}
+
+TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
+  const auto tokenizer = Open(WithTemplate(
+      {TokenPiece("<s>"), TokenPiece("<t>"), TextPiece(), TokenPiece("<t>"), TokenPiece("<s>")}));
+  EXPECT_EQ(tokenizer->begin_tokens(), (Ids{7, 6, 5}));
+  EXPECT_EQ(tokenizer->end_tokens(), (Ids{6, 5, 7}));
+  EXPECT_EQ(tokenizer->begins_texts(), true);
+  Json json = WithTemplate(Json::array({TextPiece()}));
+  EXPECT_EQ(Open(json)->begins_texts(), false);
+  // A template that adds nothing leaves the text to the next.
+  json["post_processor"] = {
+      {"type", "Sequence"},
+      {"processors",
+       {json["post_processor"], WithTemplate({TextPiece(), TokenPiece("<s>")})["post_processor"]}}};
+  EXPECT_EQ(Open(json)->end_tokens(), Ids{7});
+}
+
+TEST(HuggingFaceTokenizer, RefusesATemplateWithoutTheTextOrWithMore) {
+  EXPECT_ERROR(Open(WithTemplate({TextPiece(), TokenPiece("<s>"), TextPiece()})),
+               R"("post_processor.single[2]" is)", "it must be the text, once");
+  EXPECT_ERROR(Open(WithTemplate(Json::array({TokenPiece("<s>")}))),
+               R"("post_processor.single" is)", "it must be a list with the text");
+  Json json = ByteLevelJson();
+  const Json step = json["post_processor"];
+  json["post_processor"] = {{"type", "Sequence"}, {"processors", {step, step}}};
+  EXPECT_ERROR(Open(json), R"("post_processor.processors[1]" is)",
+               "it must be the only template with tokens");
 }
 
 TEST(HuggingFaceTokenizer, ServesSeveralThreads) {

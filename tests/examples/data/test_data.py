@@ -4,6 +4,7 @@ import random
 import unittest
 
 import programs
+import tokenizers_of_kinds as kinds
 
 
 class Data(programs.InFolder):
@@ -156,9 +157,9 @@ class Prompts(LossesOfTransformers):
     def text(self, least, most):
         return "".join(chr(self.rng.randrange(32, 127)) for _ in range(self.rng.randint(least, most)))
 
-    def rows(self, pairs, begin=()):
+    def rows(self, pairs, begin=(), end=(END,)):
         for prompt, completion in pairs:
-            tokens = [*begin, *prompt.encode(), *completion.encode(), self.END][:17]
+            tokens = [*begin, *prompt.encode(), *completion.encode(), *end][:17]
             known = max(len(begin) + len(prompt), 1)
             yield [(token, target if i >= known else None)
                    for i, (token, target) in enumerate(zip(tokens, tokens[1:]), start=1)]
@@ -195,6 +196,14 @@ class Prompts(LossesOfTransformers):
         want = own_loss(model, self.rows(pairs, begin=[1]))
         self.assert_close(self.losses([*flags, "--truncate"], 2, 2)[:1], [want])
         self.refuse([*flags, "--seq", 16, "--batch", 12], "p.jsonl:", "a sequence and its last target have 17")
+
+    def test_begin_and_end_with_all_tokens_of_the_template(self):
+        model = self.model(programs.SMALL)
+        tokenizer = self.folder / "letters.json"
+        kinds.of_letters("<1> <2> $A <3> <4>").save(str(tokenizer))
+        pairs = [(self.text(0, 7), self.text(1, 6)) for _ in range(12)]
+        flags = ["--jsonl", self.write_lines(pairs), "--tokenizer", tokenizer]
+        self.check(flags, own_loss(model, self.rows(pairs, begin=[1, 2], end=[3, 4])))
 
     def test_begin_alike_however_the_tokenizer_is_named(self):
         import shutil

@@ -144,6 +144,19 @@ class Tokenize(programs.WithSharedFolder):
         programs.succeed(self.command(path, tokenizer=self.folder))
         self.expect([["some text"]], end=[7])
 
+    def test_documents_begin_and_end_with_all_tokens_of_the_template(self):
+        tokenizer = kinds.of_letters("<1> <2> $A <3> <4> <3>")
+        path = self.folder / "letters.json"
+        tokenizer.save(str(path))
+        docs = ["ab c", "d", "<1> e"]
+        flags = ["--bos", self.write("a.jsonl", self.lines(docs))]
+        programs.succeed(self.command(*flags, tokenizer=path))
+        whole = [token for doc in docs for token in tokenizer.encode(doc).ids]
+        self.assertEqual(numpy.fromfile(self.out.with_name("t_000000.bin"), "<u2", offset=1024).tolist(), whole)
+        self.assertIn("which were there", programs.succeed(self.command(*flags, tokenizer=path)).stdout)
+        done = programs.run(self.command(*flags, "--eos-token", 3, tokenizer=path))
+        self.assertIn('"end_token" is 3', done.stderr)
+
     def test_goes_on_after_it_was_killed(self):
         docs = self.documents(2500)
         half = len(docs) // 2

@@ -11,7 +11,8 @@ import unittest
 import programs
 import tokenizers_of_kinds as kinds
 
-SHORT = [b"", b" ", b"a", b"  a", b" \n ", b"<s>", b"a<s> b</s>", "\u00e9".encode(), b"\xe2\x82"]
+SHORT = [b"", b" ", b"a", b"  a", b" \n ", b"<s>", b"a<s> b</s>", "\u00e9".encode(), b"\xe2\x82",
+         "".join(map(chr, range(0x800))).encode(), "\u00b2\u00b3\u00b9\u00bc\u00bd\u00be12 \u0660 3".encode() * 3]
 
 
 class Comparison(programs.WithSharedFolder):
@@ -75,6 +76,9 @@ class TrainedHere(Comparison):
 
     def test_steps_that_no_kind_has(self):
         self.compare_kind("digits")
+
+    def test_steps_behind_bytes(self):
+        self.compare_kind("behind_bytes")
 
 
 class OfModels(Comparison):

@@ -96,14 +96,14 @@ TEST(ParseConfig, TakesNullKeyValueHeadsForThoseOfTheQueries) {
 TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
   const tessera::testing::TemporaryFolder dir;
   const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
-  EXPECT_FALSE(read(Valid()).begin);
+  EXPECT_TRUE(read(Valid()).begin.empty());
   EXPECT_TRUE(read(Valid()).end.empty());
   Json json = With("bos_token_id", 1);
   json["eos_token_id"] = 2;
-  EXPECT_EQ(read(json).begin, 1);
+  EXPECT_EQ(read(json).begin, std::vector<std::int64_t>{1});
   EXPECT_EQ(read(json).end, std::vector<std::int64_t>{2});
   tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 99]})");
-  EXPECT_EQ(read(json).begin, 1);
+  EXPECT_EQ(read(json).begin, std::vector<std::int64_t>{1});
   EXPECT_EQ(read(json).end, (std::vector<std::int64_t>{3, 99}));
   tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 100]})");
   EXPECT_ERROR(read(json), "generation_config.json: \"eos_token_id\" is [3,100]",

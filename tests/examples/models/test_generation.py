@@ -9,6 +9,7 @@ import unittest
 import architectures
 import fake_cuda
 import programs
+import tokenizers_of_kinds as kinds
 
 COUNT = 40
 PROMPTS = ["The shell", "A", "Another prompt that is longer"]
@@ -197,6 +198,25 @@ class Generation(programs.InFolder):
                 ours = json.loads(done.stdout)
                 self.assertEqual(ours["tokens"], len(text) - 1)
                 self.assertAlmostEqual(ours["perplexity"] / theirs, 1, delta=1e-4)
+
+    def test_texts_begin_with_all_tokens_of_the_template(self):
+        import torch
+        folder, model = self.make("llama1")
+        tokenizer = kinds.of_letters("<1> <2> $A <3>")
+        tokenizer.save(str(folder / "tokenizer.json"))
+        text = "some text of letters"
+        begun = tokenizer.encode(text).ids[:-1]
+        self.assertEqual(texts(["--model", folder, "--prompt", text, *GREEDY])[0][0], greedy_tokens(model, bytes(begun).decode()))
+        file = self.folder / "text"
+        file.write_text(text)
+        done = generate(["--model", folder, "--perplexity", file, "--json"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        ids = torch.tensor([begun])
+        with torch.no_grad():
+            want = model(ids, labels=ids).loss.exp().item()
+        ours = json.loads(done.stdout)
+        self.assertEqual(ours["tokens"], len(begun) - 1)
+        self.assertAlmostEqual(ours["perplexity"] / want, 1, delta=1e-4)
 
     @unittest.skipUnless(fake_cuda.LIBRARY.exists(), "built without CUDA's headers")
     def test_computes_on_the_device_alone(self):
