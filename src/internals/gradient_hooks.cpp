@@ -31,14 +31,19 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-/// `hook` if it is a T. libtorch exports the types of neither T, so that dynamic_cast does not
-/// link; what is to be read of an object is its type's mangled name.
+// libtorch does not export what the compiler knows of the classes of its hooks. So dynamic_cast to
+// them does not link, nor the check of a cast or an access that a sanitizer adds; what an object
+// itself says is its class's mangled name.
+#define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
+
+/// `hook` if it is a T.
 template <class T>
-const T* hook_cast(const FunctionPreHook& hook, std::string_view mangled) {
+TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
+                                              std::string_view mangled) {
   return typeid(hook).name() == mangled ? static_cast<const T*>(&hook) : nullptr;
 }
 
-bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
+TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreHook>& hook) {
   const auto* list = hook_cast<torch::autograd::CppFunctionTensorPreHook>(
       *hook, "N5torch8autograd24CppFunctionTensorPreHookE");
   if (list != nullptr) {
