@@ -16,7 +16,8 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Of a unit's smallest gradient, which is kept: as much as a norm's weight or a bias has.
+/// A unit keeps its smallest gradient if it has no more elements: a norm's weight or a bias has
+/// fewer.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace

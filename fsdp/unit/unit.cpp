@@ -202,7 +202,8 @@ void Unit::begin_iteration() {
 
 // Forward.
 
-/// Of the training forward before this one, whose loss has been computed. Once: it may be meant.
+/// The rows are those of the previous training forward: by now the program has computed its loss,
+/// and may have weighed it. Warns once, since the program may mean it so.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();

@@ -39,7 +39,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
   CommContext& comm_context() { return groups_.comm_context(); }
-  /// Of the root's model; while no root is known, this one alone.
+  /// All units of the root's model. While no root is known: this one alone.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether a root is known, and is another.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }

@@ -12,8 +12,8 @@ namespace llama {
 /// read_special_tokens() of a folder with a config.json; none of another, or of "".
 SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 
-/// The tokens that end a document in training data: the tokenizer's end_tokens(), or else the first
-/// of the model's; none where neither has any. `tokenizer` may be nullptr.
+/// The tokens that end a document in training data: the tokenizer's end_tokens(). If it has
+/// none, the model's first one; if the model has none either, empty. `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
 

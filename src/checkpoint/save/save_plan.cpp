@@ -27,12 +27,17 @@ constexpr int kWeightsFile = 1;
 constexpr int kOptimizerFile = 2;
 
 std::vector<Box> boxes_at(const at::Tensor& tensor, const Sizes& coordinate) {
-  const Sizes sizes = tensor.sizes().vec();
-  const Sizes zeros(sizes.size(), 0);
   if (tessera::is_distributed(tensor)) {
-    return owned_boxes(*sharding_spec(tensor).layout, sizes, coordinate);
+    return owned_boxes(*sharding_spec(tensor).layout, tensor.sizes().vec(), coordinate);
   }
-  return tensor.numel() == 0 ? std::vector<Box>{} : std::vector<Box>{{zeros, zeros, sizes}};
+  std::vector<Box> boxes;
+  if (tensor.numel() != 0) {
+    Box& whole = boxes.emplace_back();
+    whole.sizes = tensor.sizes().vec();
+    whole.global_offset.assign(whole.sizes.size(), 0);
+    whole.local_offset = whole.global_offset;
+  }
+  return boxes;
 }
 
 /// Whether `next` goes on where `chunk` ends.

@@ -12,8 +12,8 @@
 namespace tessera::comm {
 namespace {
 
-/// "rank 2 of 4: "; nothing of one rank alone, under tessera-run, which shows whose line it is, and
-/// of a launcher's variables that are wrong.
+/// "rank 2 of 4: ". Empty for one rank alone, under tessera-run, which shows whose line it is, and
+/// where the launcher's variables are wrong.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);

@@ -13,7 +13,7 @@ namespace {
 
 using chat::Json;
 
-/// Of a line.
+/// What a line of a file holds.
 struct Chat {
   Json messages;
   Json tools;

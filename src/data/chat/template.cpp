@@ -807,7 +807,7 @@ class StatementParser {
     };
   }
 
-  /// Of a namespace.
+  /// Reads "set name.field = value", where `name` is a namespace.
   static Statement field_assignment(const std::string& name, Tokens& tokens) {
     const int line = tokens.line();
     const std::string field = tokens.name();

@@ -79,7 +79,7 @@ std::optional<CodeSet> named_set(char kind, bool in_class) {
 
 }  // namespace
 
-/// Of a class: a character, which may begin a range, or a set.
+/// An element of a class: a character, which may begin a range, or a set.
 struct ClassReader::Item {
   CodeSet set;
   std::optional<char32_t> character;

@@ -3,7 +3,7 @@
 namespace tessera::data {
 namespace {
 
-/// Of a template's list: those that "special_tokens" has by this name.
+/// Adds the ids that "special_tokens" has by this name.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {

@@ -57,11 +57,13 @@ bool PlaceholderGradient::run(const c10::OperatorHandle&, torch::jit::Stack&) {
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderGradient::shallow_copy_and_detach(
     const c10::VariableVersion&, bool) const {
   refuse();
+  return nullptr;  // g++ warns without: it does not believe that a virtual function never returns
 }
 
 c10::intrusive_ptr<c10::TensorImpl> PlaceholderGradient::shallow_copy_and_detach(
     c10::VariableVersion&&, bool) const {
   refuse();
+  return nullptr;
 }
 
 PlaceholderGradient* placeholder(const at::Tensor& gradient) {

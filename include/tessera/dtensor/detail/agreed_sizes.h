@@ -11,11 +11,11 @@
 
 namespace tessera::detail {
 
-/// The global sizes of a tensor of which each rank of `mesh` has the part `local` by `placements`,
-/// of which a Shard is in range and none is strided. The ranks tell each other the sizes of theirs,
-/// between the hosts, unless none is sharded. Throws Error, on every rank, if the parts are not
-/// those that torch.chunk makes. `what` takes them. Collective, but for meta tensors, whose shards
-/// count as even.
+/// The global sizes of a tensor of which each rank of `mesh` has the part `local` by `placements`.
+/// Each Shard must name a dimension of `local`; none may be strided. If any is sharded, the ranks
+/// tell each other the sizes of their parts, between the hosts. Throws Error, on every rank, if the
+/// parts are not those that torch.chunk makes. `what` takes them. Collective, but for meta tensors,
+/// whose shards count as even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 

@@ -44,7 +44,7 @@ enum class Equality : std::uint8_t {
   kRounded,
 };
 
-/// Of the bytes of a plain tensor, in the order of its elements; 0 for one without values.
+/// Hashes the bytes of a plain tensor, in the order of its elements. 0 for a tensor without values.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
 /// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,

@@ -9,7 +9,7 @@ namespace tessera::nn {
 /// on it throws Error with the reason, but those that run() does.
 class PlaceholderGradient : public c10::TensorImpl {
  public:
-  /// Of the sizes, type and device of `parameter`.
+  /// Has the sizes, type and device of `parameter`.
   explicit PlaceholderGradient(const at::Tensor& parameter);
 
   [[noreturn]] virtual void refuse() const = 0;
