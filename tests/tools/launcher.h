@@ -57,7 +57,7 @@ Result RunShell(int ranks, const std::string& script, const Launcher::Variables&
 /// The same, where the ranks begin the script at one time.
 Result RunTogether(int ranks, const std::string& script);
 
-/// Waits until the file exists; fails the test after 30 s.
+/// Waits until the file exists, which it does before it is written; fails the test after 30 s.
 void WaitForFile(const std::string& path);
 
 /// The value of `NAME=value` in a text of such lines, or "(none)".

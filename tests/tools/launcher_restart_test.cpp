@@ -76,8 +76,9 @@ TEST_F(LauncherRestart, IsNotForAJobThatWasStopped) {
 }
 
 TEST_F(LauncherRestart, IsNotForALauncherThatIsToldToStop) {
-  Launcher launcher(Job(2, "sleep 1000"));
-  WaitForFile(starts());
+  const std::string up = (folder_ / "up").string();
+  Launcher launcher(Job(2, "[ $RANK = 1 ] || touch '" + up + "'; sleep 1000"));
+  WaitForFile(up);
   kill(launcher.pid(), SIGTERM);
   EXPECT_EQ(launcher.wait().code, 128 + SIGTERM);
   EXPECT_EQ(CountStarts(), 1);
