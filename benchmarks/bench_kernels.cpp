@@ -18,7 +18,6 @@
 #include <ATen/ops/silu.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,6 +28,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/internals/detail/devices.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace {
@@ -48,7 +48,7 @@ struct Sizes {
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
+  const c10::Stream stream = detail::current_stream(device);
   c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
       end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   call();

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/internals/detail/carried_slot.h"
 
 namespace tessera::fsdp {
 

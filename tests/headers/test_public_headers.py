@@ -29,9 +29,9 @@ class PublicHeaders(unittest.TestCase):
         found = {header: inner for header in public_headers()
                  if (inner := {name for name in includes(header) if "/detail/" in name})}
         self.assertEqual(found, {"tessera/checkpoint/safetensors.h": {"tessera/core/detail/input_file.h"},
-                                 "tessera/dtensor/operator_mode.h": {"tessera/comm/detail/carried_scope.h"},
-                                 "tessera/dtensor/strict_scope.h": {"tessera/comm/detail/carried_scope.h"},
-                                 "tessera/observe/module_watch.h": {"tessera/comm/detail/carried_scope.h"},
+                                 "tessera/dtensor/operator_mode.h": {"tessera/internals/detail/carried_slot.h"},
+                                 "tessera/dtensor/strict_scope.h": {"tessera/internals/detail/carried_slot.h"},
+                                 "tessera/observe/module_watch.h": {"tessera/internals/detail/carried_slot.h"},
                                  "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h"},

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/key_scopes.h"
 
 namespace tessera {
 
@@ -42,7 +42,7 @@ class OperatorModeScope {
 
  private:
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  detail::IncludeKeys guard_;
 };
 
 /// While it exists, operators of this thread go to no mode. For what a library does beside the

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/internals/detail/carried_slot.h"
 
 namespace tessera {
 

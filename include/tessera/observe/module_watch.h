@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/internals/detail/carried_slot.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::observe {

@@ -1,13 +1,13 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+
+#include "tessera/internals/detail/c10d_store.h"
 
 namespace tessera::comm {
 
@@ -16,7 +16,7 @@ namespace tessera::comm {
 /// its own talks to the store, and no call here takes longer than a second. Thread safe.
 class RemotePeers {
  public:
-  explicit RemotePeers(c10::intrusive_ptr<c10d::Store> store);
+  explicit RemotePeers(detail::StorePtr store);
   RemotePeers(const RemotePeers&) = delete;
   RemotePeers& operator=(const RemotePeers&) = delete;
   ~RemotePeers();
@@ -44,7 +44,7 @@ class RemotePeers {
   std::chrono::seconds silent_for() const;
 
  private:
-  using Request = std::function<void(c10d::Store&)>;
+  using Request = std::function<void(detail::Store&)>;
   struct State;
 
   static void serve(const std::shared_ptr<State>& state);

@@ -11,6 +11,7 @@
 
 #include "dispatch/rank_state.h"
 #include "redistribute/redistribute.h"
+#include "tessera/internals/detail/wrapped_number.h"
 
 namespace tessera::detail {
 
@@ -29,7 +30,7 @@ CallKey::NumberType CallKey::type_of(const c10::IValue& value) {
 /// The value of any other tensor is data: reading it could wait for a GPU, and a plan may not
 /// depend on it.
 CallKey::NumberType CallKey::type_of(const at::Tensor& tensor) {
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) {
+  if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;
   }
   switch (tensor.scalar_type()) {
@@ -58,8 +59,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
   }
-  const auto wrapped =
-      static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const auto wrapped = static_cast<std::uint64_t>(is_wrapped_number(tensor));
   const auto meta = static_cast<std::uint64_t>(tensor.is_meta());
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,

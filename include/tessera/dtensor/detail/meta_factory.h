@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "tessera/internals/detail/key_scopes.h"
 
 namespace tessera::detail {
 
@@ -16,7 +16,7 @@ class MetaFactoryGuard {
  private:
   bool outer_;
   /// Sends operators without distributed tensors to the fallback as well.
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  IncludeKeys guard_;
 };
 
 /// Whether this thread is inside such a scope.

@@ -2,11 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "tessera/internals/detail/key_scopes.h"
 
 namespace tessera::kernels {
 
@@ -38,7 +39,7 @@ class FakeMode {
   ~FakeMode();
 
  private:
-  c10::impl::IncludeDispatchKeyGuard included_;
+  tessera::detail::IncludeKeys included_;
 };
 
 /// Whether the calling thread is in a FakeMode.

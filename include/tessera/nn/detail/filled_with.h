@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::nn::detail {
@@ -12,8 +13,8 @@ namespace tessera::nn::detail {
 struct FilledWith {
   struct Fill {
     std::uint64_t seed = 0;
-    const c10::TensorImpl* tensor = nullptr;  ///< that was filled
-    std::uint64_t version = 0;                ///< then: a later write makes other values
+    tessera::detail::TensorIdentity tensor = nullptr;  ///< that was filled
+    std::uint64_t version = 0;                         ///< then: a later write makes other values
   };
   std::unordered_map<const ParameterSlot*, Fill> fills;
 };

@@ -3,6 +3,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
@@ -30,7 +31,7 @@ class HeldPart::Maker {
   std::shared_ptr<ModuleBase> part_of(const std::shared_ptr<torch::nn::Module>& module);
 
   std::unordered_map<const torch::nn::Module*, std::shared_ptr<ModuleBase>> parts_;
-  std::unordered_map<const c10::TensorImpl*, SlotPtr> slots_;
+  std::unordered_map<tessera::detail::TensorIdentity, SlotPtr> slots_;
 };
 
 }  // namespace tessera::nn
