@@ -3,7 +3,9 @@
 #include <cstdint>
 
 #include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// While it exists, on this thread, communication that the program does not ask for throws Error:
@@ -49,3 +51,4 @@ bool plain_tensors_are_replicated();
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera
+TESSERA_API_END

@@ -14,7 +14,9 @@
 #include "forms/form.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// How a call is run. Decided by plan_call from what is in the call's key; the switch in
@@ -139,3 +141,4 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 void count_implicit_redistribution();
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -14,9 +14,11 @@
 #include "tessera/comm/detail/carried_scope.h"
 #include "tessera/dtensor/detail/random_dispatch_key.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Where the elements of a local tensor are in the tensor that one rank would have.
@@ -154,3 +156,4 @@ class RandomRegionScope {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

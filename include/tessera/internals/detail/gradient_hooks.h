@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 enum class OwnHook : std::uint8_t {
@@ -33,3 +36,4 @@ enum class BackwardCode : std::uint8_t {
 BackwardCode backward_code();
 
 }  // namespace tessera::detail
+TESSERA_API_END
