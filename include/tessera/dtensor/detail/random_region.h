@@ -122,7 +122,7 @@ const RandomRegionPtr& random_region();
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank
 /// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
-/// in the formulas of backward, but not where a hook of the program may run.
+/// in the formulas of backward, but not where a hook or a function of the program may run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
