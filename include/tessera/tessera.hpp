@@ -53,6 +53,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/dtensor/visualize.h"
+#include "tessera/export.h"
 #include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/forward_method.h"
@@ -119,3 +120,4 @@
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
 #include "tessera/tensor_parallel/style_helpers.h"
+#include "tessera/version.h"

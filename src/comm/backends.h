@@ -11,8 +11,10 @@
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A group of one rank: every collective is a copy, or nothing.
@@ -56,3 +58,4 @@ inline WorkPtr done_work() {
 }
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

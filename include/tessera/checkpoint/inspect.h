@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 // Sharded checkpoints seen from outside, without ranks and without loading a tensor.
@@ -35,3 +38,4 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const Progress& progress = {});
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -9,8 +9,10 @@
 
 #include "tessera/core/layout.h"
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How a tensor is distributed: on which mesh, and with which layout.
@@ -167,3 +169,4 @@ std::string local_to_string(const DistributedTensor& tensor);
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/carried_slot.h"
 #include "tessera/internals/detail/key_scopes.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Intercepts operators between autograd and their kernels, on one thread and in the backwards that
@@ -59,3 +61,4 @@ class OperatorModePause {
 OperatorMode* active_operator_mode();
 
 }  // namespace tessera
+TESSERA_API_END

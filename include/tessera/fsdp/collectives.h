@@ -8,8 +8,10 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// Gathers a unit's packed parameters: output (ranks, n) = all ranks' inputs (n), in the type of
@@ -98,3 +100,4 @@ void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 void share_context(const std::vector<nn::ModuleBase*>& roots);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

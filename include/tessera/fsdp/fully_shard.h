@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// What is computed and communicated in which type. Sharded parameters, their gradients and the
@@ -270,3 +272,4 @@ void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBa
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

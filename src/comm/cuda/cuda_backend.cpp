@@ -10,11 +10,12 @@
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/version.h"
 
 namespace tessera::comm {
 namespace {
 
-constexpr auto kLibrary = "libtessera_cuda.so";
+constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
 /// Beside the library that holds this function, wherever that is installed.
 std::string library_path() {

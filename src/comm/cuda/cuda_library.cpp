@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "cuda/cuda_backend.h"
+#include "tessera/export.h"
 
 #include "tessera/internals/detail/c10d_nccl.h"
 #include "tessera/internals/detail/cuda_presence.h"
@@ -35,6 +36,6 @@ constexpr CudaBackend kBackend{device_count,           set_device,          vers
 }  // namespace
 }  // namespace tessera::comm
 
-extern "C" const tessera::comm::CudaBackend* tessera_cuda_backend() {
+extern "C" TESSERA_API const tessera::comm::CudaBackend* tessera_cuda_backend() {
   return &tessera::comm::kBackend;
 }

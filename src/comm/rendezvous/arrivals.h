@@ -5,9 +5,11 @@
 
 #include "rendezvous/job_variables.h"
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_store.h"
 #include "watch/record_memory.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A rank that has come to the rendezvous.
@@ -31,3 +33,4 @@ bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

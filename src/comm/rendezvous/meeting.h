@@ -3,8 +3,10 @@
 #include <string>
 
 #include "group_info.h"
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// Returns when all ranks of a group have called it. `store` is of this meeting alone. A set-up
@@ -25,3 +27,4 @@ std::string value_from(detail::Store& store, const GroupInfo& group, int from,
                        const std::string& key);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// What the ranks of a job tell those on other hosts, through a connection to the job's store that
@@ -56,3 +58,4 @@ class RemotePeers {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -60,9 +60,6 @@ void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
   check_rows_together(call);
   const comm::CallerScope caller(call.info.name);
-  if (call.plan.compares_plain) [[unlikely]] {
-    compare_plain(call);
-  }
   if (call.plan.moves) {
     count_implicit_redistribution();
   }

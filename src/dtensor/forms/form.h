@@ -9,7 +9,9 @@
 
 #include "dispatch/operator_info.h"
 #include "plan/bound_call.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 struct PlannedCall;
@@ -56,3 +58,4 @@ std::span<const Form> cross_entropy_forms();
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -4,6 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Bounds on what a document may cost while it is parsed. The defaults fit an index of weights.
@@ -19,3 +22,4 @@ struct JsonLimits {
 nlohmann::json parse_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera::detail
+TESSERA_API_END

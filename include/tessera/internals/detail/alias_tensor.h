@@ -9,6 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// `allows_change`: whether set_data, resize_ and the like may be called on the alias.
@@ -31,3 +34,4 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -10,6 +10,9 @@
 
 #include <array>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Of the CPU and of CUDA, which the library computes on.
@@ -22,3 +25,4 @@ AutocastState autocast_state();
 void set_autocast_state(const AutocastState& state);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -11,6 +11,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// As Tensor::name() tells then.
@@ -24,3 +27,4 @@ bool is_trainable_leaf(const c10::TensorImpl& impl);
 const at::TensorBase& viewed_by(const at::TensorBase& tensor);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -10,9 +10,11 @@
 #include <chrono>
 #include <string>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_group.h"
 #include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 struct GlooPlace {
@@ -27,3 +29,4 @@ struct GlooPlace {
 GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 
 }  // namespace tessera::detail
+TESSERA_API_END

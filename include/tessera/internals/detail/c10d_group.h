@@ -13,6 +13,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 using Group = c10d::Backend;
@@ -42,3 +45,4 @@ GroupWorkPtr start_broadcast(Group& group, const at::Tensor& tensor, int root);
 GroupWorkPtr start_barrier(Group& group);
 
 }  // namespace tessera::detail
+TESSERA_API_END

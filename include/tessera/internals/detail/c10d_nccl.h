@@ -18,9 +18,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/c10d_group.h"
 #include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 using NcclProcessGroup = c10d::ProcessGroupNCCL;
@@ -76,3 +78,4 @@ inline std::string nccl_record() {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -14,6 +14,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 using c10d::Store;
@@ -37,3 +40,4 @@ struct TcpStore {
 StorePtr connect_store(const TcpStore& where);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -14,6 +14,9 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What is carried; each is a kind of debug info.
@@ -54,3 +57,4 @@ class CarriedScope {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -20,8 +20,12 @@
 #include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 namespace composite = at::compositeimplicitautograd;
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -9,6 +9,9 @@
 
 #include <c10/core/Allocator.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 c10::Allocator* cpu_allocator();
@@ -16,3 +19,4 @@ c10::Allocator* cpu_allocator();
 void set_cpu_allocator(c10::Allocator* allocator);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -8,6 +8,9 @@
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 inline bool is_captured() {
@@ -15,3 +18,4 @@ inline bool is_captured() {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -9,6 +9,9 @@
 
 #include <optional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 bool has_found_cuda();
@@ -21,3 +24,4 @@ struct CudnnVersions {
 std::optional<CudnnVersions> cudnn_versions();
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -12,6 +12,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// That this thread uses.
@@ -33,3 +36,4 @@ std::int64_t memory_capacity(c10::Device device);
 void empty_cache(c10::DeviceType type);
 
 }  // namespace tessera::detail
+TESSERA_API_END

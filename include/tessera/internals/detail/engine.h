@@ -14,9 +14,11 @@
 #include <functional>
 #include <memory>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/graph_node.h"
 #include "tessera/internals/detail/saved_tensor.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// A call of libtorch's engine: what to compute (see torch::autograd::Engine::execute).
@@ -55,3 +57,4 @@ class AnsweringEngine : public torch::autograd::Engine {
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail
+TESSERA_API_END

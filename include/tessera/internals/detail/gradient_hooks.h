@@ -1,7 +1,8 @@
 // Hooks on gradients that are the library's own, told from those of the program; and the hooks of a
 // tensor, to call them or to take them along. libtorch keeps both kinds in one list of functions,
 // shows it to nobody, and says of the code that runs in a backward only for which node it runs: not
-// whether it is the node's formula or a hook.
+// whether it is the node's formula or a hook. Of nodes those are the program's that
+// torch::autograd::Function makes, in C++ or Python; the library's own among them count as such.
 //
 // No version differs. Whether a hook is of C++ is told by its class's mangled name: libtorch does
 // not export what dynamic_cast needs.
@@ -14,6 +15,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 enum class OwnHook : std::uint8_t {
@@ -30,9 +34,9 @@ void add_own_hook(const at::Tensor& tensor, OwnHook what,
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,           ///< this thread runs no backward
-  kFormula,        ///< autograd's, or a hook of the library
-  kFormulaOrHook,  ///< of a node that has hooks of the program
+  kNone,              ///< this thread runs no backward
+  kFormula,           ///< autograd's, or the library's
+  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is a Function of its own
 };
 
 /// What runs on this thread.
@@ -51,3 +55,4 @@ void call_hook_after_grad(const at::Tensor& leaf);
 void move_hooks(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -17,6 +17,9 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 using torch::autograd::Edge;
@@ -92,3 +95,4 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

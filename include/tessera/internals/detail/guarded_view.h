@@ -9,6 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// libtorch refuses to change it in place: its node would be lost, and `tensor` would have new
@@ -16,3 +19,4 @@ namespace tessera::detail {
 at::Tensor guarded_view(const at::Tensor& tensor);
 
 }  // namespace tessera::detail
+TESSERA_API_END

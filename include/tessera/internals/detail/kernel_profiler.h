@@ -8,6 +8,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// One at a time in a process, Python's included.
@@ -20,3 +23,4 @@ void drop_profile();
 void save_profile(const std::string& file);
 
 }  // namespace tessera::detail
+TESSERA_API_END

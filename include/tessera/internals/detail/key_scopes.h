@@ -11,6 +11,9 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// While one exists, operators on this thread go to a key that their tensors lack.
@@ -38,3 +41,4 @@ inline bool is_below_autograd() {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -12,8 +12,10 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/graph_node.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Has the leaf as `variable`.
@@ -39,3 +41,4 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

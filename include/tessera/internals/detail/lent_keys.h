@@ -11,12 +11,15 @@
 
 #include <c10/core/DispatchKey.h>
 
+#include "tessera/export.h"
+
 // As TORCH_LIBRARY_IMPL takes them.
 #define TESSERA_DISTRIBUTED_KEY Fake
 #define TESSERA_RANDOM_KEY DeferredInit
 #define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
 #define TESSERA_PLACEHOLDER_KEY TESTING_ONLY_GenericWrapper
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Of distributed tensors: below autograd, which sees one ordinary tensor, and above the backends.
@@ -33,3 +36,4 @@ inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
 }  // namespace tessera::detail
+TESSERA_API_END

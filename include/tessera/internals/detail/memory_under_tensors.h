@@ -14,6 +14,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// `storage` has this memory now; what it had goes.
@@ -33,3 +36,4 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 }  // namespace tessera::detail
+TESSERA_API_END

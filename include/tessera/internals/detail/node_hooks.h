@@ -8,11 +8,14 @@
 
 #include <functional>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/graph_node.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Both run on the thread on which the node does; gradients pass as they are.
 void watch_node(Node& node, std::function<void()> before, std::function<void()> after);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -12,6 +12,9 @@
 
 #include <utility>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 class PlaceholderTensor : public c10::TensorImpl {
@@ -35,3 +38,4 @@ at::Tensor make_placeholder(Arguments&&... arguments) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -8,6 +8,9 @@
 // Canary: QuietLogCanary.
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// While one exists, what is noise is held back and all else is shown. TORCH_CPP_LOG_LEVEL, if it
@@ -24,3 +27,4 @@ class QuietLog {
 void read_log_level();
 
 }  // namespace tessera::detail
+TESSERA_API_END

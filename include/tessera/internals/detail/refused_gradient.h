@@ -9,8 +9,12 @@
 
 #include <torch/library.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 torch::CppFunction refuse_gradient();
 
 }  // namespace tessera::detail
+TESSERA_API_END

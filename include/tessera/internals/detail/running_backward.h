@@ -11,6 +11,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// One number for each backward of the process; -1 outside of any.
@@ -29,3 +32,4 @@ std::optional<std::uint64_t> origin_of_running_node();
 void queue_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -13,6 +13,9 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 using torch::autograd::SavedVariable;
@@ -21,3 +24,4 @@ using torch::autograd::SavedVariable;
 using torch::autograd::SavedVariableHooks;
 
 }  // namespace tessera::detail
+TESSERA_API_END

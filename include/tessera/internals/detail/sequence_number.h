@@ -11,6 +11,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Of the node that this thread makes next.
@@ -23,3 +26,4 @@ inline std::uint64_t take_sequence_number() {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

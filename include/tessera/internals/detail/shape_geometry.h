@@ -11,6 +11,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 struct ShapeGeometry {
@@ -26,3 +29,4 @@ struct ShapeGeometry {
 ShapeGeometry shape_geometry(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -12,6 +12,9 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 struct Convolution {
@@ -33,3 +36,4 @@ std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tenso
 at::Tensor meta_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
 
 }  // namespace tessera::detail
+TESSERA_API_END

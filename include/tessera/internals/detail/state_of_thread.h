@@ -9,6 +9,9 @@
 
 #include <ATen/ThreadLocalState.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Of the thread that makes it.
@@ -17,3 +20,4 @@ using StateOfThread = at::ThreadLocalState;
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 }  // namespace tessera::detail
+TESSERA_API_END

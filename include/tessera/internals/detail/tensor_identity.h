@@ -8,6 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Equal for handles of one tensor as long as one of them lives.
@@ -43,3 +46,4 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

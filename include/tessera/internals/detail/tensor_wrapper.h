@@ -17,9 +17,11 @@
 #include <typeinfo>
 #include <utility>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/shape_geometry.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 class TensorWrapper : public c10::TensorImpl {
@@ -158,3 +160,4 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 void replay_views();
 
 }  // namespace tessera::detail
+TESSERA_API_END

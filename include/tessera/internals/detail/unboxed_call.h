@@ -10,6 +10,9 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/stack.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What an operator of this type has left on the stack.
@@ -19,3 +22,4 @@ Result take_result(torch::jit::Stack& stack) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -11,6 +11,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// False for a tensor made in inference mode.
@@ -35,3 +38,4 @@ inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -8,6 +8,9 @@
 
 #include <ATen/core/TensorBase.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 inline bool is_wrapped_number(const at::TensorBase& tensor) {
@@ -19,3 +22,4 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 }
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/key_scopes.h"
 
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// An operator that a FakeMode has run without its values.
@@ -48,3 +50,4 @@ bool in_fake_mode();
 c10::DeviceType fake_device();
 
 }  // namespace tessera::kernels
+TESSERA_API_END

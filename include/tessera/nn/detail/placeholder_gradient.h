@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/placeholder_tensor.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A tensor that stands in `.grad` of a parameter of which no gradient can be read. Every operator
@@ -20,3 +22,4 @@ class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
 PlaceholderGradient* placeholder(const at::Tensor& gradient);
 
 }  // namespace tessera::nn
+TESSERA_API_END

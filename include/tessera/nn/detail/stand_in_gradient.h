@@ -3,6 +3,9 @@
 #include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/leaf_node.h"
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 using tessera::detail::BackwardCall;
@@ -23,3 +26,4 @@ class StandInGradient : public tessera::detail::LeafNode {
 void ask_stand_ins();
 
 }  // namespace tessera::nn
+TESSERA_API_END
