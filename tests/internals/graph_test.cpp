@@ -133,8 +133,8 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
 }
 
 /// Says when it runs.
-struct Noting final : Identity {
-  Noting(std::uint64_t number, std::string* to, char what)
+struct Ordered final : Identity {
+  Ordered(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}
   variable_list apply(variable_list&& gradients) override {
     *order += who;
@@ -152,7 +152,7 @@ TEST(SequenceNumberCanary, DecidesWhichOfTheReadyNodesRuns) {
   at::Tensor sum;
   for (const auto& [number, name] : {std::pair(early, 'e'), std::pair(late, 'l')}) {
     const at::Tensor y = at::ones({2});
-    const auto node = make_node<Noting>(number, &order, name);
+    const auto node = make_node<Ordered>(number, &order, name);
     set_inputs(*node, x);
     set_node(y, node);
     sum = sum.defined() ? y + sum : y;
@@ -197,7 +197,7 @@ TEST(RunningBackwardCanary, IsKnownByItsNumberAndNode) {
   EXPECT_EQ(running_node(), "");
   EXPECT_EQ(origin_of_running_node(), std::nullopt);
   const at::Tensor x = leaf();
-  const at::Tensor y = x * 2;
+  const at::Tensor y = x * x;
   std::vector<int> ids;
   std::string name;
   std::optional<std::uint64_t> origin;
