@@ -9,7 +9,7 @@
 
 #include "parameter/parameter_spec.h"
 #include "parameter/shard_shape.h"
-#include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/options.h"
 
 namespace tessera::fsdp {
 

@@ -8,7 +8,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
-#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/custom_collectives.h"
 
 namespace tessera::fsdp {
 

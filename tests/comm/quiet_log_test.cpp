@@ -1,5 +1,5 @@
 // What of libtorch's log is held back.
-#include "rendezvous/quiet_log.h"
+#include "host/quiet_log.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>

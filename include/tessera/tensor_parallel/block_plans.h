@@ -6,7 +6,7 @@
 #include "tessera/core/placement.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/mlp.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 

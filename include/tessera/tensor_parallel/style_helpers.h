@@ -8,7 +8,7 @@
 
 #include "tessera/core/placement.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 

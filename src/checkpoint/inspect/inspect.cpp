@@ -143,18 +143,6 @@ class Verification {
 
 }  // namespace
 
-std::filesystem::path find_step(const std::filesystem::path& path) {
-  std::error_code error;
-  if (std::filesystem::exists(path / kManifestFile, error) || has_shards_of_others(path)) {
-    return path;
-  }
-  refuse_torch_checkpoint(path);
-  const auto step = newest_step_in(path);
-  TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
-                "': give a folder with a step that was saved whole, which has a ", kManifestFile);
-  return path / step_folder_name(*step);
-}
-
 std::string describe_step(const std::filesystem::path& step) {
   const Manifest manifest = manifest_to_inspect(step);
   std::uint64_t bytes = 0;

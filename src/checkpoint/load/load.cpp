@@ -31,7 +31,7 @@
 #include "step/shards_of_others.h"
 #include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/find_step.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"

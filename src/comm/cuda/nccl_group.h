@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "group_info.h"
-#include "rendezvous/quiet_log.h"
+#include "host/quiet_log.h"
 
 namespace tessera::comm {
 

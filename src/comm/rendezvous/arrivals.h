@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/job_variables.h"
+#include "host/job_variables.h"
 #include "tessera/comm/world.h"
 #include "watch/record_memory.h"
 

@@ -10,9 +10,9 @@
 
 #include "backends.h"
 #include "checked/checked_communicator.h"
-#include "rendezvous/meeting.h"
-#include "rendezvous/quiet_log.h"
+#include "host/quiet_log.h"
 #include "tessera/core/error.h"
+#include "watch/meeting.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {

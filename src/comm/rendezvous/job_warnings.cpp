@@ -15,7 +15,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "rendezvous/quiet_log.h"
+#include "host/quiet_log.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
 

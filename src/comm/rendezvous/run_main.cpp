@@ -5,7 +5,7 @@
 #include <exception>
 #include <string>
 
-#include "rendezvous/job_variables.h"
+#include "host/job_variables.h"
 #include "tessera/core/detail/end_program.h"
 #include "tessera/core/error.h"
 

@@ -15,11 +15,11 @@
 #include <thread>
 
 #include "group_info.h"
+#include "host/host.h"
+#include "host/job_variables.h"
+#include "host/quiet_log.h"
 #include "rendezvous/arrivals.h"
-#include "rendezvous/host.h"
-#include "rendezvous/job_variables.h"
 #include "rendezvous/job_warnings.h"
-#include "rendezvous/quiet_log.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"

@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "bpe/bpe_tokenizer.h"
+#include "pipeline/json_field.h"
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tokenizer/json_field.h"
 
 namespace tessera::data {
 namespace {

@@ -17,7 +17,7 @@
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
 #include "tokenizer/forms.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "bpe/bpe_tokenizer.h"
-#include "bpe/byte_alphabet.h"
-#include "bpe/join_files_beside.h"
+#include "pipeline/byte_alphabet.h"
+#include "pipeline/json_field.h"
 #include "pipeline/post_processor.h"
 #include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tokenizer/forms.h"
-#include "tokenizer/json_field.h"
+#include "tokenizer/join_files_beside.h"
 
 namespace tessera::data {
 namespace {

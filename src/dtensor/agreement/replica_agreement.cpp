@@ -18,7 +18,7 @@
 #include <optional>
 #include <string_view>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"

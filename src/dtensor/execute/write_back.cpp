@@ -4,6 +4,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "views/view_geometry.h"
+#include "views/view_writes.h"
 
 namespace tessera::detail {
 namespace {

@@ -27,7 +27,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/operator_info.h"
 #include "forms/form.h"
+#include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
 
@@ -134,8 +134,5 @@ void compare_plain(const PlannedCall& call);
 /// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
 /// module have not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
-
-/// Adds one to implicit_redistributions() of this rank.
-void count_implicit_redistribution();
 
 }  // namespace tessera::detail

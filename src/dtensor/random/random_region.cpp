@@ -13,7 +13,7 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {

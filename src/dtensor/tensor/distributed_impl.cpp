@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 

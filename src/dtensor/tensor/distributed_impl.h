@@ -6,9 +6,9 @@
 #include <typeinfo>
 #include <utility>
 
-#include "redistribute/transfer.h"
+#include "rank/transfer.h"
+#include "tensor/detached_view.h"
 #include "tensor/tensor_spec.h"
-#include "views/detached_view.h"
 
 namespace tessera::detail {
 

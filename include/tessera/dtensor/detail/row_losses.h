@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/kernels/detail/fake_mode.h"
 
 /// The arithmetic of a cross entropy on one rank's rows and columns of the logits: what
