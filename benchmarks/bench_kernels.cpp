@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace {
 

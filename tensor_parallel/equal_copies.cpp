@@ -18,7 +18,7 @@
 #include "tessera/dtensor/detail/module_names.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
 #include "tessera/nn/visit_modules.h"

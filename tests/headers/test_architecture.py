@@ -10,6 +10,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "mesh", "tensor_parallel", "fsdp")
 SOURCES = (".cpp", ".h", ".inl", ".inc", ".cu")
+# What a user's program is like.
+PROGRAMS = ("examples", "tools", "benchmarks")
 
 
 def cmake_arrows():
@@ -138,6 +140,11 @@ class Architecture(unittest.TestCase):
         for layer, order in rooms_in_order().items():
             with self.subTest(layer=layer):
                 self.assertEqual(Rooms(ROOT, layer).backward(order or ["."]), [])
+
+    def test_programs_include_no_header_of_the_librarys_own(self):
+        for path in [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]:
+            with self.subTest(file=path.relative_to(ROOT).as_posix()):
+                self.assertEqual([name for name in includes_of(path) if "/detail/" in name], [])
 
     def test_every_room_is_drawn(self):
         drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",

@@ -18,8 +18,8 @@
 #include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -75,8 +75,8 @@ class Verification {
 
  private:
   void check_bytes(const FileRecord& record) {
-    const detail::InputFile file(folder_ / record.name, "a file of the step",
-                                 detail::Symlinks::kRefuse);
+    const files::InputFile file(folder_ / record.name, "a file of the step",
+                                files::Symlinks::kRefuse);
     TESSERA_CHECK(file.size() == record.bytes, "'", file.path().string(), "' has ", file.size(),
                   " bytes, but the manifest says ", record.bytes);
     std::vector<std::byte> buffer(kGranuleBytes);

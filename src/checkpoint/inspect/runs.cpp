@@ -16,7 +16,7 @@
 #include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/find_step.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

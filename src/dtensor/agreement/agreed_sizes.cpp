@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rank/below_autograd.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"

@@ -25,7 +25,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {
 

@@ -13,7 +13,7 @@
 #include "agreement/agreement.h"
 #include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"

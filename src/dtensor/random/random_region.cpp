@@ -10,7 +10,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/sharding_spec.h"

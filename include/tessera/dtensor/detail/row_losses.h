@@ -7,7 +7,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/sharding_spec.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 /// The arithmetic of a cross entropy on one rank's rows and columns of the logits: what
 /// tessera::cross_entropy and the loss of a head that is never whole are made of.

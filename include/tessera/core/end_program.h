@@ -2,11 +2,11 @@
 
 #include <string>
 
-namespace tessera::detail {
+namespace tessera {
 
 /// Ends this process with status 1 and one line on standard error, "`who`: `message`", without
 /// libtorch's stack. At once, without the teardown of a healthy process, since peers may wait for
 /// this rank.
 [[noreturn]] void end_program(const std::string& who, std::string message);
 
-}  // namespace tessera::detail
+}  // namespace tessera

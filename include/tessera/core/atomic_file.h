@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace tessera::detail {
+namespace tessera::files {
 
 /// A file that appears completely or not at all. It is written under a temporary name beside
 /// `path`, made durable by sync(), and renamed by publish(). The destructor removes a file that was
@@ -58,4 +58,4 @@ void sync_folder(const std::filesystem::path& folder);
 /// file in it says what is wrong.
 void create_folders(const std::filesystem::path& folder);
 
-}  // namespace tessera::detail
+}  // namespace tessera::files

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-namespace tessera::detail {
+namespace tessera::files {
 
 /// Whether a path may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
@@ -41,4 +41,4 @@ class InputFile {
 std::string read_file(const std::filesystem::path& path, const std::string& what,
                       std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
 
-}  // namespace tessera::detail
+}  // namespace tessera::files
