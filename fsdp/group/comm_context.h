@@ -8,7 +8,9 @@
 #include "memory/buffer_pool.h"
 #include "tessera/comm/streams.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 class GradientState;
@@ -71,3 +73,4 @@ class CommContext {
 using CommContextPtr = std::shared_ptr<CommContext>;
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

@@ -63,6 +63,7 @@
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/dtensor/visualize.h"
+#include "tessera/export.h"
 #include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/custom_collectives.h"
@@ -137,3 +138,4 @@
 #include "tessera/tensor_parallel/plan_table.h"
 #include "tessera/tensor_parallel/style_helpers.h"
 #include "tessera/tensor_parallel/styles.h"
+#include "tessera/version.h"

@@ -13,7 +13,9 @@
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A group of one rank: every collective is a copy, or nothing.
@@ -58,3 +60,4 @@ inline WorkPtr done_work() {
 }
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -55,6 +55,18 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
+/// Whether a torch::autograd::Function made the node.
+TESSERA_WITHOUT_TYPE_CHECK bool is_function_of_program(const torch::autograd::Node& node) {
+  const std::string_view mangled = typeid(node).name();
+  return mangled.starts_with("N5torch8autograd7CppNodeI") || mangled == "N5torch8autograd6PyNodeE";
+}
+
+bool has_hooks_of_program(torch::autograd::Node& node) {
+  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
+  return std::ranges::any_of(node.tensor_pre_hooks(), of_program) || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
 }  // namespace
 
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
@@ -76,11 +88,9 @@ BackwardCode backward_code() {
   if (node == nullptr) {
     return BackwardCode::kNone;
   }
-  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
-  const bool hooked = std::ranges::any_of(node->tensor_pre_hooks(), of_program) ||
-                      !node->pre_hooks().empty() || !node->post_hooks().empty() ||
-                      node->tensor_post_acc_grad_hooks() != nullptr;
-  return hooked ? BackwardCode::kFormulaOrHook : BackwardCode::kFormula;
+  return is_function_of_program(*node) || has_hooks_of_program(*node)
+             ? BackwardCode::kFormulaOrProgram
+             : BackwardCode::kFormula;
 }
 
 }  // namespace tessera::detail

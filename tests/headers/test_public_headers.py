@@ -21,6 +21,15 @@ class PublicHeaders(unittest.TestCase):
     def test_the_umbrella_includes_each_of_them_and_nothing_else(self):
         self.assertEqual(includes("tessera/tessera.hpp"), public_headers())
 
+    def test_all_that_they_declare_is_exported(self):
+        for path in sorted(INCLUDE.rglob("*.h")):
+            text = path.read_text()
+            with self.subTest(header=path.relative_to(INCLUDE).as_posix()):
+                marks = re.findall(r"(?m)^(?:namespace tessera\b|TESSERA_API_(?:BEGIN|END)$)", text)
+                if "namespace tessera" in marks:
+                    self.assertEqual((marks[0], marks[-1]), ("TESSERA_API_BEGIN", "TESSERA_API_END"))
+                    self.assertEqual(len(marks), 2 + marks.count("namespace tessera"))
+
     def test_they_include_no_internal_header(self):
         # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
         # tensor parallelism knows both by, and Hooked makes parts of what it holds; scopes that a

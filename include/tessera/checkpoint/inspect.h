@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/find_step.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 // Sharded checkpoints seen from outside, without ranks and without loading a tensor.
@@ -34,3 +36,4 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const Progress& progress = {});
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "tessera/core/input_file.h"
+#include "tessera/export.h"
 
 namespace at {
 class Tensor;
 }
 
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// A tensor in a safetensors file.
@@ -116,3 +118,4 @@ class SafetensorsWriter {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 // How ranks compare what each of them has, or share a verdict that one of them has reached. All of
@@ -59,3 +61,4 @@ std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work);
 
 }  // namespace tessera::comm
+TESSERA_API_END

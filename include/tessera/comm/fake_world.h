@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A call in a group on paper.
@@ -23,3 +25,4 @@ using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 WorldPtr fake_world(int rank, int size, FakeStart start);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -7,6 +7,9 @@
 #include <span>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::files {
 
 /// A file that appears completely or not at all. It is written under a temporary name beside
@@ -59,3 +62,4 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 
 }  // namespace tessera::files
+TESSERA_API_END

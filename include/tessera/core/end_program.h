@@ -2,6 +2,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Ends this process with status 1 and one line on standard error, "`who`: `message`", without
@@ -10,3 +13,4 @@ namespace tessera {
 [[noreturn]] void end_program(const std::string& who, std::string message);
 
 }  // namespace tessera
+TESSERA_API_END

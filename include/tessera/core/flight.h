@@ -3,6 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::flight {
 
 // For launchers of ranks: what the ranks of a job have written down of their collectives.
@@ -15,3 +18,4 @@ std::string name_ranks(const std::vector<int>& ranks);
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight
+TESSERA_API_END

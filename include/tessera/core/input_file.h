@@ -6,6 +6,9 @@
 #include <span>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::files {
 
 /// Whether a path may be a symbolic link.
@@ -42,3 +45,4 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
                       std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
 
 }  // namespace tessera::files
+TESSERA_API_END

@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Bounds on what a document may cost while it is parsed. The defaults fit an index of weights.
@@ -19,3 +22,4 @@ struct JsonLimits {
 void check_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera
+TESSERA_API_END

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "tessera/data/token_source.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::files {
 class AtomicFile;
 }
@@ -57,3 +59,4 @@ void write_token_shard(const std::filesystem::path& path, std::span<const std::i
                        TokenWidth width = TokenWidth::kUint16);
 
 }  // namespace tessera::data
+TESSERA_API_END

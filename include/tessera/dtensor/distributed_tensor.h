@@ -12,8 +12,10 @@
 #include "tessera/core/placement.h"
 #include "tessera/dtensor/redistribute_options.h"
 #include "tessera/dtensor/sharding_spec.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Whose values a tensor is distributed from.
@@ -125,3 +127,4 @@ std::string local_to_string(const DistributedTensor& tensor);
 void check_agreement(const DistributedTensor& tensor);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Intercepts operators between autograd and their kernels, on one thread and in the backwards that
@@ -59,3 +61,4 @@ class OperatorModePause {
 OperatorMode* active_operator_mode();
 
 }  // namespace tessera
+TESSERA_API_END

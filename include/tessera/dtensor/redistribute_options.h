@@ -4,6 +4,9 @@
 
 #include <optional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Options of a redistribution.
@@ -19,3 +22,4 @@ struct RedistributeOptions {
 };
 
 }  // namespace tessera
+TESSERA_API_END

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "tessera/core/layout.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How a tensor is distributed: on which mesh, and with which layout.
@@ -45,3 +47,4 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes);
 
 }  // namespace tessera
+TESSERA_API_END

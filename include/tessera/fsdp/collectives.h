@@ -3,9 +3,11 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/export.h"
 #include "tessera/fsdp/custom_collectives.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 // They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
@@ -75,3 +77,4 @@ void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 void share_context(const std::vector<nn::ModuleBase*>& roots);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

@@ -6,7 +6,9 @@
 #include <functional>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 // What a unit may call in place of the communicator's collectives (collectives.h).
@@ -31,3 +33,4 @@ using AllocateBuffer = std::function<at::Tensor(comm::Communicator& group, std::
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// Makes `module` one FSDP unit: its parameters, and those below it that belong to no unit yet, are
@@ -183,3 +185,4 @@ void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBa
 void set_backward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

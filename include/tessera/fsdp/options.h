@@ -10,10 +10,12 @@
 #include <unordered_set>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/fsdp/all_gather_extension.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// What is computed and communicated in which type. Sharded parameters, their gradients and the
@@ -98,3 +100,4 @@ std::string to_string(const Options& options);
 std::ostream& operator<<(std::ostream& stream, const Options& options);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// An operator that a FakeMode has run without its values.
@@ -47,3 +50,4 @@ bool in_fake_mode();
 c10::DeviceType fake_device();
 
 }  // namespace tessera::kernels
+TESSERA_API_END

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <utility>
 
+#include "tessera/export.h"
+
 /// Memory-bound operations in one pass over memory, on local tensors, without autograd. fp32 and
 /// bf16 on CPU run on our own vectorised kernels, with fp32 arithmetic and one rounding. Their
 /// order of operations depends neither on the instruction set nor on the number of threads: same
 /// bits. Other types and devices run the same formulas as ATen operators.
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 struct RmsNormResult {
@@ -46,3 +49,4 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
                                    std::int64_t first_row, std::int64_t rows);
 
 }  // namespace tessera::kernels
+TESSERA_API_END

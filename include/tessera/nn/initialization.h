@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Writes the initial values of a tensor, plain or distributed. Random numbers must depend on `key`
@@ -79,3 +81,4 @@ void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 void mark_initialized(const SlotPtr& slot);
 
 }  // namespace tessera::nn
+TESSERA_API_END

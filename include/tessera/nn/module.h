@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_tensors.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 class HeldPart;
@@ -330,3 +332,4 @@ class Module : public ModuleBase {
 void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
 
 }  // namespace tessera::nn
+TESSERA_API_END

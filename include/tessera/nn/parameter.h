@@ -9,8 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 class ModuleBase;
@@ -150,3 +152,4 @@ class Parameter {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// The range of an axis, linear or logarithmic, with round ticks inside it.
@@ -27,3 +30,4 @@ Axis linear_axis(double low, double high, int count);
 Axis logarithmic_axis(double low, double high);
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// A heading with what belongs to it; `note` stands behind the heading. All are HTML.
@@ -28,3 +30,4 @@ void write_page(const std::string& title, const std::string& body,
                 const std::filesystem::path& path, std::string_view style = "");
 
 }  // namespace tessera::observe
+TESSERA_API_END

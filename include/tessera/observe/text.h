@@ -5,6 +5,9 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// Text as the content of an element or of a quoted attribute. Bytes that are not valid UTF-8, and
@@ -21,3 +24,4 @@ std::string compact(double value);
 std::string duration_text(double seconds);
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/styles.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// Applies a plan on a 1-D mesh. The parameters that the styles name become distributed as these
@@ -25,3 +27,4 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// What tensor parallelism does to one module: how its parameters are placed on the mesh, and how
@@ -196,3 +198,4 @@ struct PrepareModuleInputOutputOptions {
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

@@ -11,11 +11,12 @@
 #include <typeinfo>
 
 #include "tessera/core/error.h"
+#include "tessera/version.h"
 
 namespace tessera::comm {
 namespace {
 
-constexpr auto kLibrary = "libtessera_cuda.so";
+constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
 /// Beside the library that holds this function, wherever that is installed.
 std::string library_path() {

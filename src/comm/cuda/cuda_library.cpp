@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "cuda/cuda_backend.h"
+#include "tessera/export.h"
 
 namespace tessera::comm {
 namespace {
@@ -48,6 +49,6 @@ constexpr CudaBackend kBackend{device_count,           set_device,  versions,
 }  // namespace
 }  // namespace tessera::comm
 
-extern "C" const tessera::comm::CudaBackend* tessera_cuda_backend() {
+extern "C" TESSERA_API const tessera::comm::CudaBackend* tessera_cuda_backend() {
   return &tessera::comm::kBackend;
 }

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// NCCL knows all of them, Gloo all but the average.
@@ -30,3 +32,4 @@ at::Tensor as_bytes(const at::Tensor& contiguous);
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -6,6 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// The value of an environment variable, or nullopt. An empty value counts as unset.
@@ -34,3 +37,4 @@ JobVariables read_job_variables(const Variables& variables);
 std::optional<std::string> environment_variable(const std::string& name);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// While one exists, libtorch's log lacks what its store and its NCCL groups say in pages beside
@@ -14,3 +17,4 @@ class QuietLog {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_END

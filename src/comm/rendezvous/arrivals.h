@@ -7,8 +7,10 @@
 
 #include "host/job_variables.h"
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 #include "watch/record_memory.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A rank that has come to the rendezvous.
@@ -32,3 +34,4 @@ bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

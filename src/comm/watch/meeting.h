@@ -5,7 +5,9 @@
 #include <string>
 
 #include "group_info.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// Returns when all ranks of a group have called it. `store` is of this meeting alone. A set-up
@@ -26,3 +28,4 @@ std::string value_from(c10d::Store& store, const GroupInfo& group, int from,
                        const std::string& key);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -9,6 +9,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// What the ranks of a job tell those on other hosts, through a connection to the job's store that
@@ -56,3 +59,4 @@ class RemotePeers {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -65,7 +65,8 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
   check_replicas(
       peers_of(mesh), replicas, Equality::kBitwise,
       fmt::format("{}{} takes plain tensors for the same on every rank", what, in_module()),
-      "make them equal on all ranks, or distribute them");
+      "make them equal on all ranks, distribute them, or make the distributed ones plain "
+      "(DistributedTensor(x).full_tensor())");
 }
 
 }  // namespace tessera

@@ -62,9 +62,6 @@ void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
   check_rows_together(call);
   const comm::CallerScope caller(call.info.name);
-  if (call.plan.compares_plain) [[unlikely]] {
-    compare_plain(call);
-  }
   if (call.plan.moves) {
     ++RankState::here()->implicit_redistributions;
   }

@@ -9,7 +9,9 @@
 
 #include "operators/bound_call.h"
 #include "operators/operator_info.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// Another way to run an operator than its rule knows, for calls that would gather an input: each
@@ -55,3 +57,4 @@ std::span<const Form> selection_forms();
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -8,7 +8,9 @@
 
 #include "operators/operator_traits.h"
 #include "tessera/core/sharding_rule.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// What dispatch needs to know of an operator: its schema, read once, and what our tables say.
@@ -69,3 +71,4 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 c10::OperatorHandle find_operator(std::string_view name);
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

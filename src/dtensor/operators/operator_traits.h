@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "random/fills.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// What neither the schema of an operator nor its sharding rule says of it.
@@ -71,3 +73,4 @@ std::vector<std::string> names_in(const TraitRow& row);
 bool covers(std::string_view pattern, std::string_view name);
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

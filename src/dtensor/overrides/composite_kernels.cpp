@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "operators/bound_call.h"
+#include "plan/call_plan.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -51,19 +52,20 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
 /// As check_policy, for operators of which only parts come to that: they would be refused late, and
 /// after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
-  const auto may_differ = [](const at::Tensor& tensor) {
-    return !tessera::is_distributed(tensor) && tensor.numel() > 1;
-  };
-  const auto plain = std::ranges::find_if(tensors, may_differ);
-  if (plain == tensors.end() || std::ranges::none_of(tensors, tessera::is_distributed)) {
+  if (std::ranges::none_of(tensors, tessera::is_distributed) ||
+      plain_is_replicated_on(mesh_of(tensors))) {
     return;
   }
   const DeviceMesh& mesh = mesh_of(tensors);
-  TESSERA_CHECK(plain_is_replicated_on(mesh), name,
+  const auto plain = std::ranges::find_if(tensors, [](const at::Tensor& tensor) {
+    return !tessera::is_distributed(tensor) && (tensor.numel() > 1 || tensor.requires_grad());
+  });
+  TESSERA_CHECK(plain == tensors.end(), name,
                 " mixes distributed tensors with plain ones (tensors on ", to_string(mesh),
                 ", and a plain one of sizes ", plain->sizes(),
                 "): distribute that first, or state in a ReplicationScope that it is equal on all "
                 "ranks");
+  compare_plain(mesh, name, tensors);
 }
 
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {

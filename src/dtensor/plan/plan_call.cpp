@@ -80,8 +80,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Fills in the mesh and the inputs. A plain tensor of one element is a number, which every rank is
-/// taken to have alike, unless it has a gradient (check_policy).
+/// Fills in the mesh and the inputs. A plain tensor of one element may be taken for a number that
+/// every rank has alike: check_policy sees to it that it is.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};

@@ -27,7 +27,7 @@ ReplicationScope::~ReplicationScope() {
 }
 
 // Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
-// hook brings along is the program's.
+// hook or a function of the program brings along is the program's.
 bool plain_tensors_are_replicated() {
   return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
 }

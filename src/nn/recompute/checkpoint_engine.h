@@ -4,6 +4,9 @@
 
 #include <memory>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::nn::detail {
 
 /// libtorch's engine, with its own answers to two questions: with which hooks a tensor is kept, of
@@ -22,3 +25,4 @@ class CheckpointEngine : public torch::autograd::Engine {
 };
 
 }  // namespace tessera::nn::detail
+TESSERA_API_FOR_TEST_END

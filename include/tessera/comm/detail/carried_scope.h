@@ -5,8 +5,10 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/export.h"
 #include "tessera/internals/detail/carried_slot.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// While it exists, `value` is in force on this thread, and on autograd's threads while they run a
@@ -34,3 +36,4 @@ class CarriedScope {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

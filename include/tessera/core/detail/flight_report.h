@@ -7,7 +7,9 @@
 
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/core/flight.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::flight {
 
 // What the flight records of a job's ranks say together. Pure, but for now() and read_records().
@@ -108,3 +110,4 @@ std::vector<std::string> explain(const std::vector<RankReport>& reports,
                                  std::optional<std::int64_t> at = std::nullopt);
 
 }  // namespace tessera::flight
+TESSERA_API_END

@@ -4,7 +4,9 @@
 #include <string_view>
 
 #include "tessera/core/strict_json.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Parses a JSON object of a file that a stranger may have made. Throws Error as
@@ -12,3 +14,4 @@ namespace tessera::detail {
 nlohmann::json parse_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera::detail
+TESSERA_API_END

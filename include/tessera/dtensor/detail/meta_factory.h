@@ -2,6 +2,9 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// While it exists, factory functions on this thread that name no device make meta tensors. The
@@ -23,3 +26,4 @@ class MetaFactoryGuard {
 bool makes_meta_tensors();
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -2,6 +2,9 @@
 
 #include <c10/core/DispatchKey.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// The key of random operators in a RandomRegion. libtorch reserves it for use outside of its tree;
@@ -10,3 +13,4 @@ namespace tessera::detail {
 inline constexpr c10::DispatchKey kRandomDispatchKey = c10::DispatchKey::DeferredInit;
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -14,9 +14,11 @@
 #include "tessera/comm/detail/carried_scope.h"
 #include "tessera/dtensor/detail/random_dispatch_key.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Where the elements of a local tensor are in the tensor that one rank would have.
@@ -120,7 +122,7 @@ const RandomRegionPtr& random_region();
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank
 /// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
-/// in the formulas of backward, but not where a hook of the program may run.
+/// in the formulas of backward, but not where a hook or a function of the program may run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
@@ -154,3 +156,4 @@ class RandomRegionScope {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -10,6 +10,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What is carried; each is a kind of debug info.
@@ -26,3 +29,4 @@ enum class Carried : std::uint8_t {
 c10::DebugInfoKind kind_of(Carried what);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -1,6 +1,7 @@
 // Hooks on gradients that are the library's own, told from those of the program. libtorch keeps
 // both in one list of functions, and says of the code that runs in a backward only for which node
-// it runs: not whether it is the node's formula or a hook.
+// it runs: not whether it is the node's formula or a hook. Of nodes those are the program's that
+// torch::autograd::Function makes, in C++ or Python; the library's own among them count as such.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +9,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 enum class OwnHook : std::uint8_t {
@@ -24,12 +28,13 @@ void add_own_hook(const at::Tensor& tensor, OwnHook what,
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,           ///< this thread runs no backward
-  kFormula,        ///< autograd's, or a hook of the library
-  kFormulaOrHook,  ///< of a node that has hooks of the program
+  kNone,              ///< this thread runs no backward
+  kFormula,           ///< autograd's, or the library's
+  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is a Function of its own
 };
 
 /// What runs on this thread.
 BackwardCode backward_code();
 
 }  // namespace tessera::detail
+TESSERA_API_END

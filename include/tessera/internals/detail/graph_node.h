@@ -14,6 +14,9 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
@@ -62,3 +65,4 @@ NodePtr<T> node_cast(const NodePtr<torch::autograd::Node>& node) {
 #endif
 
 }  // namespace tessera::detail
+TESSERA_API_END

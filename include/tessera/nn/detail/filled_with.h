@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "tessera/export.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// From which seed nn::init_weights has filled a module's parameters, for whoever compares ranks.
@@ -23,3 +25,4 @@ struct FilledWith {
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail
+TESSERA_API_END

@@ -3,8 +3,10 @@
 #include <memory>
 #include <unordered_map>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A module inside of one that nn::Hooked holds: its parameters in slots, under libtorch's names.
@@ -34,3 +36,4 @@ class HeldPart::Maker {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

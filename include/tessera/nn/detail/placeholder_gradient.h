@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A tensor that stands in `.grad` of a parameter of which no gradient can be read. Every operator
@@ -27,3 +30,4 @@ class PlaceholderGradient : public c10::TensorImpl {
 PlaceholderGradient* placeholder(const at::Tensor& gradient);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -5,6 +5,9 @@
 
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A call of libtorch's engine: what to compute (see torch::autograd::Engine::execute).
@@ -33,3 +36,4 @@ class StandInGradient : public torch::autograd::AccumulateGrad {
 void ask_stand_ins();
 
 }  // namespace tessera::nn
+TESSERA_API_END
