@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
-#include <torch/csrc/autograd/grad_mode.h>
+#include <c10/core/GradMode.h>
 
 #include <functional>
 #include <string>

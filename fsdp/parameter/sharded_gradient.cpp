@@ -3,8 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <string>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "parameter/sharded_parameter.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
@@ -135,9 +134,9 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
-/// Of register_hook. A hook that was taken away leaves its place in the list.
+/// Of register_hook.
 bool ShardedParameter::has_hooks() const {
-  return !torch::autograd::impl::hooks(sharded_).empty();
+  return detail::has_hooks(sharded_);
 }
 
 /// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
@@ -147,12 +146,9 @@ at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   if (home_.pinned) {
     shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
   }
-  torch::autograd::variable_list gradients{distributed(shard)};
-  for (const auto& hook : torch::autograd::impl::hooks(sharded_)) {
-    gradients = (*hook)(gradients);
-  }
-  check_layout("what a hook made of the gradient", gradients.front());
-  return local_tensor(gradients.front());
+  const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
+  check_layout("what a hook made of the gradient", given);
+  return local_tensor(given);
 }
 
 void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
@@ -169,9 +165,8 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
 
 /// An optimizer that steps within backward.
 void ShardedParameter::call_hook() {
-  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_);
-  if (hook && unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
-    (*hook)(sharded_);
+  if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
+    detail::call_hook_after_grad(sharded_);
   }
 }
 

@@ -4,7 +4,6 @@
 #include "parameter/sharded_parameter.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +11,9 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/version_counter.h"
 #include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"
@@ -96,7 +98,7 @@ std::int64_t ShardedParameter::origin() const {
   }
   const auto fill = filled->fills.find(slot_.get());
   const bool valid = fill != filled->fills.end() &&
-                     fill->second.tensor == sharded_.unsafeGetTensorImpl() &&
+                     fill->second.tensor == detail::identity_of(sharded_) &&
                      fill->second.version == version();
   return valid ? static_cast<std::int64_t>(substream(fill->second.seed, 1) | 1) : 0;
 }
@@ -133,7 +135,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 void ShardedParameter::show_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
-    torch::autograd::impl::set_grad_accumulator(sharded_, stand_in_);
+    detail::set_leaf_node(sharded_, stand_in_);
   }
 }
 
@@ -156,7 +158,7 @@ void ShardedParameter::count_writes() {
   // On one rank the unsharded tensor may be a view of the shard, with whose counter it counts.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
-    unsharded_.unsafeGetTensorImpl()->bump_version();
+    detail::count_write(unsharded_);
   }
 }
 
@@ -169,7 +171,7 @@ void ShardedParameter::show_unsharded() {
 UnreducedGradient& ShardedParameter::unreduced_gradient() {
   at::Tensor& gradient = sharded_.mutable_grad();
   if (unreduced(gradient) == nullptr) {
-    gradient = at::detail::make_tensor<UnreducedGradient>(sharded_, gradient, describe(*slot_));
+    gradient = detail::make_placeholder<UnreducedGradient>(sharded_, gradient, describe(*slot_));
   }
   return *unreduced(gradient);
 }

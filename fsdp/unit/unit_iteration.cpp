@@ -1,5 +1,5 @@
-// A unit in the iteration of its root: how the first call of a root finds its units, and what begins
-// and abandons one.
+// A unit in the iteration of its root: how the first call of a root finds its units, and what
+// begins and abandons one.
 
 #include <c10/core/GradMode.h>
 

@@ -3,19 +3,13 @@
 
 #include "tessera/comm/trace.h"
 
-#include <torch/csrc/autograd/function.h>
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::comm {
 namespace {
 
-/// "GatherSequenceFunction" of "torch::autograd::CppNode<tessera::nn::GatherSequenceFunction>";
-/// names of libtorch's own nodes are short.
-std::string short_name(std::string name) {
-  constexpr std::string_view kFunction = "torch::autograd::CppNode<";
-  if (!name.starts_with(kFunction)) {
-    return name;
-  }
-  name = name.substr(kFunction.size(), name.size() - kFunction.size() - 1);
+/// "GatherSequenceFunction" of "tessera::nn::GatherSequenceFunction".
+std::string short_name(const std::string& name) {
   const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
@@ -24,11 +18,11 @@ std::string short_name(std::string name) {
 std::string purpose_of_call(const std::string& purpose) {
   std::string text = purpose.empty() ? std::string(CallerScope::current()) : purpose;
   // In a backward pass the operator alone does not tell which gradient needs the call.
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr) {
+  const std::string node = tessera::detail::running_node();
+  if (node.empty()) {
     return text;
   }
-  return (text.empty() ? "in " : text + " in ") + short_name(node->name());
+  return (text.empty() ? "in " : text + " in ") + short_name(node);
 }
 
 }  // namespace

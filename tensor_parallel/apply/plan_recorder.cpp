@@ -4,23 +4,19 @@
 
 #include "apply/plan_recorder.h"
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/node_hooks.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
-using torch::autograd::Node;
-using torch::autograd::variable_list;
+using tessera::detail::Node;
 using Nodes = std::unordered_set<Node*>;
 
 /// The node whose result a tensor is; nullptr if autograd has no part in it.
@@ -40,7 +36,7 @@ std::vector<Node*> nodes_since(const at::Tensor& tensor, Nodes known) {
       continue;
     }
     found.push_back(node);
-    for (const torch::autograd::Edge& edge : node->next_edges()) {
+    for (const tessera::detail::Edge& edge : node->next_edges()) {
       waiting.push_back(edge.function.get());
     }
   }
@@ -91,27 +87,6 @@ void add_call(std::vector<PlannedCollective>& list, const comm::CollectiveCall& 
 }
 
 }  // namespace
-
-struct PlanRecorder::BeforeNode final : torch::autograd::FunctionPreHook {
-  explicit BeforeNode(std::shared_ptr<PlanRecorder> r) : recorder(std::move(r)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    recorder->enter_node();
-    return gradients;
-  }
-  std::shared_ptr<PlanRecorder> recorder;
-};
-
-struct PlanRecorder::AfterNode final : torch::autograd::FunctionPostHook {
-  AfterNode(std::shared_ptr<PlanRecorder> r, std::size_t a, std::string why)
-      : recorder(std::move(r)), application(a), reason(std::move(why)) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    recorder->leave_node(application, reason);
-    return outputs;
-  }
-  std::shared_ptr<PlanRecorder> recorder;
-  std::size_t application;
-  std::string reason;
-};
 
 void PlanRecorder::watch_root(nn::ModuleBase& root) {
   root.add_forward_pre_hook(
@@ -179,8 +154,11 @@ void PlanRecorder::watch_backward(std::size_t application, const std::string& re
   }
   for (const at::Tensor* tensor : tensors) {
     for (Node* node : nodes_since(*tensor, known)) {
-      node->add_pre_hook(std::make_unique<BeforeNode>(shared_from_this()));
-      node->add_post_hook(std::make_unique<AfterNode>(shared_from_this(), application, reason));
+      tessera::detail::watch_node(
+          *node, [self = shared_from_this()] { self->enter_node(); },
+          [self = shared_from_this(), application, reason] {
+            self->leave_node(application, reason);
+          });
       known.insert(node);
     }
   }

@@ -46,8 +46,6 @@ class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
     std::string reason;
   };
   /// What the nodes of a style tell of backward.
-  struct BeforeNode;
-  struct AfterNode;
 
   /// The number of calls since run() began.
   std::int64_t now() const { return comm::total(counter_.table()).calls - start_; }

@@ -14,6 +14,28 @@ SOURCES = (".cpp", ".h", ".inl", ".inc", ".cu")
 PROGRAMS = ("examples", "tools", "benchmarks")
 
 
+# What libtorch does not document for C++. Sources reach it by tessera/internals/detail/ only.
+INTERNAL_INCLUDES = re.compile(
+    r"(?m)^#include <((?:torch/csrc/(?!autograd/(?:autograd|custom_function)\.h)|torch/version|c10/core/impl/|ATen/detail/"
+    r"|ATen/native/|ATen/core/boxing/|ATen/SequenceNumber|ATen/ThreadLocalState|ATen/autocast_mode|ATen/EmptyTensor"
+    r"|ATen/TensorUtils|c10/core/(?:TensorImpl|AutogradState|CachingDeviceAllocator|CPUAllocator)\.h"
+    r"|c10/cuda/CUDAGraphsC10Utils|c10/util/ThreadLocalDebugInfo|ATen/ops/\w+_dispatch)[^>]*)>")
+INTERNAL_NAMES = re.compile(
+    r"\b(TORCH_VERSION\w*|TESTING_ONLY\w*|CustomRNGKeyId|DeferredInit|DispatchKey::Fake|TORCH_LIBRARY_IMPL\(\w+, Fake"
+    r"|c10::(?:impl|detail|cow)::\w+|at::(?:impl|detail|native|sequence_number|autocast|compositeimplicitautograd)::\w+"
+    r"|torch::autograd::(?!Function\b|AutogradContext|variable_list|grad\b|backward\b)\w+|c10d::\w+"
+    r"|unsafe[A-Z]\w*|unsafe_(?:reclaim|storage)\w*|getIntrusivePtr|TensorImpl|StorageImpl|VariableVersion|autograd_meta"
+    r"|(?:set_)?version_counter|bump_version|set_storage_keep_dtype|set_data_ptr_noswap|shallow_copy_and_detach"
+    r"|set_wrapped_number|set_history|collect_next_edges|queue_callback|initLogging|getDeviceAllocator"
+    r"|[GS]etCPUAllocator|ThreadLocalState\w*|DebugInfo\w*)\b")
+
+
+def sources():
+    """All that is built but the tests, which may look at libtorch as they like."""
+    return [path for folder in (*FOLDERS, "include", "examples", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.*")
+            if path.suffix in (".cpp", ".h", ".inl", ".cu")]
+
+
 def cmake_arrows():
     """The pairs (layer, layer that it uses) of all tessera_layer calls."""
     arrows = set()
@@ -122,11 +144,30 @@ class Architecture(unittest.TestCase):
                 with self.subTest(file=path.relative_to(ROOT).as_posix(), includes=used):
                     self.assertIn(used, below(layer, arrows))
 
-    def test_only_internals_ask_for_the_version_of_libtorch(self):
-        asking = {path.relative_to(ROOT).as_posix()
-                  for folder in (*FOLDERS, "include", "examples", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.*")
-                  if path.suffix in (".cpp", ".h", ".inl", ".cu") and "TORCH_VERSION" in path.read_text()}
-        self.assertEqual({path for path in asking if "internals/" not in path}, set())
+    def test_only_internals_name_what_is_not_public_of_libtorch(self):
+        for path in sources():
+            if "internals" in path.parts:
+                continue
+            code = re.sub(r"//.*|\"(?:[^\"\\\n]|\\.)*\"", "", path.read_text())
+            with self.subTest(file=path.relative_to(ROOT).as_posix()):
+                self.assertEqual(INTERNAL_NAMES.findall(code) + INTERNAL_INCLUDES.findall(code), [])
+
+    def test_only_comm_uses_c10d(self):
+        users = {path.relative_to(ROOT).as_posix() for path in sources()
+                 if re.search(r'internals/detail/c10d_|\bc10d::', path.read_text())}
+        self.assertEqual({user for user in users if not re.match(r"src/comm/|.*internals/(detail/)?c10d_", user)}, set())
+
+    def test_every_internal_header_has_a_canary_and_a_row(self):
+        page = (ROOT / "docs/libtorch_internals.md").read_text()
+        tests = "".join(path.read_text() for path in (ROOT / "tests/internals").glob("*.cpp"))
+        rows = dict(re.findall(r"(?m)^\| `(\w+\.h)` \|.*\| `(\w+)` \|$", page))
+        headers = {path.name: path.read_text() for path in (ROOT / "include/tessera/internals/detail").glob("*.h")}
+        self.assertEqual(rows.keys(), headers.keys())
+        for name, text in headers.items():
+            with self.subTest(header=name):
+                self.assertIn(f"// Canary: {rows[name]}", text)
+                self.assertRegex(text, r"[Vv]ersion|2\.1\d")
+                self.assertRegex(tests, rf"TEST(_F)?\({rows[name]},")
 
     def test_every_room_is_in_the_table(self):
         for layer, order in rooms_in_order().items():

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "tessera/comm/detail/carried_scope.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 
 TESSERA_API_BEGIN
 namespace tessera {

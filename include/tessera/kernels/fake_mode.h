@@ -2,13 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "tessera/export.h"
+#include "tessera/internals/detail/key_scopes.h"
 
 TESSERA_API_BEGIN
 namespace tessera::kernels {
@@ -41,7 +41,7 @@ class FakeMode {
   ~FakeMode();
 
  private:
-  c10::impl::IncludeDispatchKeyGuard included_;
+  tessera::detail::IncludeKeys included_;
 };
 
 /// Whether the calling thread is in a FakeMode.

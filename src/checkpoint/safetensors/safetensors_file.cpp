@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -165,7 +166,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    block.unsafeGetTensorImpl()->bump_version();  // as copy_() does
+    tessera::detail::count_write(block);  // as copy_() does
   } else {
     block.copy_(read(name, offset, sizes));
   }

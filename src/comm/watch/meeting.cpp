@@ -17,7 +17,7 @@ std::string here_key(int rank) {
 }
 
 /// Waits until all keys are set; `missing` says of which ranks they are not.
-void await_keys(c10d::Store& store, const GroupInfo& group, const std::vector<std::string>& keys,
+void await_keys(detail::Store& store, const GroupInfo& group, const std::vector<std::string>& keys,
                 const PeerWait::Missing& missing) {
   constexpr std::chrono::microseconds kFirstNap{200};
   constexpr std::chrono::microseconds kLongestNap{100'000};
@@ -30,7 +30,7 @@ void await_keys(c10d::Store& store, const GroupInfo& group, const std::vector<st
 
 }  // namespace
 
-void meet(c10d::Store& store, const GroupInfo& group) {
+void meet(detail::Store& store, const GroupInfo& group) {
   std::vector<std::string> keys;
   for (const int rank : group.ranks) {
     keys.push_back(here_key(rank));
@@ -53,7 +53,7 @@ constexpr auto kTogether = "together";
 constexpr auto kAlone = "alone";
 
 /// The first of a group's ranks speaks for them. Whoever decides first decides for all.
-std::string decide(c10d::Store& store, const GroupInfo& group, int world_size,
+std::string decide(detail::Store& store, const GroupInfo& group, int world_size,
                    const std::string& meeting) {
   constexpr std::chrono::milliseconds kPatience{2000};
   constexpr std::chrono::milliseconds kNap{5};
@@ -69,8 +69,8 @@ std::string decide(c10d::Store& store, const GroupInfo& group, int world_size,
 
 }  // namespace
 
-bool all_come_at_once(c10d::Store& world, c10d::Store& own, const GroupInfo& group, int world_size,
-                      const std::string& meeting) {
+bool all_come_at_once(detail::Store& world, detail::Store& own, const GroupInfo& group,
+                      int world_size, const std::string& meeting) {
   constexpr auto kAnswer = "answer";
   if (group.rank == 0) {
     own.set(kAnswer, decide(world, group, world_size, meeting));
@@ -78,7 +78,7 @@ bool all_come_at_once(c10d::Store& world, c10d::Store& own, const GroupInfo& gro
   return value_from(own, group, 0, kAnswer) == kTogether;
 }
 
-std::string value_from(c10d::Store& store, const GroupInfo& group, int from,
+std::string value_from(detail::Store& store, const GroupInfo& group, int from,
                        const std::string& key) {
   await_keys(store, group, {key}, [&] {
     const int rank = group.ranks[static_cast<std::size_t>(from)];

@@ -5,9 +5,6 @@
 
 #include "autograd/autograd_functions.h"
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,13 +19,11 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/graph_node.h"
 
 namespace tessera::detail {
 namespace {
-
-using torch::autograd::Node;
-using torch::autograd::variable_list;
 
 const DistributedTensorImpl& checked_impl(const at::Tensor& tensor) {
   const auto* impl = as_distributed(tensor);
@@ -40,12 +35,12 @@ const DistributedTensorImpl& checked_impl(const at::Tensor& tensor) {
 /// made from `arguments`. `output` must have no history and share no impl with `input`.
 template <class Backward, class... Arguments>
 at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arguments) {
-  if (!torch::autograd::compute_requires_grad(input)) {
+  if (!is_recorded(input)) {
     return output;
   }
   const auto node = make_node<Backward>(std::forward<Arguments>(arguments)...);
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  torch::autograd::set_history(output, node);
+  set_inputs(*node, input);
+  set_node(output, node);
   return output;
 }
 
@@ -98,7 +93,7 @@ TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
 /// The local tensor, for the caller to write to. A detached view holds a copy: a write to that
 /// would reach the view and not the viewed tensor, so such a view gives away another copy.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
-  return plain_alias(impl.detached_view() ? impl.local().clone() : impl.local());
+  return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
 /// An asynchronous redistribution, below autograd. Undefined, and nothing is done, where no

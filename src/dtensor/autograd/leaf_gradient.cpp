@@ -5,19 +5,11 @@
 
 #include "autograd/leaf_gradient.h"
 
-#include <torch/csrc/autograd/variable.h>
-
 #include "autograd/autograd_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera::detail {
-
-/// The caller has seen that there is an AutogradMeta. Its requires_grad_ is set for leaves only:
-/// other tensors require grad by their node.
-bool is_trainable_leaf(const DistributedTensorImpl& impl) {
-  return static_cast<const torch::autograd::AutogradMeta*>(impl.autograd_meta())->requires_grad_;
-}
 
 /// Runs before the gradient is accumulated, on each gradient that arrives. Collective then, on
 /// every rank in the order of backward.

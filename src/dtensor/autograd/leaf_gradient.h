@@ -3,17 +3,17 @@
 #include <ATen/core/Tensor.h>
 
 #include "tensor/distributed_impl.h"
+#include "tessera/internals/detail/autograd_record.h"
 
 namespace tessera::detail {
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
-bool is_trainable_leaf(const DistributedTensorImpl& impl);
 
 /// Installs the hook that redistributes the gradient of a leaf to the leaf's layout (replicated
 /// where the leaf is partial), whatever layout backward gives it. Called when an operator first
 /// meets the leaf, before it can have a gradient.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
-  if (impl.autograd_meta() == nullptr || impl.has_gradient_hook()) {
+  if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;
   }
   if (is_trainable_leaf(impl)) {

@@ -12,6 +12,7 @@
 
 #include "rank/rank_state.h"
 #include "redistribute/redistribute.h"
+#include "tessera/internals/detail/wrapped_number.h"
 
 namespace tessera::detail {
 
@@ -29,8 +30,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
   }
-  const auto wrapped =
-      static_cast<std::uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  const auto wrapped = static_cast<std::uint64_t>(is_wrapped_number(tensor));
   const auto meta = static_cast<std::uint64_t>(tensor.is_meta());
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,

@@ -16,7 +16,7 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
   if (!value.isList() || value.toListRef().size() != count) {
     return value;
   }
-  c10::impl::GenericList one(value.toList().elementType());
+  c10::List<c10::IValue> one(value.toList().elementType());
   one.push_back(value.toListRef()[position]);
   return one;
 }

@@ -6,16 +6,15 @@
 #include "execute/backward_zeros.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <optional>
 
 #include "tensor/distributed_impl.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::detail {
 namespace {
-
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 /// The zeros that this thread's backward has made last and not written to. Weak: nobody's memory is
 /// kept, and a tensor that has died can't be taken for a new one at its address.
@@ -26,22 +25,21 @@ std::optional<WeakTensor>& last_zeros() {
 
 /// Where backward records a graph of its own, that graph has the zeros: they stay as they are.
 bool inside_backward() {
-  return torch::autograd::get_current_graph_task_id() >= 0 && !at::GradMode::is_enabled();
+  return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
 
 bool are_last_zeros(const at::Tensor& tensor) {
   if (!inside_backward() || !last_zeros()) {
     return false;
   }
-  const auto held = last_zeros()->lock();
-  return held && held.get() == tensor.unsafeGetTensorImpl();
+  return last_zeros()->lock().is_same(tensor);
 }
 
 }  // namespace
 
 void note_backward_zeros(const at::Tensor& zeros) {
   if (inside_backward()) {
-    last_zeros().emplace(zeros.getIntrusivePtr());
+    last_zeros().emplace(zeros);
   }
 }
 

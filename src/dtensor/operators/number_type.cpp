@@ -1,5 +1,7 @@
 #include "operators/number_type.h"
 
+#include "tessera/internals/detail/wrapped_number.h"
+
 namespace tessera::detail {
 
 /// For rule_of_call, which must see a number as the key has seen it: what the plan depends on has
@@ -17,7 +19,7 @@ NumberType number_type(const c10::IValue& value) {
 /// The value of any other tensor is data: reading it could wait for a GPU, and a plan may not
 /// depend on it.
 NumberType number_type(const at::Tensor& tensor) {
-  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number() || !tensor.is_cpu()) {
+  if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;
   }
   switch (tensor.scalar_type()) {

@@ -30,6 +30,9 @@
 #include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::detail {
 namespace {
@@ -38,7 +41,7 @@ using torch::jit::Stack;
 using Arguments = std::span<const c10::IValue>;
 
 c10::DispatchKeySet below(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomDispatchKey);
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
 /// The key may outlive its region on a thread whose keys somebody has saved.
@@ -62,7 +65,7 @@ void fill_plain(const at::Tensor& self, const RandomPlace& place, const Operator
   if (recorded) {
     self.copy_(values);
   } else if (!self.is_inference()) {
-    self.unsafeGetTensorImpl()->bump_version();
+    count_write(self);
   }
 }
 
@@ -157,7 +160,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
     generator.emplace(device, key);
   }
   // What it is composed of draws from that.
-  const c10::impl::ExcludeDispatchKeyGuard guard(kRandomDispatchKey);
+  const ExcludeKeys guard(kRandomKey);
   op.redispatchBoxed(below(keys), stack);
 }
 
@@ -255,11 +258,11 @@ void implement(torch::Library& library, std::initializer_list<const char*> names
   }
 }
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+TORCH_LIBRARY_IMPL(_, TESSERA_RANDOM_KEY, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
 }
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_RANDOM_KEY, library) {
   implement<fill>(library,
                   {"bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_",
                    "normal_", "random_", "random_.from", "random_.to", "uniform_"});

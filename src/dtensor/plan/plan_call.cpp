@@ -13,6 +13,7 @@
 #include "plan/plan_by_rule.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/wrapped_number.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
@@ -87,7 +88,7 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
   for (const at::Tensor& tensor : bound.tensors) {
     if (as_distributed(tensor) == nullptr) {
-      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      const bool is_number = is_wrapped_number(tensor);
       plan.takes_plain = plan.takes_plain || !is_number;
       plan.mixes_plain = plan.mixes_plain || tensor.numel() > 1;
     }

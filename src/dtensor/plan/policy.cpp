@@ -222,7 +222,7 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors) {
   std::erase_if(tensors, [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided ||
-           tensor.unsafeGetTensorImpl()->is_wrapped_number();
+           is_wrapped_number(tensor);
   });
   if (!tensors.empty()) {
     check_replicated(mesh, what, tensors);

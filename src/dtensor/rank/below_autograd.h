@@ -1,8 +1,7 @@
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include "tessera/dtensor/detail/random_dispatch_key.h"
+#include "tessera/internals/detail/key_scopes.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera::detail {
 
@@ -15,20 +14,20 @@ class BelowAutograd {
  public:
   BelowAutograd()
       : guard_(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-               c10::DispatchKeySet({c10::DispatchKey::Fake, kRandomDispatchKey})) {}
+               c10::DispatchKeySet({kDistributedKey, kRandomKey})) {}
 
  private:
-  c10::impl::ExcludeDispatchKeyGuard guard_;
+  ExcludeKeys guard_;
 };
 
 /// While it exists, operators don't go to our own fallback. For calls that pass through it:
 /// autograd is left as it is.
 class BelowFallback {
  public:
-  BelowFallback() : guard_(c10::DispatchKeySet(c10::DispatchKey::Fake)) {}
+  BelowFallback() : guard_(kDistributedKey) {}
 
  private:
-  c10::impl::ExcludeDispatchKeyGuard guard_;
+  ExcludeKeys guard_;
 };
 
 }  // namespace tessera::detail

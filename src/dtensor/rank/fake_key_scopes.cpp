@@ -1,9 +1,11 @@
-// The scopes that include the key Fake on a thread, so that operators on plain tensors come to the
-// fallback too: operator modes and MetaDevice. Their guards are members of the public classes; what
-// the fallback asks is here. Outside of such scopes plain calls never reach us, and cost nothing.
+// The scopes that include the key of distributed tensors on a thread, so that operators on plain
+// tensors come to the fallback too: operator modes and MetaDevice. Their guards are members of the
+// public classes; what the fallback asks is here. Outside of such scopes plain calls never reach
+// us, and cost nothing.
 
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera {
 namespace {
@@ -14,7 +16,7 @@ thread_local bool meta_here = false;
 }  // namespace
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
-    : scope_(&mode), guard_(c10::DispatchKey::Fake) {}
+    : scope_(&mode), guard_(detail::kDistributedKey) {}
 
 // A pause hides the mode and leaves the key included: plain calls still come to the fallback,
 // and pass through.
@@ -23,7 +25,7 @@ OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 OperatorMode* active_operator_mode() {
   // Each dispatch asks. Scopes include the key, which is one look at the thread's own memory; the
   // search goes over all that the thread carries.
-  if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake)) {
+  if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }
   OperatorMode* const* mode =
@@ -33,7 +35,7 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-MetaFactoryGuard::MetaFactoryGuard() : outer_(meta_here), guard_(c10::DispatchKey::Fake) {
+MetaFactoryGuard::MetaFactoryGuard() : outer_(meta_here), guard_(detail::kDistributedKey) {
   meta_here = true;
 }
 MetaFactoryGuard::~MetaFactoryGuard() {

@@ -4,14 +4,14 @@
 #include "rank/rank_state.h"
 
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/dtensor/detail/end_of_backward.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::detail {
 namespace {
@@ -78,22 +78,21 @@ std::shared_ptr<RankState> RankState::here() {
   if (rank_of_callback != nullptr) {
     return rank_of_callback;
   }
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr || node->thread_id() == own.thread()) {
+  const std::optional<std::uint64_t> thread = origin_of_running_node();
+  if (!thread || *thread == own.thread()) {
     return own.state();
   }
   const std::lock_guard lock(ranks().mutex);
   // The thread of the forward may have ended.
-  const auto found = ranks().by_thread.find(node->thread_id());
+  const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.state() : found->second;
 }
 
 void call_at_end_of_backward(std::function<void()> callback) {
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [rank = RankState::here(), callback = std::move(callback)] {
-        const CallbackScope scope(rank);
-        callback();
-      });
+  queue_end_of_backward([rank = RankState::here(), callback = std::move(callback)] {
+    const CallbackScope scope(rank);
+    callback();
+  });
 }
 
 }  // namespace tessera::detail

@@ -6,6 +6,8 @@
 
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/alias_tensor.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::detail {
 namespace {
@@ -15,7 +17,7 @@ std::optional<std::uint32_t> version_of(const at::Tensor& tensor) {
   if (tensor.is_inference()) {
     return std::nullopt;
   }
-  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  return writes_of(tensor);
 }
 
 }  // namespace
@@ -49,8 +51,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
 DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
   view.seen->version = version_of(view.base);
-  auto result = detached_view_of(
-      at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_change=*/true)));
+  auto result = detached_view_of(alias_tensor(impl, /*allows_change=*/true));
   // The change of sizes bumps the version of both, which must not make them stale.
   view.seen->written = result->seen->written = true;
   return result;

@@ -3,6 +3,7 @@
 #include "tensor/local_part.h"
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/alias_tensor.h"
 
 namespace tessera::detail {
 
@@ -43,7 +44,7 @@ at::Tensor wrap_local(const at::Tensor& local, const ShardingSpec& sharding,
                       c10::IntArrayRef sizes) {
   const bool agreed = shards_agree_on_stride_order(*sharding.layout, sizes);
   auto strides = global_strides(sizes, local.strides(), agreed);
-  return wrap(plain_alias(local),
+  return wrap(alias_tensor(local),
               intern_spec({sharding, sizes.vec(), std::move(strides), local.scalar_type()}));
 }
 

@@ -4,7 +4,6 @@
 
 #include "tensor/tensor_spec.h"
 
-#include <c10/core/TensorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,25 +39,6 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// A tensor without storage, to compute a Geometry as TensorImpl does.
-class ShapeOnly final : public c10::TensorImpl {
- public:
-  explicit ShapeOnly(const TensorSpec& spec)
-      : TensorImpl(c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(spec.dtype),
-                   c10::Device(c10::kMeta)) {
-    set_sizes_and_strides(spec.sizes, spec.strides);
-  }
-  Geometry geometry() const {
-    return {.numel = numel_,
-            .contiguous = is_contiguous_,
-            .channels_last = is_channels_last_,
-            .channels_last_contiguous = is_channels_last_contiguous_,
-            .channels_last_3d = is_channels_last_3d_,
-            .channels_last_3d_contiguous = is_channels_last_3d_contiguous_,
-            .non_overlapping_and_dense = is_non_overlapping_and_dense_};
-  }
-};
-
 /// All specs. Holds weak references: a spec is freed with the last tensor or cached plan that holds
 /// it. One table and one lock for all threads, since ranks may be threads and threads of one rank
 /// share tensors.
@@ -84,7 +64,7 @@ class SpecTable {
       others.push_back(std::move(known));
     }
     // Only for a spec that is new: the geometry of equal ones is in the table.
-    spec.geometry = ShapeOnly(spec).geometry();
+    spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
     specs_.emplace(hash, Entry{raw, made});

@@ -10,19 +10,12 @@
 #include <vector>
 
 #include "tessera/dtensor/sharding_spec.h"
+#include "tessera/internals/detail/shape_geometry.h"
 
 namespace tessera::detail {
 
-/// What sizes and strides imply, as c10::TensorImpl stores it. Computed once per spec, because
-/// every tensor with that spec needs all of it.
-struct Geometry {
-  std::int64_t numel = 0;
-  bool contiguous = false;
-  bool channels_last = false;
-  bool channels_last_contiguous = false;
-  bool channels_last_3d = false;
-  bool channels_last_3d_contiguous = false;
-  bool non_overlapping_and_dense = false;
+/// Computed once per spec, because every tensor with that spec needs all of it.
+struct Geometry : ShapeGeometry {
   /// Equal specs have equal geometries: nothing to compare.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };

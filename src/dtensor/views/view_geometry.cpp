@@ -4,13 +4,12 @@
 
 #include "views/view_geometry.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/TensorUtils.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 
 #include "rank/below_autograd.h"
+#include "tessera/internals/detail/shapes_by_libtorch.h"
 
 namespace tessera::detail {
 namespace {
@@ -20,8 +19,7 @@ at::Tensor meta_like(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
   }
-  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type(),
-                                        c10::kStrided, c10::Device(c10::kMeta), std::nullopt);
+  return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
 c10::IValue meta_argument(const c10::IValue& value) {
@@ -88,9 +86,7 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
 }
 
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes) {
-  const auto strides = at::detail::computeStride(local.sizes(), local.strides(), sizes);
-  // computeStride: libtorch's own answer to whether view() needs a copy.
-  return strides ? local : local.contiguous();
+  return strides_of_view(local, sizes) ? local : local.contiguous();
 }
 
 bool has_stride_zero(const at::Tensor& tensor) {

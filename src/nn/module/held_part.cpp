@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::nn {
@@ -93,7 +94,7 @@ void HeldPart::Maker::fill(ModuleBase& holder, torch::nn::Module& module) {
     if (!member->defined() || holder.named_parameters(/*recurse=*/false).contains(name)) {
       continue;
     }
-    const auto [tied, is_new] = slots_.try_emplace(member->unsafeGetTensorImpl());
+    const auto [tied, is_new] = slots_.try_emplace(tessera::detail::identity_of(*member));
     holder.bind_slot(name, *member);
     if (is_new) {
       tied->second = holder.slot(name);

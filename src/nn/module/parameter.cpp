@@ -9,29 +9,27 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/version_counter.h"
 #include "tessera/nn/detail/fill_epoch.h"
 #include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
+
+using tessera::detail::writes_of;
+
 namespace {
 
 // Of the process: modules of several ranks, which may be threads, only look whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
-
-/// 0 for a tensor made in inference mode, which counts nothing.
-std::uint64_t version_of(const at::Tensor& tensor) {
-  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  return counter.enabled() ? counter.current_version() : 0;
-}
 
 }  // namespace
 
 // The wrapper and its local tensor may count apart. Both only grow, so that their sum changes with
 // either.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
-  return version_of(tensor) + version_of(local_tensor(tensor));
+  return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
 
 std::uint64_t detail::fill_epoch() {
@@ -43,12 +41,12 @@ ParameterSlot::ParameterSlot(at::Tensor tensor, bool initialized) : tensor_(std:
 }
 
 bool ParameterSlot::initialized() const {
-  return initialized_ || version_of(persistent()) != unfilled_version_;
+  return initialized_ || writes_of(persistent()) != unfilled_version_;
 }
 
 void ParameterSlot::set_initialized(bool initialized) {
   initialized_ = initialized;
-  unfilled_version_ = version_of(persistent());
+  unfilled_version_ = writes_of(persistent());
   if (!initialized) {
     unfilled_slots.fetch_add(1, std::memory_order_relaxed);
   }
@@ -72,7 +70,7 @@ void ParameterSlot::swap(at::Tensor tensor) {
   const bool filled = initialized();
   show(std::move(tensor));
   if (!filled) {
-    unfilled_version_ = version_of(persistent());
+    unfilled_version_ = writes_of(persistent());
   }
   initialized_ = filled;
 }

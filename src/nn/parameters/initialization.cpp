@@ -14,6 +14,7 @@
 #include "module/meta_buffers.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
@@ -84,7 +85,8 @@ void note_fill(const ParameterSlot& slot, std::uint64_t seed) {
       owner.module->attach(filled);
     }
     const at::Tensor& tensor = slot.persistent();
-    filled->fills[&slot] = {seed, tensor.unsafeGetTensorImpl(), detail::written_version(tensor)};
+    filled->fills[&slot] = {seed, tessera::detail::identity_of(tensor),
+                            detail::written_version(tensor)};
   }
 }
 

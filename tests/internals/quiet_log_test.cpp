@@ -1,5 +1,5 @@
-// What of libtorch's log is held back.
-#include "host/quiet_log.h"
+// Canary: the form of the lines of libtorch's log, by which some are held back.
+#include "tessera/internals/detail/quiet_log.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
@@ -8,7 +8,7 @@
 #include <iostream>
 #include <string>
 
-namespace tessera::comm {
+namespace tessera::detail {
 namespace {
 
 template <class Write>
@@ -22,7 +22,7 @@ std::string error_of(const char* file) {
   return written([file] { LOG_AT_FILE_LINE(ERROR, file, 7) << "a stack\nin lines"; });
 }
 
-TEST(QuietLog, HoldsBackWhatTheStoreAndTheGroupsOfNcclLog) {
+TEST(QuietLogCanary, HoldsBackWhatTheStoreAndTheGroupsOfNcclLog) {
   const QuietLog quiet;
   EXPECT_EQ(error_of("/torch/c10d/ProcessGroupNCCL.cpp"), "");
   EXPECT_EQ(error_of("/torch/c10d/TCPStore.cpp"), "");
@@ -30,7 +30,7 @@ TEST(QuietLog, HoldsBackWhatTheStoreAndTheGroupsOfNcclLog) {
   EXPECT_EQ(written(warn), "");
 }
 
-TEST(QuietLog, LetsAllElsePass) {
+TEST(QuietLogCanary, LetsAllElsePass) {
   const QuietLog quiet;
   EXPECT_NE(error_of("/torch/c10d/reducer.cpp").find("a stack\nin lines"), std::string::npos);
   const auto warn = [] { LOG_AT_FILE_LINE(WARNING, "ProcessGroupNCCL.cpp", 7) << "no device"; };
@@ -39,7 +39,7 @@ TEST(QuietLog, LetsAllElsePass) {
   EXPECT_EQ(written([] { std::cerr << "[E" << 1 << ' ' << 'x' << std::endl; }), "[E1 x\n");
 }
 
-TEST(QuietLog, EndsWithTheLastScope) {
+TEST(QuietLogCanary, EndsWithTheLastScope) {
   {
     const QuietLog quiet;
     { const QuietLog inner; }
@@ -49,4 +49,4 @@ TEST(QuietLog, EndsWithTheLastScope) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::detail

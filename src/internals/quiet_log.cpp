@@ -1,7 +1,6 @@
-// libtorch's log has one level for the process and no filter, and its threads write when they
-// like. All of it goes to std::cerr, a message in one piece: so a filter stands there.
+#include "tessera/internals/detail/quiet_log.h"
 
-#include "host/quiet_log.h"
+#include <c10/util/Logging.h>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +10,7 @@
 #include <streambuf>
 #include <string_view>
 
-namespace tessera::comm {
+namespace tessera::detail {
 namespace {
 
 struct Source {
@@ -88,4 +87,8 @@ QuietLog::~QuietLog() {
   --open_scopes;
 }
 
-}  // namespace tessera::comm
+void read_log_level() {
+  c10::initLogging();
+}
+
+}  // namespace tessera::detail
