@@ -8,7 +8,9 @@
 
 #include "redistribute/transfer.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 class CallCache;
@@ -32,3 +34,4 @@ struct RankState {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -6,10 +6,11 @@
 #include <span>
 
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/export.h"
 
 namespace tessera::detail {
 
-struct PlannedCall;
+struct TESSERA_API PlannedCall;
 
 /// Where an operator of at:: draws, and with which numbers.
 struct RandomTarget {

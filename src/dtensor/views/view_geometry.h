@@ -9,10 +9,12 @@
 #include <span>
 #include <vector>
 
+#include "tessera/export.h"
+
 namespace tessera::detail {
 
-struct CallPlan;
-struct OperatorInfo;
+struct TESSERA_API CallPlan;
+struct TESSERA_API OperatorInfo;
 
 /// The strides that the results of a view operator have on tensors of global sizes, lists
 /// flattened: the operator is run on meta tensors. Local strides would not do: a dimension of local
