@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/detail/carried_scope.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN

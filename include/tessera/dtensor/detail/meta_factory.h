@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "tessera/internals/detail/key_scopes.h"
 
 #include "tessera/export.h"
 
@@ -19,7 +19,7 @@ class MetaFactoryGuard {
  private:
   bool outer_;
   /// Sends operators without distributed tensors to the fallback as well.
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  IncludeKeys guard_;
 };
 
 /// Whether this thread is inside such a scope.

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "tessera/export.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/parameter.h"
 
 TESSERA_API_BEGIN
@@ -14,8 +15,8 @@ namespace tessera::nn::detail {
 struct FilledWith {
   struct Fill {
     std::uint64_t seed = 0;
-    const c10::TensorImpl* tensor = nullptr;  ///< that was filled
-    std::uint64_t version = 0;                ///< then: a later write makes other values
+    tessera::detail::TensorIdentity tensor = nullptr;  ///< that was filled
+    std::uint64_t version = 0;                         ///< then: a later write makes other values
   };
   std::unordered_map<const ParameterSlot*, Fill> fills;
 };

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "tessera/export.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -32,7 +33,7 @@ class HeldPart::Maker {
   std::shared_ptr<ModuleBase> part_of(const std::shared_ptr<torch::nn::Module>& module);
 
   std::unordered_map<const torch::nn::Module*, std::shared_ptr<ModuleBase>> parts_;
-  std::unordered_map<const c10::TensorImpl*, SlotPtr> slots_;
+  std::unordered_map<tessera::detail::TensorIdentity, SlotPtr> slots_;
 };
 
 }  // namespace tessera::nn
