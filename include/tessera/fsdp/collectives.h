@@ -1,5 +1,7 @@
 #pragma once
 
+#include <concepts>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/streams.h"
@@ -40,6 +42,18 @@ void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather,
 /// output is dropped once the gradients in it are.
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                AllocateBuffer allocate = {}, bool recurse = true);
+/// How 0.1 was told `recurse` alone. A template, so that braces mean an allocate.
+template <std::same_as<bool> Recurse>
+[[deprecated("pass allocate = {} before recurse")]] void set_custom_all_gather(
+    nn::ModuleBase& module, AllGather all_gather, Recurse recurse) {
+  set_custom_all_gather(module, std::move(all_gather), {}, recurse);
+}
+/// The same of the reduce-scatter.
+template <std::same_as<bool> Recurse>
+[[deprecated("pass allocate = {} before recurse")]] void set_custom_reduce_scatter(
+    nn::ModuleBase& module, ReduceScatter reduce_scatter, Recurse recurse) {
+  set_custom_reduce_scatter(module, std::move(reduce_scatter), {}, recurse);
+}
 /// FSDP2's set_all_reduce_hook.
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
 ///   });

@@ -58,7 +58,22 @@ std::string file_of(const std::string& path) {
   return *file;
 }
 
+/// Of begin_tokens() or end_tokens().
+std::optional<std::int64_t> the_one(const std::vector<std::int64_t>& tokens, const char* verb) {
+  TESSERA_CHECK(tokens.size() <= 1, "the one token that ", verb,
+                "s a text was asked for, there are ", tokens.size(), ": call ", verb, "_tokens()");
+  return tokens.empty() ? std::nullopt : std::optional(tokens.front());
+}
+
 }  // namespace
+
+std::optional<std::int64_t> Tokenizer::begin_token() const {
+  return the_one(begin_tokens(), "begin");
+}
+
+std::optional<std::int64_t> Tokenizer::end_token() const {
+  return the_one(end_tokens(), "end");
+}
 
 std::optional<std::string> find_tokenizer(const std::string& folder) {
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {

@@ -7,7 +7,9 @@
 
 #include "rank/transfer.h"
 #include "tessera/dtensor/manual_seed.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// What a rank counts and remembers from call to call. A rank is a thread, together with the
@@ -28,3 +30,4 @@ struct RankState {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

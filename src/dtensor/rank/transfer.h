@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
 namespace tessera::detail {
 
@@ -52,7 +53,7 @@ class TransferQueue {
   std::uint64_t started_ = 0;
 };
 
-struct RankState;
+struct TESSERA_API RankState;
 
 /// A collective that is waited for later, by any thread.
 ///
