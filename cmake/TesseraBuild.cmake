@@ -10,6 +10,10 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# tessera/export.h says what leaves a library.
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 # One setting for libraries and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
@@ -61,6 +65,7 @@ function(tessera_layer name)
   add_library(tessera::${name} ALIAS tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
   set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})
+  tessera_use_version(tessera_${name})
   target_include_directories(tessera_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
@@ -76,6 +81,12 @@ function(tessera_layer name)
     tessera_use_pch(tessera_${name})
   endif()
   install(TARGETS tessera_${name} EXPORT tesseraTargets)
+endfunction()
+
+# libtessera_x.so.0.2: programs and libraries of different minor versions do not meet.
+function(tessera_use_version target)
+  set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 endfunction()
 
 # tessera::tessera: all layers together, for a program that does not choose among them.

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/random.h"
 

@@ -6,8 +6,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,6 +14,10 @@
 #include "tessera/dtensor/detail/deferred_sums.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/version_counter.h"
 #include "tessera/nn/detail/filled_with.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"
@@ -100,7 +102,7 @@ std::int64_t ShardedParameter::origin() const {
   }
   const auto fill = filled->fills.find(slot_.get());
   const bool valid = fill != filled->fills.end() &&
-                     fill->second.tensor == sharded_.unsafeGetTensorImpl() &&
+                     fill->second.tensor == detail::identity_of(sharded_) &&
                      fill->second.version == version();
   return valid ? static_cast<std::int64_t>(substream(fill->second.seed, 1) | 1) : 0;
 }
@@ -137,7 +139,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 void ShardedParameter::show_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
-    torch::autograd::impl::set_grad_accumulator(sharded_, stand_in_);
+    detail::set_leaf_node(sharded_, stand_in_);
   }
 }
 
@@ -160,7 +162,7 @@ void ShardedParameter::count_writes() {
   // On one rank the unsharded tensor may be a view of the shard, with whose counter it counts.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
-    unsharded_.unsafeGetTensorImpl()->bump_version();
+    detail::count_write(unsharded_);
   }
 }
 
@@ -173,7 +175,7 @@ void ShardedParameter::show_unsharded() {
 UnreducedGradient& ShardedParameter::unreduced_gradient() {
   at::Tensor& gradient = sharded_.mutable_grad();
   if (unreduced(gradient) == nullptr) {
-    gradient = at::detail::make_tensor<UnreducedGradient>(sharded_, gradient, describe(*slot_));
+    gradient = detail::make_placeholder<UnreducedGradient>(sharded_, gradient, describe(*slot_));
   }
   return *unreduced(gradient);
 }
@@ -352,9 +354,9 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
-/// Of register_hook. A hook that was taken away leaves its place in the list.
+/// Of register_hook.
 bool ShardedParameter::has_hooks() const {
-  return !torch::autograd::impl::hooks(sharded_).empty();
+  return detail::has_hooks(sharded_);
 }
 
 /// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
@@ -364,12 +366,9 @@ at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   if (home_.pinned) {
     shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
   }
-  torch::autograd::variable_list gradients{distributed(shard)};
-  for (const auto& hook : torch::autograd::impl::hooks(sharded_)) {
-    gradients = (*hook)(gradients);
-  }
-  check_layout("what a hook made of the gradient", gradients.front());
-  return local_tensor(gradients.front());
+  const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
+  check_layout("what a hook made of the gradient", given);
+  return local_tensor(given);
 }
 
 void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
@@ -386,9 +385,8 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
 
 /// An optimizer that steps within backward.
 void ShardedParameter::call_hook() {
-  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(sharded_);
-  if (hook && unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
-    (*hook)(sharded_);
+  if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
+    detail::call_hook_after_grad(sharded_);
   }
 }
 

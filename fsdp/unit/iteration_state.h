@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "state/gather_order.h"
 #include "state/phases.h"
 

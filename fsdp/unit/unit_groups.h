@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "group/parameter_group.h"
 #include "state/settings.h"
 #include "unit/unit_spec.h"

@@ -55,6 +55,18 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
+/// Whether a torch::autograd::Function made the node.
+TESSERA_WITHOUT_TYPE_CHECK bool is_function_of_program(const torch::autograd::Node& node) {
+  const std::string_view mangled = typeid(node).name();
+  return mangled.starts_with("N5torch8autograd7CppNodeI") || mangled == "N5torch8autograd6PyNodeE";
+}
+
+bool has_hooks_of_program(torch::autograd::Node& node) {
+  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
+  return std::ranges::any_of(node.tensor_pre_hooks(), of_program) || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+}
+
 }  // namespace
 
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
@@ -76,11 +88,44 @@ BackwardCode backward_code() {
   if (node == nullptr) {
     return BackwardCode::kNone;
   }
-  const auto of_program = [](const auto& hook) { return is_of_program(hook); };
-  const bool hooked = std::ranges::any_of(node->tensor_pre_hooks(), of_program) ||
-                      !node->pre_hooks().empty() || !node->post_hooks().empty() ||
-                      node->tensor_post_acc_grad_hooks() != nullptr;
-  return hooked ? BackwardCode::kFormulaOrHook : BackwardCode::kFormula;
+  return is_function_of_program(*node) || has_hooks_of_program(*node)
+             ? BackwardCode::kFormulaOrProgram
+             : BackwardCode::kFormula;
+}
+
+bool has_hooks(const at::Tensor& leaf) {
+  return !torch::autograd::impl::hooks(leaf).empty();
+}
+
+at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  torch::autograd::variable_list gradients{gradient};
+  for (const auto& hook : torch::autograd::impl::hooks(leaf)) {
+    gradients = (*hook)(gradients);
+  }
+  return gradients.front();
+}
+
+void call_hook_after_grad(const at::Tensor& leaf) {
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
+    (*hook)(leaf);
+  }
+}
+
+void move_hooks(const at::Tensor& from, const at::Tensor& to) {
+  namespace impl = torch::autograd::impl;
+  const auto* meta = impl::get_autograd_meta(from);
+  if (meta->cpp_hooks_list_ != nullptr) {
+    to.register_hook([hooks = meta->cpp_hooks_list_](at::Tensor gradient) {
+      for (const CppHook& hook : *hooks) {
+        const at::Tensor changed(hook ? hook(gradient) : at::TensorBase());
+        gradient = changed.defined() ? changed : gradient;
+      }
+      return gradient;
+    });
+  }
+  if (auto& hook = impl::post_acc_grad_hooks(from)) {
+    impl::set_post_acc_grad_hooks(to, std::move(hook));
+  }
 }
 
 }  // namespace tessera::detail

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <vector>
 
@@ -40,7 +41,7 @@ TEST(GradientHooksCanary, OfTheProgramAreSeenOnLeavesAndOthers) {
   x.register_hook(noting(codes));
   y.register_hook(noting(codes));
   y.sum().backward();
-  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrHook));
+  EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrProgram));
 }
 
 TEST(GradientHooksCanary, ThatWereTakenAwayCountNoMore) {
@@ -50,6 +51,26 @@ TEST(GradientHooksCanary, ThatWereTakenAwayCountNoMore) {
   add_own_hook(x, OwnHook::kNotice, noting(codes));
   x.remove_hook(hook);
   x.sum().backward();
+  EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
+}
+
+struct Noting : torch::autograd::Function<Noting> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    EXPECT_EQ(backward_code(), BackwardCode::kFormulaOrProgram);
+    return gradients;
+  }
+};
+
+TEST(BackwardCodeCanary, OfAFunctionIsTheProgramsAndOfOtherNodesAutograds) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const at::Tensor y = Noting::apply(x) * 2;
+  add_own_hook(y, OwnHook::kNotice, noting(codes));
+  y.sum().backward();
   EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
 }
 

@@ -4,11 +4,12 @@
 
 #include <exception>
 #include <iostream>
+#include <string>
 
-#include "explain.h"
 #include "options.h"
 #include "process/rank_process.h"
 #include "supervisor.h"
+#include "tessera/core/flight.h"
 
 namespace {
 
@@ -37,7 +38,9 @@ int main(int argc, char** argv) {
     // Nothing after --help, which has been printed.
     const auto options = run::parse_options(argc, argv);
     if (options && !options->explain.empty()) {
-      run::explain(options->explain, std::cout);
+      for (const std::string& line : tessera::flight::explain_records(options->explain)) {
+        std::cout << line << '\n';
+      }
       return 0;
     }
     return options ? run_job(*options) : 0;

@@ -1,5 +1,5 @@
 // Where the ranks of the job meet, and the environment variables that tell them. The other side,
-// which reads these variables in a rank, is src/comm/rendezvous/job_variables.h.
+// which reads these variables in a rank, is src/comm/host/job_variables.h.
 
 #pragma once
 

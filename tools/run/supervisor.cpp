@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "rendezvous.h"
-#include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
+#include "tessera/core/flight.h"
 #include "tessera/core/stop_signals.h"
 
 namespace tessera::run {

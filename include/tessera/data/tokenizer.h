@@ -7,6 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// Text to token ids and back. Immutable, so threads may share it.
@@ -65,3 +68,4 @@ std::vector<std::string> tokenizer_files(const std::string& path);
 bool is_tokenizer_json(const std::string& path);
 
 }  // namespace tessera::data
+TESSERA_API_END

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// While it exists, on this thread, communication that the program does not ask for throws Error:
@@ -27,8 +29,9 @@ bool is_strict();
 /// While it exists, on this thread, plain tensors among an operator's distributed arguments count
 /// as replicated. The caller guarantees that they are equal on all ranks; TESSERA_DEBUG=1 compares
 /// their values. Their gradients are plain and whole. Without the scope such an argument is an
-/// Error, one of one element as well, which may be another on each rank; but not in the forward of
-/// a parallelized module, nor in libtorch's formulas of gradients. PyTorch's implicit_replication.
+/// Error; but not in the forward of a parallelized module, nor in libtorch's formulas of gradients.
+/// One of one element that has no gradient is compared, at each call, and so are all in hooks and
+/// functions that the program adds to a backward. PyTorch's implicit_replication.
 class ReplicationScope {
  public:
   explicit ReplicationScope(bool replicate = true);
@@ -41,7 +44,7 @@ class ReplicationScope {
 };
 
 /// Whether a ReplicationScope is active on this thread, or a formula of a gradient is computed; not
-/// where a hook of the program may run instead.
+/// where a hook or a function of the program may run instead.
 bool plain_tensors_are_replicated();
 
 /// How many times this thread, or a backward of what it computed, redistributed an argument because
@@ -49,3 +52,4 @@ bool plain_tensors_are_replicated();
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera
+TESSERA_API_END

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// What a policy says of a unit. What it leaves open is as the root's options say.
@@ -115,3 +117,4 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
 void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

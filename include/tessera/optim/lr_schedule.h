@@ -3,6 +3,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// What the rate does after the warm-up.
@@ -45,3 +48,4 @@ class LrSchedule {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

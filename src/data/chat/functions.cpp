@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data::chat {
 namespace {

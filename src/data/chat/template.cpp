@@ -12,7 +12,7 @@
 #include "chat/functions.h"
 #include "chat/lexer.h"
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data::chat {
 namespace {

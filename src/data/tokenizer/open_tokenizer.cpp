@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <span>
 
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tokenizer/forms.h"
 
@@ -17,7 +17,7 @@ enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 /// The beginning of a file; a line of tiktoken's form is in it.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 16 * 1024;
-  const tessera::detail::InputFile file(path, "a tokenizer");
+  const tessera::files::InputFile file(path, "a tokenizer");
   std::string text(std::min(file.size(), kBytes), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -4,8 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-#include <ATen/ops/nanquantile_compositeimplicitautograd_dispatch.h>
-#include <ATen/ops/quantile_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 
@@ -19,6 +17,8 @@
 #include "overrides/composite_kernels.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/composite_kernels.h"
+#include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/quantile_ranks.h"
 
 namespace tessera::detail {
@@ -119,11 +119,11 @@ struct Quantile {
   static constexpr const char* kOutName = "aten::quantile.out";
   template <class... Arguments>
   static at::Tensor plain(const Arguments&... arguments) {
-    return at::compositeimplicitautograd::quantile(arguments...);
+    return composite::quantile(arguments...);
   }
   template <class... Arguments>
   static at::Tensor& plain_out(at::Tensor& out, const Arguments&... arguments) {
-    return at::compositeimplicitautograd::quantile_out(out, arguments...);
+    return composite::quantile_out(out, arguments...);
   }
 };
 
@@ -133,11 +133,11 @@ struct NanQuantile {
   static constexpr const char* kOutName = "aten::nanquantile.out";
   template <class... Arguments>
   static at::Tensor plain(const Arguments&... arguments) {
-    return at::compositeimplicitautograd::nanquantile(arguments...);
+    return composite::nanquantile(arguments...);
   }
   template <class... Arguments>
   static at::Tensor& plain_out(at::Tensor& out, const Arguments&... arguments) {
-    return at::compositeimplicitautograd::nanquantile_out(out, arguments...);
+    return composite::nanquantile_out(out, arguments...);
   }
 };
 
@@ -195,7 +195,7 @@ void implement_quantiles(torch::Library& library) {
 }
 
 // As composite_kernels.cpp: above autograd, and below it.
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_quantiles(library);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {

@@ -8,13 +8,16 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "dispatch/operator_info.h"
 #include "forms/form.h"
+#include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// How a call is run. Decided by plan_call from what is in the call's key; the switch in
@@ -87,7 +90,7 @@ struct CallPlan {
   bool asked_for = false;       ///< what moves is one value that the caller asks for
   bool takes_plain = false;     ///< a plain tensor takes part that is no wrapped number
   bool mixes_plain = false;     ///< one of more than one element
-  bool compares_plain = false;  ///< ranks compare those first (TESSERA_DEBUG)
+  bool compares_plain = false;  ///< ranks always compare those first (TESSERA_DEBUG)
   std::vector<Input> inputs;    ///< every defined tensor, in schema order
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
   std::vector<Rewritten> rewritten;
@@ -124,18 +127,18 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
 
 /// Throws Error, on all ranks, where the scopes of this thread (strict_scope.h) don't allow what
 /// the plan does: they are no part of a call's key. Else warns once of an operator without a rule,
-/// and sees to it that plain tensors among the arguments get plain gradients.
+/// and sees to it that plain tensors among the arguments get plain gradients. Where nothing says
+/// that plain tensors are the same on every rank, those that the call may take are compared.
 void check_policy(const PlannedCall& call);
 
-/// Throws Error, on all ranks, unless the plain tensors that the call reads are equal on the ranks
-/// of its mesh. Collective, between the hosts.
-void compare_plain(const PlannedCall& call);
+/// Throws Error, on all ranks, unless the plain ones among `tensors`, which operator `what` reads,
+/// are equal on the ranks of the mesh. Numbers that a program writes as such (2.0) are. Collective,
+/// between the hosts, if there is any to compare.
+void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
 /// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
 /// module have not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
-/// Adds one to implicit_redistributions() of this rank.
-void count_implicit_redistribution();
-
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -1,6 +1,6 @@
-// The scopes of strict_scope.h, and check_policy of call_plan.h, which asks them at each call. A
-// plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
-// scopes of the calling thread say whether it may.
+// check_policy of call_plan.h, which asks the scopes of strict_scope.h at each call. A plan is kept
+// by its key, and a scope is in no key: so a plan says what it would do, and the scopes of the
+// calling thread say whether it may.
 
 #include <algorithm>
 #include <mutex>
@@ -13,49 +13,17 @@
 #include <fmt/ranges.h>
 
 #include "agreement/agreement.h"
-#include "dispatch/rank_state.h"
-#include "plan/bound_call.h"
+#include "autograd/leaf_gradient.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "plan/plan_by_rule.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 
-namespace tessera {
-namespace {
-
-// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
-// it.
-thread_local bool replicate_here = false;
-
-}  // namespace
-
-bool is_strict() {
-  const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
-  return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
-}
-
-ReplicationScope::ReplicationScope(bool replicate) : outer_(replicate_here) {
-  replicate_here = replicate;
-}
-ReplicationScope::~ReplicationScope() {
-  replicate_here = outer_;
-}
-
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
-// hook brings along is the program's.
-bool plain_tensors_are_replicated() {
-  return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
-}
-
-std::int64_t implicit_redistributions() {
-  return detail::RankState::here()->implicit_redistributions;
-}
-
-namespace detail {
+namespace tessera::detail {
 namespace {
 
 /// The argument of a call that each of its tensors is: "argument 1"; of a list, "argument 0[2]".
@@ -100,7 +68,7 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// As each rank's own loss. A number without a gradient counts as a constant.
+/// As each rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
@@ -197,22 +165,37 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether ranks may have other values of the plain tensors of a call that takes some.
-bool may_differ(const PlannedCall& call) {
+/// Whether a call takes more than plain numbers, which ranks compare, and which libtorch's composed
+/// operators make of their own.
+bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// A hook's plain tensor may be the same on every rank: it is no part of a forward, whose scopes
-/// would say so. So the ranks look.
-void check_plain(const PlannedCall& call) {
-  if (plain_is_replicated_on(call.plan.replicated.mesh) || !may_differ(call)) {
-    return;
+/// The plain tensors that the call reads: what `out` held before does not matter.
+std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
+  const auto arguments = call.arguments();
+  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
+  for (const int argument : call.info.written) {
+    const auto index = static_cast<std::size_t>(argument);
+    if (call.op.schema().arguments()[index].kwarg_only()) {
+      read[index] = {};
+    }
   }
-  if (backward_code() == BackwardCode::kNone) {
+  return bind_call(call.info, read).tensors;
+}
+
+/// What the program wrote in a backward (a hook, a function of its own) may be the same on every
+/// rank: it is no part of a forward, whose scopes would say so. So the ranks look.
+void check_plain(const PlannedCall& call) {
+  const DeviceMesh& mesh = call.plan.replicated.mesh;
+  const bool replicated = plain_is_replicated_on(mesh);
+  if (!replicated && backward_code() == BackwardCode::kNone && mixes_more_than_numbers(call)) {
     fail_of_mixing(call);
   }
-  compare_plain(call);
+  if (!replicated || call.plan.compares_plain) {
+    compare_plain(mesh, call.info.name, plain_tensors_read(call));
+  }
 }
 
 void keep_gradients_plain(const PlannedCall& call) {
@@ -236,24 +219,19 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
   return "";
 }
 
-// What `out` held before does not matter.
-void compare_plain(const PlannedCall& call) {
-  const auto arguments = call.arguments();
-  std::vector<c10::IValue> read(arguments.begin(), arguments.end());
-  for (const int argument : call.info.written) {
-    const auto index = static_cast<std::size_t>(argument);
-    if (call.op.schema().arguments()[index].kwarg_only()) {
-      read[index] = {};
-    }
-  }
-  std::vector<at::Tensor> tensors = bind_call(call.info, read).tensors;
+void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors) {
   std::erase_if(tensors, [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided;
+    return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided ||
+           is_wrapped_number(tensor);
   });
-  check_replicated(call.plan.replicated.mesh, call.info.name, tensors);
+  if (!tensors.empty()) {
+    check_replicated(mesh, what, tensors);
+  }
 }
 
 // Every rank has the same plan and the same scopes, and throws here before it has moved anything.
+// A number of the program's own is compared at each call rather than once: what a rank remembers of
+// a tensor another one need not, and would wait.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);
@@ -264,10 +242,4 @@ void check_policy(const PlannedCall& call) {
   }
 }
 
-void count_implicit_redistribution() {
-  ++RankState::here()->implicit_redistributions;
-}
-
-}  // namespace detail
-
-}  // namespace tessera
+}  // namespace tessera::detail

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "dispatch/operator_traits.h"
 #include "forms/form.h"
+#include "operators/operator_traits.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
@@ -136,7 +136,7 @@ void write_forms(std::ostream& out, bool own_collectives) {
 
 void write_traits(std::ostream& out) {
   out << "\n## Special cases\n\n"
-         "What `src/dtensor/dispatch/operator_traits.cpp` says of single operators; `.*` is every "
+         "What `src/dtensor/operators/operator_traits.cpp` says of single operators; `.*` is every "
          "overload.\n\n";
   for (const auto& [trait, text] : texts_of_traits()) {
     out << "* " << text << ":";

@@ -4,15 +4,16 @@
 #include <ATen/ATen.h>
 #include <ATen/TensorIndexing.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
@@ -59,13 +60,67 @@ TEST(PlainNumber, ThatTheProgramWritesIsNone) {
   });
 }
 
-TEST(PlainNumber, WithoutAGradientIsComparedWhereChecksAreAskedFor) {
-  const testing::DebugChecks debug("1");
+/// What a program computes of a distributed tensor of 5 x 3 and a number of its own.
+struct WithNumber {
+  std::string name;
+  std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
+};
+
+const std::vector<WithNumber>& with_numbers() {
+  static const std::vector<WithNumber> all{
+      {"aten::mul.Tensor", [](auto& d, auto& n) { return d * n; }},
+      {"aten::rsub.Tensor", [](auto& d, auto& n) { return at::rsub(d, n.view({1, 1})); }},
+      {"aten::div_.Tensor", [](auto& d, auto& n) { return d.clone().div_(n); }},
+      {"aten::clamp_min.Tensor", [](auto& d, auto& n) { return at::clamp_min(d, n); }},
+      {"aten::where.self", [](auto& d, auto& n) { return at::where(d > 0, n, d); }},
+      {"aten::copy_", [](auto& d, auto& n) { return d.clone().copy_(n); }},
+      {"aten::fill_.Tensor", [](auto& d, auto& n) { return d.clone().fill_(n); }},
+      {"aten::masked_fill.Tensor", [](auto& d, auto& n) { return d.masked_fill(d > 0, n); }},
+      {"aten::lerp.Tensor", [](auto& d, auto& n) { return d.lerp(d * d, n); }},
+      {"aten::_foreach_mul.Tensor",
+       [](auto& d, auto& n) { return at::_foreach_mul(at::TensorList{d, d}, n)[1]; }},
+      {"aten::quantile", [](auto& d, auto& n) { return at::quantile(d, n / 4, 1); }},
+      {"aten::pad_sequence",
+       [](auto& d, auto& n) { return at::pad_sequence({d.select(1, 0), n.view({1})}); }},
+  };
+  return all;
+}
+
+at::Tensor number(double value) {
+  return at::full({}, value, at::kDouble);
+}
+
+TEST(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank) {
+  RunRanks(3, [](Rank& rank) {
+    for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})}) {
+      const at::Tensor x = leaf(rank.mesh({3}, {"dp"}), placement).detach();
+      for (const auto& [name, compute] : with_numbers()) {
+        EXPECT_TRUE(at::allclose(DistributedTensor(compute(x, number(1.5))).full_tensor(),
+                                 compute(values({5, 3}), number(1.5))))
+            << name;
+      }
+    }
+  });
+}
+
+TEST(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks) {
+  RunRanks(3, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({3}, {"dp"})).detach();
+    const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
+    for (const WithNumber& each : with_numbers()) {
+      EXPECT_ERROR(each.compute(x, own),
+                   each.name + " takes plain tensors for the same on every rank",
+                   "differs from rank 0 on ranks 2", "DistributedTensor(x).full_tensor()");
+    }
+    EXPECT_NO_THROW(x * number(1));
+  });
+}
+
+TEST(PlainNumber, OfEachRanksBatchMayNotWeighADistributedLoss) {
   RunRanks(2, [](Rank& rank) {
-    const at::Tensor penalty = leaf(rank.mesh({2}, {"dp"})).square().sum();
-    EXPECT_ERROR(penalty - at::full({}, rank.rank(), at::kDouble),
-                 "aten::sub.Tensor takes plain tensors for the same on every rank");
-    EXPECT_NO_THROW((2 * penalty - at::full({}, 3.0)).backward());
+    const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
+    EXPECT_ERROR(w.square().sum() * loss.detach(), "aten::mul.Tensor takes plain tensors");
   });
 }
 
@@ -129,6 +184,50 @@ TEST(Hook, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
     EXPECT_ERROR(y.sum().backward(),
                  "aten::mul.Tensor takes plain tensors for the same on every rank",
                  "plain tensor 0");
+  });
+}
+
+TEST(Hook, MayNotMultiplyADistributedGradientByANumberOfItsRank) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    const at::Tensor y = x * 2;
+    const at::Tensor factor = number(rank.rank());
+    y.register_hook([=](const at::Tensor& gradient) { return gradient * factor; });
+    EXPECT_ERROR(y.sum().backward(),
+                 "aten::mul.Tensor takes plain tensors for the same on every rank");
+  });
+}
+
+/// A function of the program's own whose backward multiplies by what it was given.
+struct Masked : torch::autograd::Function<Masked> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& mask) {
+    context->save_for_backward({mask});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * context->get_saved_variables()[0], at::Tensor()};
+  }
+};
+
+TEST(OwnFunction, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    for (const at::Tensor& mask :
+         {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
+      EXPECT_ERROR(Masked::apply(x, mask).sum().backward(),
+                   "aten::mul.Tensor takes plain tensors for the same on every rank");
+    }
+  });
+}
+
+TEST(OwnFunction, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
+    Masked::apply(x, values({5, 3}, 1)).sum().backward();
+    Masked::apply(x, number(2)).sum().backward();
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), values({5, 3}, 1) + 2));
   });
 }
 

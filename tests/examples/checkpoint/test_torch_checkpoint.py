@@ -22,20 +22,28 @@ def copy(dp, tp, source, target):
     return programs.succeed(programs.on_ranks(dp * tp, [programs.BIN / "checkpoint_copy", dp, tp, source, target]))
 
 
-class TorchCheckpoint(programs.WithSharedFolder):
+class WithTorchCheckpoint(programs.WithSharedFolder):
+    """`form` is a folder that torch wrote in that form, and `whole` what it is made of."""
+    form = None
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        torch_checkpoint("save", "sharded", cls.shared / "sharded", cls.shared / "whole.safetensors")
+        torch_checkpoint("save", cls.form, cls.shared / cls.form, cls.shared / "whole.safetensors")
         cls.whole = load_file(cls.shared / "whole.safetensors")
+        cls.weights = [name for name in cls.whole if not name.startswith("optimizer.")]
 
     def expect_equal(self, file, names):
         found = load_file(file)
-        self.assertEqual(found.keys(), self.whole.keys())
+        self.assertEqual(found.keys(), set(names))
         for name in names:
             ours, theirs = found[name], self.whole[name]
             self.assertEqual((ours.dtype, ours.shape), (theirs.dtype, theirs.shape), name)
             self.assertEqual(ours.numpy().tobytes(), theirs.numpy().tobytes(), name)
+
+
+class TorchCheckpoint(WithTorchCheckpoint):
+    form = "sharded"
 
     def test_what_fsdp2_saved_is_loaded(self):
         for mesh in ((2, 2), (3, 1)):
@@ -65,28 +73,15 @@ class TorchCheckpoint(programs.WithSharedFolder):
     def test_what_torch_consolidated_is_a_model(self):
         torch_checkpoint("save", "consolidated", self.shared / "model", self.shared / "same.safetensors")
         copy(2, 2, self.shared / "model", self.shared / "weights.safetensors")
-        weights = [name for name in self.whole if not name.startswith("optimizer.")]
-        self.expect_equal(self.shared / "weights.safetensors", weights)
+        self.expect_equal(self.shared / "weights.safetensors", self.weights)
 
 
-
-class TorchsOwnForm(programs.WithSharedFolder):
+class TorchsOwnForm(WithTorchCheckpoint):
     """What torch.distributed.checkpoint writes by itself: .metadata and .distcp."""
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        torch_checkpoint("save", "distcp", cls.shared / "distcp", cls.shared / "whole.safetensors")
-        cls.whole = load_file(cls.shared / "whole.safetensors")
+    form = "distcp"
 
     def convert(self, out, *arguments):
         return programs.run([sys.executable, CONVERTER, self.shared / "distcp", self.shared / out, *arguments])
-
-    def expect_equal(self, found, names):
-        self.assertEqual(found.keys(), set(names))
-        for name in names:
-            ours, theirs = found[name], self.whole[name]
-            self.assertEqual((ours.dtype, ours.shape), (theirs.dtype, theirs.shape), name)
-            self.assertTrue(torch.equal(ours, theirs), name)
 
     def test_is_named_with_what_converts_it(self):
         for command in ([programs.BIN / "tessera-ckpt", "info"], [programs.BIN / "checkpoint_copy", 1, 1]):
@@ -100,8 +95,7 @@ class TorchsOwnForm(programs.WithSharedFolder):
         done = self.convert("model", "--prefix", "model.=")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("left out", done.stdout)
-        weights = [name for name in self.whole if not name.startswith("optimizer.")]
-        self.expect_equal(load_file(self.shared / "model/model.safetensors"), weights)
+        self.expect_equal(self.shared / "model/model.safetensors", self.weights)
 
     def test_weights_and_optimizer_become_a_step_that_is_loaded_on_any_mesh(self):
         done = self.convert("step", "--prefix", "model.=", "--prefix", "optim.=optimizer.", "--step")
@@ -109,7 +103,7 @@ class TorchsOwnForm(programs.WithSharedFolder):
         for mesh in ((1, 1), (2, 2), (3, 1)):
             with self.subTest(mesh=mesh):
                 copy(*mesh, self.shared / "step", self.shared / "out.safetensors")
-                self.expect_equal(load_file(self.shared / "out.safetensors"), self.whole)
+                self.expect_equal(self.shared / "out.safetensors", self.whole)
 
     def test_refuses_in_one_line(self):
         for arguments, part in ((["--prefix", "modle.="], "no tensor is left"),

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/flight.h"
 
 namespace tessera::run {
 namespace {

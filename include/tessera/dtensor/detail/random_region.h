@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 #include <map>
@@ -11,12 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
-#include "tessera/dtensor/detail/random_dispatch_key.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/key_scopes.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Where the elements of a local tensor are in the tensor that one rank would have.
@@ -120,7 +121,7 @@ const RandomRegionPtr& random_region();
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that meets a distributed one on `mesh` counts as the same on every rank
 /// of it: in the forward of a module that was parallelized on that mesh, in a ReplicationScope, and
-/// in the formulas of backward, but not where a hook of the program may run.
+/// in the formulas of backward, but not where a hook or a function of the program may run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
@@ -150,7 +151,8 @@ class RandomRegionScope {
 
  private:
   CarriedScope<Carried::kRandomRegion, ActiveRegion> scope_;
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  IncludeKeys guard_;
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

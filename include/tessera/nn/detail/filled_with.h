@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "tessera/export.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// From which seed nn::init_weights has filled a module's parameters, for whoever compares ranks.
@@ -12,8 +15,8 @@ namespace tessera::nn::detail {
 struct FilledWith {
   struct Fill {
     std::uint64_t seed = 0;
-    const c10::TensorImpl* tensor = nullptr;  ///< that was filled
-    std::uint64_t version = 0;                ///< then: a later write makes other values
+    tessera::detail::TensorIdentity tensor = nullptr;  ///< that was filled
+    std::uint64_t version = 0;                         ///< then: a later write makes other values
   };
   std::unordered_map<const ParameterSlot*, Fill> fills;
 };
@@ -23,3 +26,4 @@ struct FilledWith {
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail
+TESSERA_API_END
