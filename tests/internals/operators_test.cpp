@@ -53,8 +53,8 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}), 0).size(), 2u);
 }
 
-// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above 3
-// as a double.
+// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above
+// 3 as a double.
 TEST(QuantileRanksCanary, AreOfTheTypeThatLibtorchTakes) {
   const auto found = at::quantile(at::arange(11, at::kFloat), 0.3, {}, false, "higher");
   const bool wide = type_of_quantile_ranks(at::kFloat) == at::kDouble;

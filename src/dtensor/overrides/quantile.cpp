@@ -52,8 +52,8 @@ void check_arguments(const at::Tensor& self, const at::Tensor& q, std::string_vi
               "quantile() q values must be in the range [0, 1]");
 }
 
-/// For each row of sorted values where the quantiles stand, from 0 for the smallest. A row with a NaN
-/// that counts is NaN, and so is its largest value.
+/// For each row of sorted values where the quantiles stand, from 0 for the smallest. A row with a
+/// NaN that counts is NaN, and so is its largest value.
 at::Tensor ranks_of(const at::Tensor& sorted, const at::Tensor& q, Nan nan) {
   const auto type = type_of_quantile_ranks(sorted.scalar_type());
   TORCH_CHECK(type == at::kDouble || sorted.size(-1) <= kWholeFloats,
@@ -83,9 +83,8 @@ at::Tensor values_at(const at::Tensor& sorted, at::Tensor ranks, std::string_vie
     return lower;
   }
   const at::Tensor upper = sorted.gather(-1, ranks.ceil().to(at::kLong));
-  return interpolation == "midpoint"
-             ? lower.lerp(upper, 0.5)
-             : lower.lerp(upper, ranks.sub(below).to(sorted.scalar_type()));
+  return interpolation == "midpoint" ? lower.lerp(upper, 0.5)
+                                     : lower.lerp(upper, ranks.sub(below).to(sorted.scalar_type()));
 }
 
 at::Tensor compose(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim,

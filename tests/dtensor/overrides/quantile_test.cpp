@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(
                      [](const Tensors& t) { return at::nanquantile(t[0], 0.5, 0, true); }}),
     [](const auto& param_info) { return param_info.param.name; });
 
-/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values otherwise
-/// than many of few.
+/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
+/// otherwise than many of few.
 at::Tensor values_of(std::int64_t rows) {
   at::Tensor values = at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3);
   values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
