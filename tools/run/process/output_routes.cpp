@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "tessera/core/detail/flight_report.h"
 
 namespace tessera::run {
 
@@ -24,7 +23,7 @@ LineRelay::TakeLine OutputRoutes::out(int local_rank) {
   LineRelay::TakeLine show;
   if (shows_out(local_rank)) {
     const int rank = first_rank_ + local_rank;
-    const std::string prefix = rank == 0 ? "" : "[" + flight::name_ranks({rank}) + "] ";
+    const std::string prefix = rank == 0 ? "" : "[rank " + std::to_string(rank) + "] ";
     show = [this, prefix](const std::string& line) { out_->add(prefix + line + "\n"); };
   }
   return join(logs_->out(start_, local_rank), std::move(show));
