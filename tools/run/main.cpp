@@ -7,7 +7,9 @@
 #include <string>
 
 #include "options.h"
+#include "process/rank_logs.h"
 #include "process/rank_process.h"
+#include "rendezvous.h"
 #include "supervisor.h"
 #include "tessera/core/flight.h"
 
@@ -17,8 +19,13 @@ namespace run = tessera::run;
 
 // Each time with ranks, a port and a token of their own.
 int run_job(const run::Options& options) {
+  run::wait_for_host(options);
+  const run::LogFolder logs(options);
+  if (!logs.path().empty()) {
+    std::cerr << "tessera-run: what the ranks print is written to " << logs.path() << '\n';
+  }
   for (int restart = 0;; ++restart) {
-    const auto outcome = run::Supervisor(options).run();
+    const auto outcome = run::Supervisor(options, logs, restart).run();
     if (!outcome.failed || options.restarts == 0) {
       return outcome.code;
     }

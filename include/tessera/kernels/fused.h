@@ -14,6 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
+/// What rms_norm gives.
 struct RmsNormResult {
   at::Tensor out;   ///< like x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps), one per row: (..., 1), fp32 or fp64

@@ -17,7 +17,7 @@ namespace tessera::observe {
 /// A heading with what belongs to it; `note` stands behind the heading. All are HTML.
 std::string html_section(const std::string& heading, const std::string& body,
                          const std::string& note = "");
-/// A figure in large letters; both are HTML. They stand in a <div class="tiles">.
+/// A figure in large letters; both are HTML. They stand in a div of the class "tiles".
 std::string html_tile(const std::string& value, const std::string& label);
 /// Calls and bytes by mesh dimension and collective, with their shares.
 std::string traffic_table(const comm::TrafficTable& comm);

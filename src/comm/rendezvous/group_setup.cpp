@@ -10,8 +10,8 @@
 #include "backends.h"
 #include "checked/checked_communicator.h"
 #include "tessera/core/error.h"
-#include "watch/meeting.h"
 #include "tessera/internals/detail/quiet_log.h"
+#include "watch/meeting.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {

@@ -24,9 +24,9 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/kernels/fake_mode.h"
 #include "tessera/internals/detail/unboxed_call.h"
 #include "tessera/internals/detail/version_counter.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {
 

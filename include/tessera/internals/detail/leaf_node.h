@@ -35,9 +35,15 @@ inline NodePtr<Node> leaf_node(const at::Tensor& leaf) {
   return torch::autograd::impl::grad_accumulator(leaf);
 }
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using WeakNodePtr = std::weak_ptr<Node>;
+#else
+using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
+#endif
+
 /// Whoever calls keeps `node` alive.
 inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
-  torch::autograd::impl::set_grad_accumulator(leaf, node);
+  torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
 }
 
 }  // namespace tessera::detail
