@@ -251,8 +251,7 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
   return "";
 }
 
-void compare_plain(const DeviceMesh& mesh, std::string_view what,
-                   std::vector<at::Tensor> tensors) {
+void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors) {
   std::erase_if(tensors, [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided ||
            tensor.unsafeGetTensorImpl()->is_wrapped_number();

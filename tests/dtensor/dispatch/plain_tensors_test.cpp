@@ -214,7 +214,8 @@ struct Masked : torch::autograd::Function<Masked> {
 TEST(OwnFunction, MayNotMultiplyADistributedGradientByWhatDiffersBetweenRanks) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
-    for (const at::Tensor& mask : {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
+    for (const at::Tensor& mask :
+         {at::full({5, 3}, rank.rank(), at::kDouble), number(rank.rank())}) {
       EXPECT_ERROR(Masked::apply(x, mask).sum().backward(),
                    "aten::mul.Tensor takes plain tensors for the same on every rank");
     }
@@ -226,8 +227,7 @@ TEST(OwnFunction, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"}));
     Masked::apply(x, values({5, 3}, 1)).sum().backward();
     Masked::apply(x, number(2)).sum().backward();
-    EXPECT_TRUE(
-        at::allclose(DistributedTensor(x.grad()).full_tensor(), values({5, 3}, 1) + 2));
+    EXPECT_TRUE(at::allclose(DistributedTensor(x.grad()).full_tensor(), values({5, 3}, 1) + 2));
   });
 }
 

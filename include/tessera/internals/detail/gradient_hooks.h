@@ -1,7 +1,8 @@
 // Hooks on gradients that are the library's own, told from those of the program. libtorch keeps
 // both in one list of functions, and says of the code that runs in a backward only for which node
 // it runs: not whether it is the node's formula or a hook. Of nodes those are the program's that
-// torch::autograd::Function makes, in C++ or Python; the library's own among them count as such.
+// torch::autograd::Function makes, in C++ or Python, the library's own among them, and those of
+// classes of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +28,7 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< autograd's, or the library's
-  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is a Function of its own
+  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is of its own
 };
 
 /// What runs on this thread.
