@@ -14,7 +14,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
@@ -85,18 +85,6 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
   }
 }
 
-void note_fill(const ParameterSlot& slot, std::uint64_t seed) {
-  for (const ParameterSlot::Owner& owner : slot.owners()) {
-    auto filled = owner.module->attached<detail::FilledWith>();
-    if (filled == nullptr) {
-      filled = std::make_shared<detail::FilledWith>();
-      owner.module->attach(filled);
-    }
-    const at::Tensor& tensor = slot.persistent();
-    filled->fills[&slot] = {seed, tensor.unsafeGetTensorImpl(), detail::written_version(tensor)};
-  }
-}
-
 struct Unfilled {
   std::vector<std::string> names;
   bool on_meta = false;
@@ -143,7 +131,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   // added to the model.
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
   slot->set_initialized(true);
-  note_fill(*slot, run_.seed);
+  detail::note_origin(*slot, detail::origin_of_seed(run_.seed));
 }
 
 void InitContext::fill(const ModuleBase& module, const Initializers& table) const {

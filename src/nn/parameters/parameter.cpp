@@ -10,7 +10,7 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/fill_epoch.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"
 
