@@ -7,6 +7,7 @@
 // The median of repetitions that take turns is what to read. bytes_per_second counts what must be
 // read and written at least.
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
@@ -18,7 +19,6 @@
 #include <ATen/ops/silu.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace {
 
@@ -48,7 +48,7 @@ struct Sizes {
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
+  const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
   c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
       end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   call();

@@ -4,7 +4,6 @@
 #include "equal_copies.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <iterator>
@@ -18,7 +17,8 @@
 #include "tessera/dtensor/detail/module_names.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
@@ -244,7 +244,7 @@ void EqualCopies::compare_after_backward(nn::TensorList outputs) {
     tessera::detail::add_own_hook(
         *output, tessera::detail::OwnHook::kNotice,
         [copies = shared_from_this()](const at::Tensor& gradient) {
-          const int backward = torch::autograd::get_current_graph_task_id();
+          const int backward = tessera::detail::backward_id();
           if (std::exchange(copies->backward_, backward) != backward) {
             call_at_end_of_backward(
                 [copies] { call_at_end_of_backward([copies] { copies->compare_gradients(); }); });

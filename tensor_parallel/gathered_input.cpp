@@ -12,14 +12,10 @@
 
 #include "gathered_input.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <memory>
 #include <string>
@@ -28,16 +24,18 @@
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/sequence_number.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/linear.h"
 
 namespace tessera::tensor_parallel {
 namespace {
 
-using torch::autograd::Edge;
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
+using tessera::detail::Edge;
+using tessera::detail::Node;
+using tessera::detail::SavedVariable;
+using tessera::detail::variable_list;
 
 void check_first_order() {
   TESSERA_CHECK(!c10::GradMode::is_enabled(),
@@ -211,11 +209,11 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     const c10::NoGradGuard no_grad;
     whole = shard.redistribute(everywhere).tensor();
   }
-  const std::uint64_t late_number = at::sequence_number::get_and_increment();
+  const std::uint64_t late_number = tessera::detail::take_sequence_number();
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard), shard, late_number);
-  node->set_next_edges(torch::autograd::collect_next_edges(shard.tensor()));
-  torch::autograd::set_history(whole, node);
+  tessera::detail::set_inputs(*node, shard.tensor());
+  tessera::detail::set_node(whole, node);
   return whole;
 }
 
@@ -232,11 +230,11 @@ at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
   if (weight.requires_grad()) {
     const auto late =
         tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, weight);
-    late->set_next_edges(torch::autograd::collect_next_edges(weight));
+    tessera::detail::set_inputs(*late, weight);
     of_weight = Edge(late, late->add_input_metadata(product));
   }
-  node->set_next_edges({torch::autograd::impl::gradient_edge(x), of_weight});
-  torch::autograd::set_history(product, node);
+  node->set_next_edges({tessera::detail::edge_to(x), of_weight});
+  tessera::detail::set_node(product, node);
   return bias.defined() ? product.add(bias) : product;
 }
 

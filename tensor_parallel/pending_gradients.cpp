@@ -6,13 +6,14 @@
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <utility>
 
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::tensor_parallel {
 
@@ -29,14 +30,13 @@ void PendingGradients::watch(const std::vector<nn::SlotPtr>& slots) {
 
 void PendingGradients::watch(const at::Tensor& leaf) {
   // By weak reference: the hook lives in the leaf's own autograd state, and would keep it alive.
-  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(
-      leaf.getIntrusivePtr());
+  const tessera::detail::WeakTensor weak(leaf);
   using tessera::detail::OwnHook;
   tessera::detail::add_own_hook(leaf, OwnHook::kLayout,
                                 [self = shared_from_this(), weak](const at::Tensor& gradient) {
                                   // Autograd holds the leaf while its hook runs, so that lock()
                                   // succeeds.
-                                  return self->take(at::Tensor(weak.lock()), gradient);
+                                  return self->take(weak.lock(), gradient);
                                 });
 }
 
@@ -50,7 +50,7 @@ at::Tensor PendingGradients::take(const at::Tensor& leaf, const at::Tensor& grad
     return gradient;
   }
   const c10::AutoGradMode no_grad(false);
-  begin(torch::autograd::get_current_graph_task_id());
+  begin(tessera::detail::backward_id());
   terms_.push_back({leaf, local_tensor(gradient), group});
   // Zeros, so that autograd makes a .grad (or adds nothing to the one there), to which settle()
   // adds the sum.

@@ -1,6 +1,7 @@
 // A mixture of experts: the experts on one mesh dimension, all else on every rank.
 //   tessera-run --nproc 4 -- build/bin/tutorial_11_experts
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mse_loss.h>
@@ -120,7 +121,8 @@ struct Batch {
 
 /// The rows of rank `index` of `count`, of a batch that every rank can make.
 Batch batch_of(int step, std::int64_t index, std::int64_t count) {
-  const at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step));
+  const at::Generator generator =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(step));
   const at::Tensor x = at::randn({kRows, kDim}, generator);
   const std::int64_t rows = kRows / count;
   return {x.narrow(0, index * rows, rows), x.flip(1).narrow(0, index * rows, rows)};

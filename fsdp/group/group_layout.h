@@ -9,8 +9,10 @@
 
 #include "parameter/parameter_spec.h"
 #include "parameter/shard_shape.h"
-#include "tessera/fsdp/fully_shard.h"
+#include "tessera/export.h"
+#include "tessera/fsdp/options.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// The place of a parameter's shard in a flat buffer of shards.
@@ -80,3 +82,4 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
           const at::Tensor& buffer);
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/memory_under_tensors.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -25,15 +26,6 @@ GroupLayout layout_of(const std::vector<ShardedParameter>& parameters, const Dat
   // One type and one home for all: unit_spec.cpp groups parameters so.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
-}
-
-/// Lets `tensor` keep its identity but use other memory from now on: optimizers hold it.
-void reseat(const at::Tensor& tensor, const at::Tensor& memory) {
-  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids it for tensors that came from detach(), as shards may.
-  impl.set_allow_tensor_metadata_change(true);
-  impl.set_storage_keep_dtype(memory.storage());
-  impl.set_storage_offset(memory.storage_offset());
 }
 
 }  // namespace
@@ -90,7 +82,7 @@ void GroupShards::lay_out() {
     // The old memory is freed with its last user: the model needs one group's shards twice, for a
     // moment.
     place.copy_(parameters_[i].shard());
-    reseat(parameters_[i].shard(), place);
+    tessera::detail::move_onto(parameters_[i].shard(), place.storage(), place.storage_offset());
   }
 }
 

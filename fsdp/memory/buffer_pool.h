@@ -8,8 +8,10 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
-#include "tessera/fsdp/collectives.h"
+#include "tessera/export.h"
+#include "tessera/fsdp/custom_collectives.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// Who allocates memory: the caller's function, for a group; else the group; without one, libtorch.
@@ -66,3 +68,4 @@ class BufferPool {
 };
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

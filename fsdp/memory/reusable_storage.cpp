@@ -1,12 +1,11 @@
-// The one place that changes the data pointer under live tensors. No operator runs on them, so that
-// no version counter moves and autograd accepts what it has saved.
-
 #include "memory/reusable_storage.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 
 #include <utility>
+
+#include "tessera/internals/detail/memory_under_tensors.h"
 
 namespace tessera::fsdp {
 
@@ -27,29 +26,17 @@ void ReusableStorage::lend(at::Tensor memory) {
 }
 
 void ReusableStorage::set(at::DataPtr memory) {
-  c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
-  // noswap: nobody wants the old pointer, which is null.
-  storage.set_data_ptr_noswap(std::move(memory));
-  storage.set_nbytes(static_cast<std::size_t>(bytes_));
+  tessera::detail::set_memory(storage_, std::move(memory), bytes_);
 }
 
-/// The tensors keep their sizes and strides: reading them now is libtorch's error.
 void ReusableStorage::free() {
-  c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
-  // The null pointer keeps the device, which tensors over the storage report.
-  storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
-  storage.set_nbytes(std::size_t{0});
+  tessera::detail::free_memory(storage_);
 }
 
 at::Tensor ReusableStorage::tensor(std::vector<std::int64_t> sizes, c10::ScalarType dtype,
                                    std::int64_t byte_offset) const {
-  at::Tensor tensor = at::empty({0}, at::dtype(dtype).device(storage_.device()));
-  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Not set_(): that would resize a storage that is not allocated.
-  impl.set_storage_keep_dtype(storage_);
-  impl.set_storage_offset(byte_offset / static_cast<std::int64_t>(tensor.itemsize()));
-  impl.set_sizes_contiguous(sizes);
-  return tensor;
+  const auto item = static_cast<std::int64_t>(c10::elementSize(dtype));
+  return tessera::detail::tensor_over(storage_, byte_offset / item, sizes, dtype);
 }
 
 }  // namespace tessera::fsdp

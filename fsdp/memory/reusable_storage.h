@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// Memory under tensors that outlive it: it can be freed and allocated again while parameters, and
@@ -38,3 +41,4 @@ class ReusableStorage {
 };
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

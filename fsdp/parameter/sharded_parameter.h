@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <functional>
@@ -15,6 +14,7 @@
 #include "parameter/shard_shape.h"
 #include "parameter/unreduced_gradient.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/graph_node.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::fsdp {
@@ -74,7 +74,7 @@ class ShardedParameter {
   /// How autograd finds the gradient of the sharded tensor (nn::StandInGradient), also of one that
   /// adopt() takes over.
   using MakeStandIn =
-      std::function<std::shared_ptr<torch::autograd::Node>(const at::Tensor& sharded)>;
+      std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
 
   /// Counts what was written to the shard since the last call as a write to the unsharded tensor,
@@ -163,7 +163,7 @@ class ShardedParameter {
   at::Tensor sharded_;
   at::Tensor unsharded_;
   MakeStandIn make_stand_in_;
-  std::shared_ptr<torch::autograd::Node> stand_in_;
+  tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
   std::uint64_t counted_version_ = 0;  ///< of the shard, as the unsharded tensor has counted it
   int expected_ = 0;                   ///< reductions under way

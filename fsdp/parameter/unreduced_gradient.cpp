@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::fsdp {
 
@@ -52,7 +53,7 @@ void UnreducedGradient::release_resources() {
 }
 
 UnreducedGradient* unreduced(const at::Tensor& gradient) {
-  return dynamic_cast<UnreducedGradient*>(gradient.unsafeGetTensorImpl());
+  return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
 }  // namespace tessera::fsdp

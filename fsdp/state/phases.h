@@ -4,8 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // In which phase an iteration, a unit and the gather of a group are. Which phase may follow which,
@@ -106,3 +108,4 @@ class PhaseRecorder {
 };
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

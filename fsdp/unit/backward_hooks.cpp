@@ -4,12 +4,6 @@
 
 #include "unit/backward_hooks.h"
 
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,15 +11,17 @@
 
 #include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/guarded_view.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using torch::autograd::variable_list;
+using tessera::detail::variable_list;
 
 /// The identity, with a callback in its backward. Its sequence number is lower than that of every
 /// node made after it, so the engine runs it after all of those that are ready.
-struct CallAfter final : torch::autograd::Node {
+struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
   variable_list apply(variable_list&& gradients) override {
@@ -46,15 +42,6 @@ struct CallAfter final : torch::autograd::Node {
   GradientHook callback;
 };
 
-/// The same values as a view, which libtorch refuses to change in place: the node would be lost,
-/// and `tensor` would have new values with its old history.
-at::Tensor guarded_view(const at::Tensor& tensor) {
-  return torch::autograd::as_view(tensor, tensor.tensor_data(), /*is_bw_differentiable=*/true,
-                                  /*is_fw_differentiable=*/true, /*view_func=*/nullptr,
-                                  /*rev_view_func=*/nullptr,
-                                  torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
-}
-
 bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
@@ -74,11 +61,11 @@ bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
     return false;
   }
   const auto node = tessera::detail::make_node<CallAfter>(std::move(callback));
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  tessera::detail::set_inputs(*node, inputs);
   for (at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
-      *tensor = guarded_view(*tensor);
-      torch::autograd::set_history(*tensor, node);
+      *tensor = tessera::detail::guarded_view(*tensor);
+      tessera::detail::set_node(*tensor, node);
     }
   }
   return true;
@@ -102,7 +89,7 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 }
 
 bool backward_runs() {
-  return torch::autograd::get_current_graph_task_id() >= 0;
+  return tessera::detail::backward_id() >= 0;
 }
 
 }  // namespace tessera::fsdp

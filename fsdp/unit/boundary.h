@@ -7,8 +7,10 @@
 #include <unordered_set>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // What happens to the tensors that come into a unit's forward and go out of it. What it computes
@@ -33,3 +35,4 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 std::optional<c10::ScalarType> floating_type(nn::TensorList tensors);
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

@@ -4,9 +4,6 @@
 
 #include "unit/requested_gradients.h"
 
-#include <torch/csrc/autograd/functions/basic_ops.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -15,16 +12,17 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/leaf_node.h"
 #include "tessera/nn/detail/stand_in_gradient.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using nn::BackwardCall;
-using torch::autograd::AccumulateGrad;
-using torch::autograd::Edge;
-using torch::autograd::Node;
-using torch::autograd::variable_list;
+using tessera::detail::as_leaf;
+using tessera::detail::Edge;
+using tessera::detail::Node;
+using tessera::detail::variable_list;
 using Request = ShardedParameter::Request;
 
 class ShardGradient final : public nn::StandInGradient {
@@ -72,7 +70,7 @@ std::vector<Asked> asked_of(const BackwardCall& call) {
 }
 
 Edge leaf_edge(const ShardedParameter& parameter) {
-  return {torch::autograd::impl::grad_accumulator(parameter.unsharded()), 0};
+  return {tessera::detail::leaf_node(parameter.unsharded()), 0};
 }
 
 /// Whether the graph of `call` leads to what stands in for one of them, and not only, as that of a
@@ -146,9 +144,9 @@ class RequestScope {
 /// While it exists, `.grad` of leaves holds what a backward gives them alone.
 class EmptyGradients {
  public:
-  explicit EmptyGradients(const torch::autograd::edge_list& outputs) {
+  explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
     for (const Edge& output : outputs) {
-      if (auto* leaf = dynamic_cast<AccumulateGrad*>(output.function.get())) {
+      if (auto* leaf = as_leaf(output)) {
         const auto [entry, is_new] = before_.try_emplace(leaf, at::Tensor());
         if (is_new) {
           entry->second = std::exchange(leaf->variable.mutable_grad(), at::Tensor());
@@ -165,7 +163,7 @@ class EmptyGradients {
   }
 
  private:
-  std::map<AccumulateGrad*, at::Tensor> before_;
+  std::map<tessera::detail::LeafNode*, at::Tensor> before_;
 };
 
 void check_returnable(const BackwardCall& call, const std::vector<Asked>& asked,
@@ -181,10 +179,7 @@ void check_returnable(const BackwardCall& call, const std::vector<Asked>& asked,
       " was asked for while set_requires_gradient_sync, set_requires_all_reduce or "
       "set_is_last_backward is false; it gives reduced gradients: set them true for it");
   for (const Edge& output : call.outputs) {
-    const Node* node = output.function.get();
-    TESSERA_CHECK(dynamic_cast<const AccumulateGrad*>(node) != nullptr ||
-                      dynamic_cast<const torch::autograd::Identity*>(node) != nullptr,
-                  first,
+    TESSERA_CHECK(as_leaf(output) != nullptr || tessera::detail::is_unreachable(output), first,
                   " was asked for together with that of a result of operators; ask for that in a "
                   "call of its own, the first of them with retain_graph");
   }
@@ -220,7 +215,7 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
   run(adding(call, asked));
   variable_list gradients;
   for (const Edge& output : call.outputs) {
-    const auto* leaf = dynamic_cast<const AccumulateGrad*>(output.function.get());
+    const auto* leaf = as_leaf(output);
     gradients.push_back(leaf != nullptr ? leaf->variable.grad() : at::Tensor());
   }
   return gradients;
@@ -233,8 +228,7 @@ void offer_gradients(const std::shared_ptr<Unit>& unit) {
   for (ParameterGroup& group : unit->groups()) {
     for (ShardedParameter& parameter : group.parameters()) {
       parameter.set_stand_in([unit = std::weak_ptr(unit)](const at::Tensor& sharded) {
-        // deleteNode, as for all nodes.
-        return std::shared_ptr<Node>(new ShardGradient(sharded, unit), torch::autograd::deleteNode);
+        return tessera::detail::make_node<ShardGradient>(sharded, unit);
       });
     }
   }

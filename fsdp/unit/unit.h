@@ -10,11 +10,13 @@
 #include "state/phases.h"
 #include "state/settings.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 #include "unit/iteration_state.h"
 #include "unit/unit_groups.h"
 #include "unit/unit_spec.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// What fully_shard made of one module, or of several that run one after another: their parameters,
@@ -124,3 +126,4 @@ class Unit : public std::enable_shared_from_this<Unit> {
 };
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

@@ -3,7 +3,9 @@
 #include <functional>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -31,3 +33,4 @@ void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& 
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

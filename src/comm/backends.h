@@ -5,15 +5,16 @@
 
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d_store.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A group of one rank: every collective is a copy, or nothing.
@@ -31,14 +32,13 @@ CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart sta
 ///
 /// A call puts this rank's data into the shared memory and returns; Work::wait() reads the peers'.
 /// One call is under way at a time: the next one first waits for it.
-CommunicatorPtr make_shm_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                      const GroupInfo& group);
+CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone;
 /// `address` is this host's, and the peers reach it. Collective. Reduce-scatter is an all-to-all
 /// and a local sum: libtorch's own costs a whole all-reduce.
-CommunicatorPtr make_gloo_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                       const GroupInfo& group, const std::string& address);
+CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const std::string& address);
 
 /// Collectives of CUDA tensors through `host`, a communicator of CPU tensors: for ranks that share
 /// a GPU, which NCCL refuses. Inputs are copied to pinned memory by the call, which therefore waits
@@ -58,3 +58,4 @@ inline WorkPtr done_work() {
 }
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

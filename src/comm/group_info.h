@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 class GroupWatch;
@@ -38,3 +41,4 @@ std::string join(const std::vector<int>& ranks);
 std::string first_line(const std::string& message);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -97,4 +97,39 @@ BackwardCode backward_code() {
                                                                   : BackwardCode::kFormula;
 }
 
+bool has_hooks(const at::Tensor& leaf) {
+  return !torch::autograd::impl::hooks(leaf).empty();
+}
+
+at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
+  torch::autograd::variable_list gradients{gradient};
+  for (const auto& hook : torch::autograd::impl::hooks(leaf)) {
+    gradients = (*hook)(gradients);
+  }
+  return gradients.front();
+}
+
+void call_hook_after_grad(const at::Tensor& leaf) {
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf)) {
+    (*hook)(leaf);
+  }
+}
+
+void move_hooks(const at::Tensor& from, const at::Tensor& to) {
+  namespace impl = torch::autograd::impl;
+  const auto* meta = impl::get_autograd_meta(from);
+  if (meta->cpp_hooks_list_ != nullptr) {
+    to.register_hook([hooks = meta->cpp_hooks_list_](at::Tensor gradient) {
+      for (const CppHook& hook : *hooks) {
+        const at::Tensor changed(hook ? hook(gradient) : at::TensorBase());
+        gradient = changed.defined() ? changed : gradient;
+      }
+      return gradient;
+    });
+  }
+  if (auto& hook = impl::post_acc_grad_hooks(from)) {
+    impl::set_post_acc_grad_hooks(to, std::move(hook));
+  }
+}
+
 }  // namespace tessera::detail

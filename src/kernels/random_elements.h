@@ -4,10 +4,12 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
 #include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/detail/narrow.h"
 #include "tessera/kernels/detail/philox.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 /// Boxes are passed to kernels by value, so that their arrays have a fixed size.
@@ -67,3 +69,4 @@ TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, d
 }
 
 }  // namespace tessera::kernels
+TESSERA_API_FOR_TEST_END

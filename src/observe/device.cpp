@@ -2,8 +2,6 @@
 // found out: a run must not fail for its metrics.
 #include "tessera/observe/device.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -11,14 +9,14 @@
 #include <array>
 #include <fstream>
 
+#include "tessera/internals/detail/devices.h"
 #include "tessera/observe/tensor_memory.h"
 
 namespace tessera::observe {
 namespace {
 
-/// By libtorch's virtual guard, which libtorch_cuda implements: this layer links no CUDA.
-int current_cuda_device() {
-  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
+c10::Device current_cuda_device() {
+  return {c10::DeviceType::CUDA, detail::current_device(c10::DeviceType::CUDA)};
 }
 
 /// From the driver, which a CUDA program has loaded: the layer does not link CUDA for a name.
@@ -35,7 +33,7 @@ std::string cuda_name() {
   std::array<char, 256> name{};
   int device = 0;
   const bool found = get_device != nullptr && get_name != nullptr &&
-                     get_device(&device, current_cuda_device()) == 0 &&
+                     get_device(&device, current_cuda_device().index()) == 0 &&
                      get_name(name.data(), static_cast<int>(name.size()) - 1, device) == 0;
   dlclose(driver);
   return found ? name.data() : "";
@@ -54,21 +52,15 @@ std::string cpu_name() {
 }
 
 /// Asked of the driver once: the question stalls the device. A process has one GPU.
-std::int64_t cuda_capacity(c10::DeviceAllocator& allocator, c10::DeviceIndex device) {
-  static const auto bytes = static_cast<std::int64_t>(allocator.getMemoryInfo(device).second);
+std::int64_t cuda_capacity(c10::Device device) {
+  static const std::int64_t bytes = detail::memory_capacity(device);
   return bytes;
 }
 
-/// Reserved memory is what a larger batch would run out of, active memory what the program needs.
-/// Peaks of all kinds of blocks.
 MemoryUse take_cuda_memory() {
-  const auto device = static_cast<c10::DeviceIndex>(current_cuda_device());
-  auto* allocator = c10::getDeviceAllocator(c10::DeviceType::CUDA);
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto stats = allocator->getDeviceStats(device);
-  allocator->resetPeakStats(device);
-  return {stats.reserved_bytes[kAll].peak, stats.active_bytes[kAll].peak,
-          cuda_capacity(*allocator, device)};
+  const c10::Device device = current_cuda_device();
+  const detail::CachedMemory memory = detail::take_cached_memory(device);
+  return {memory.peak_reserved, memory.peak_active, cuda_capacity(device)};
 }
 
 }  // namespace

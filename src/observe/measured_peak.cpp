@@ -4,9 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -14,9 +12,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/world.h"
+#include "tessera/internals/detail/devices.h"
 #include "tessera/observe/device.h"
 
 namespace tessera::observe {
@@ -47,7 +46,7 @@ class SquareProducts {
       at::mm_out(result_, a_, a_);
     }
     if (!device_.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+      detail::synchronize(device_);
     }
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
@@ -95,7 +94,7 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type) {
   const double own = median_rate(*hosts, device, type);
   if (!device.is_cpu()) {
     // The run's own memory is counted from here.
-    c10::getDeviceAllocator(device.type())->emptyCache();
+    detail::empty_cache(device.type());
     take_memory_use(name);
   }
   double sum = 0;

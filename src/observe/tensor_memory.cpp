@@ -4,8 +4,6 @@
 
 #include "tessera/observe/tensor_memory.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/cpu_allocator.h"
 
 namespace tessera::observe {
 namespace {
@@ -139,8 +138,8 @@ void count_tensor_memory(TensorMemoryOptions options) {
     return;
   }
   // Never freed: tensors may outlive main().
-  static auto* const allocator = new CountingAllocator(c10::GetCPUAllocator());
-  c10::SetCPUAllocator(allocator, /*priority=*/255);
+  static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
+  tessera::detail::set_cpu_allocator(allocator);
 }
 
 std::optional<std::int64_t> tensor_bytes() {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "local_shards.h"
+#include "tessera/internals/detail/version_counter.h"
 #include "tessera/optim/slot_optimizer.h"
 
 namespace tessera::optim {
@@ -30,7 +31,7 @@ at::Tensor as_real(const at::Tensor& tensor) {
 /// or is one of libtorch's fused kernels, which do not say so.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
-    shard.parameter.unsafeGetTensorImpl()->bump_version();
+    tessera::detail::count_write(shard.parameter);
   }
 }
 

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
 /// The gradient of a slot's persistent tensor; undefined if there is none. One whose layout differs
@@ -39,3 +41,4 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
 }  // namespace tessera::optim
+TESSERA_API_FOR_TEST_END

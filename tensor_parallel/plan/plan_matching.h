@@ -3,8 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::tensor_parallel {
 
 /// A module below the one that a plan is applied to; `fqn` is empty for that one itself.
@@ -21,3 +23,4 @@ struct NamedModule {
 std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_FOR_TEST_END

@@ -21,6 +21,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
 #include "testing/errors.h"
 #include "testing/module_values.h"

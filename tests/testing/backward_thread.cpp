@@ -2,10 +2,6 @@
 // that calls them, with what libtorch takes along and nothing else. Each calling thread, which may
 // be a rank, has a thread of its own for it.
 
-#include <ATen/ThreadLocalState.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -13,10 +9,16 @@
 #include <thread>
 #include <utility>
 
-#include "nn/recompute/checkpoint_engine.h"
+#include "tessera/internals/detail/engine.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/state_of_thread.h"
 
 namespace tessera::testing {
 namespace {
+
+using tessera::detail::AnsweringEngine;
+using tessera::detail::edge_list;
+using tessera::detail::variable_list;
 
 /// One thread, kept for backward after backward as autograd's device threads are.
 class BackwardThread {
@@ -70,27 +72,26 @@ class BackwardThread {
   std::thread thread_{[this] { loop(); }};
 };
 
-class ThreadedEngine final : public nn::detail::CheckpointEngine {
+class ThreadedEngine final : public AnsweringEngine {
  public:
   ~ThreadedEngine() override { stop(); }
 
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs,
-                                         bool keep_graph, bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    torch::autograd::variable_list gradients;
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph,
+                        bool create_graph, bool accumulate_grad,
+                        const edge_list& outputs) override {
+    variable_list gradients;
     const auto run = [&] {
-      gradients = CheckpointEngine::execute(roots, inputs, keep_graph, create_graph,
-                                            accumulate_grad, outputs);
+      gradients = AnsweringEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                           outputs);
     };
     // A backward within a backward stays on its thread.
-    if (torch::autograd::get_current_graph_task_id() != -1) {
+    if (tessera::detail::backward_id() != -1) {
       run();
       return gradients;
     }
     thread_local BackwardThread thread;
-    thread.run([&run, state = at::ThreadLocalState()] {
-      const at::ThreadLocalStateGuard guard(state);
+    thread.run([&run, state = tessera::detail::StateOfThread()] {
+      const tessera::detail::StateOfThreadScope scope(state);
       run();
     });
     return gradients;

@@ -3,6 +3,9 @@
 #include <filesystem>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -31,3 +34,4 @@ void check_save_lora(const nn::ModuleBase& module, const std::filesystem::path& 
                      const std::string& base_model);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

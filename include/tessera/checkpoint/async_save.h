@@ -5,7 +5,9 @@
 #include <memory>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 class BackgroundSave;
@@ -50,3 +52,4 @@ class SaveFuture {
                                     const SaveOptions& options = {});
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -11,7 +11,9 @@
 
 #include "tessera/checkpoint/stateful.h"
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -113,3 +115,4 @@ LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -107,3 +109,4 @@ void export_hugging_face(const std::filesystem::path& step, const std::filesyste
 std::string config_change(const std::string& before, const std::string& now);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

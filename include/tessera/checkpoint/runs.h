@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -49,3 +52,4 @@ std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::files
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

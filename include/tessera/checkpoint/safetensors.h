@@ -11,12 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
+#include "tessera/export.h"
 
 namespace at {
 class Tensor;
 }
 
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// A tensor in a safetensors file.
@@ -28,7 +30,7 @@ struct TensorEntry {
   std::uint64_t bytes = 0;
 };
 
-using detail::Symlinks;
+using files::Symlinks;
 
 /// A safetensors file, opened for reading. The constructor reads and checks the header alone. It
 /// throws Error, naming the file, the tensor and the fault, for what the format forbids (overlaps,
@@ -116,3 +118,4 @@ class SafetensorsWriter {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

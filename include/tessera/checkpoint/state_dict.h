@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/stateful.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -84,3 +86,4 @@ void set_rank_state_dict(comm::World& world, const NamedRankStates& objects,
                          const nlohmann::json& states, const StateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// An object of a program whose state a checkpoint holds: a schedule, a loss scaler. The state is
@@ -83,3 +86,4 @@ T sum_of(const std::vector<T>& of_ranks) {
 }
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

@@ -11,6 +11,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 
 namespace at {
 class Tensor;
@@ -19,6 +20,7 @@ namespace c10 {
 struct TensorOptions;
 }
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A collective failed because of a peer: it died, gave up or did not come in time. The cause is on
@@ -164,3 +166,4 @@ class PurposeScope {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// As fake_world(), with the device "meta": what is computed there has shapes and no values, so
@@ -9,3 +11,4 @@ namespace tessera::comm {
 WorldPtr meta_world(int rank, int size);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -2,6 +2,9 @@
 
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The main function of one rank: runs `body` and returns 0. If it throws, one line on standard
@@ -18,3 +21,4 @@ namespace tessera::comm {
 int run_main(const std::function<void()>& body);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -7,6 +7,9 @@
 #include <memory>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A queue of work on a device, of which FSDP needs these four. Work within a lane runs in order;
@@ -81,3 +84,4 @@ StreamsPtr make_streams(c10::Device device);
 void set_host_streams(StreamsPtr streams);
 
 }  // namespace tessera::comm
+TESSERA_API_END

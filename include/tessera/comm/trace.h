@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The calls of one kind of collective on one group.
@@ -122,3 +125,4 @@ Traffic total(const TrafficTable& table);
 Traffic total(const TrafficTable& table, const std::string& group);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -10,7 +10,9 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// Where a world's ranks compute, how they communicate, and how long they wait for one another.
@@ -97,3 +99,4 @@ std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 WorldPtr fake_world(int rank, int size);
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// What this library throws, whatever fails. The message is one line: what was asked, what was
@@ -32,6 +35,7 @@ template <class... Parts>
 }
 
 }  // namespace tessera
+TESSERA_API_END
 
 /// Throws tessera::Error with the remaining arguments streamed into one message unless `condition`.
 #define TESSERA_CHECK(condition, ...) \

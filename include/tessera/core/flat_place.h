@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "tessera/core/layout_math.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Which elements of a global tensor a coordinate has.
@@ -23,3 +25,4 @@ std::vector<std::int64_t> flat_place(const FlatPlace& place);
 FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndim);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// One factor of a tensor dimension: `extent` positions, cut over `mesh_dims` in this order. Each
@@ -164,6 +166,7 @@ std::ostream& operator<<(std::ostream& stream, const Layout& layout);
 std::ostream& operator<<(std::ostream& stream, const LayoutPtr& layout);
 
 }  // namespace tessera
+TESSERA_API_END
 
 template <>
 struct std::hash<tessera::LayoutPtr> {

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "tessera/core/layout.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 // Where the elements of a tensor with some layout are. `sizes` are its global sizes, `coordinate`
@@ -49,3 +51,4 @@ std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t ind
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
 }  // namespace tessera
+TESSERA_API_END

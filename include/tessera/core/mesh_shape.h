@@ -6,6 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// The sizes and names of a mesh's dimensions, outermost first. Positions are numbered in row-major
@@ -46,3 +49,4 @@ std::string to_string(const MeshShape& shape);
 std::ostream& operator<<(std::ostream& stream, const MeshShape& shape);
 
 }  // namespace tessera
+TESSERA_API_END

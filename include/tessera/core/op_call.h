@@ -7,6 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// What a sharding rule sees of a tensor.
@@ -74,3 +77,4 @@ struct OpCall {
 };
 
 }  // namespace tessera
+TESSERA_API_END

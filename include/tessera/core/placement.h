@@ -7,6 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How the local values of a Partial tensor combine into its value.
@@ -81,3 +84,4 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements);
 Placement parse_placement(std::string_view text);
 
 }  // namespace tessera
+TESSERA_API_END

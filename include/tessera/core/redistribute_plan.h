@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/core/layout.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// What a step of a redistribution does.
@@ -70,3 +72,4 @@ std::string to_string(const Plan& plan);
 std::ostream& operator<<(std::ostream& stream, const Plan& plan);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "tessera/core/sharding_rule.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Gives operator `op` a sharding rule, or replaces the library's. `op` is its name with the
@@ -64,3 +66,4 @@ void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    ResultSizes results = nullptr);
 
 }  // namespace tessera
+TESSERA_API_END

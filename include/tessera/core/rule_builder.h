@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "tessera/core/sharding_rule.h"
+#include "tessera/export.h"
 
 /// What sharding rules are written with, the library's own and a program's (register_rule.h): rules
 /// are short because what they have in common (factors, broadcasting, linearity) is here. Pure.
+TESSERA_API_BEGIN
 namespace tessera::rules {
 
 using Sizes = std::vector<std::int64_t>;            ///< of a tensor
@@ -80,3 +82,4 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
 }
 
 }  // namespace tessera::rules
+TESSERA_API_END

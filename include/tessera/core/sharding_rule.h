@@ -11,7 +11,9 @@
 
 #include "tessera/core/layout.h"
 #include "tessera/core/op_call.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. Every
@@ -202,3 +204,4 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 
 }  // namespace tessera
+TESSERA_API_END

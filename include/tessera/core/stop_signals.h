@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// The exit code of a program that was told to stop, has saved, and would go on if it were started
@@ -22,3 +25,4 @@ class StopSignals {
 };
 
 }  // namespace tessera
+TESSERA_API_END

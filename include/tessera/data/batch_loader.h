@@ -10,7 +10,9 @@
 
 #include "tessera/data/samples.h"
 #include "tessera/data/token_source.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 class Mixture;
@@ -83,3 +85,4 @@ class BatchLoader {
 };
 
 }  // namespace tessera::data
+TESSERA_API_END

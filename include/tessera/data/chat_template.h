@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// A conversation as a model's tokenizer reads it.
@@ -44,3 +47,4 @@ ChatTemplatePtr open_chat_template(const std::string& tokenizer);
 bool has_messages(std::string_view line);
 
 }  // namespace tessera::data
+TESSERA_API_END

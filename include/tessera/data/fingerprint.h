@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// What tells a file from others without reading all of it.
@@ -21,3 +24,4 @@ FileFingerprint fingerprint(const std::string& file);
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 
 }  // namespace tessera::data
+TESSERA_API_END

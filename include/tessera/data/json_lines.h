@@ -4,6 +4,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// The texts of `fields`, in this order, of a JSON object on a line of a JSON Lines file. `origin`:
@@ -16,3 +19,4 @@ std::vector<std::string> json_texts(std::string_view line, const std::vector<std
 bool is_blank(std::string_view line);
 
 }  // namespace tessera::data
+TESSERA_API_END

@@ -5,7 +5,9 @@
 #include <memory>
 
 #include "tessera/data/batch_loader.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// Loads a rank's rows of the next step while this one is computed, on a thread of its own. What a
@@ -33,3 +35,4 @@ class PrefetchLoader {
 };
 
 }  // namespace tessera::data
+TESSERA_API_END

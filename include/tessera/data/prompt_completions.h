@@ -8,7 +8,9 @@
 #include "tessera/data/chat_template.h"
 #include "tessera/data/samples.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// How objects become samples.
@@ -49,3 +51,4 @@ SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tok
                                    std::int64_t sequence, const PromptOptions& options);
 
 }  // namespace tessera::data
+TESSERA_API_END

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "tessera/data/token_source.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// The target of a token from which nothing is learnt: cross_entropy's ignore_index.
@@ -40,3 +42,4 @@ SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 
 }  // namespace tessera::data
+TESSERA_API_END

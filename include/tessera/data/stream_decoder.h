@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/data/tokenizer.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// Decodes tokens as they come: the pieces joined are the text of all tokens, and none ends within
@@ -35,3 +37,4 @@ class StreamDecoder {
 };
 
 }  // namespace tessera::data
+TESSERA_API_END

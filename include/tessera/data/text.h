@@ -3,6 +3,9 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// The contents of a file. Throws Error if it can't be read.
@@ -13,3 +16,4 @@ std::string read_text(const std::string& path);
 double bigram_entropy(std::string_view text);
 
 }  // namespace tessera::data
+TESSERA_API_END

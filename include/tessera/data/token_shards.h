@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "tessera/data/token_source.h"
+#include "tessera/export.h"
 
-namespace tessera::detail {
+TESSERA_API_BEGIN
+namespace tessera::files {
 class AtomicFile;
 }
 
@@ -47,7 +49,7 @@ class TokenShardWriter {
   template <class Token>
   void write(std::span<const std::int64_t> tokens);
 
-  std::unique_ptr<tessera::detail::AtomicFile> file_;
+  std::unique_ptr<tessera::files::AtomicFile> file_;
   TokenWidth width_;
   std::int64_t size_ = 0;
 };
@@ -57,3 +59,4 @@ void write_token_shard(const std::filesystem::path& path, std::span<const std::i
                        TokenWidth width = TokenWidth::kUint16);
 
 }  // namespace tessera::data
+TESSERA_API_END

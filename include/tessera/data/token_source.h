@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// A sequence of token ids that is read in place. Immutable, so threads may share it.
@@ -28,3 +31,4 @@ using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
 }  // namespace tessera::data
+TESSERA_API_END

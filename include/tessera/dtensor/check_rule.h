@@ -5,6 +5,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How check_rule compares.
@@ -28,3 +31,4 @@ int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
                const CheckRuleOptions& options = {});
 
 }  // namespace tessera
+TESSERA_API_END

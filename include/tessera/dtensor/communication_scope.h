@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Records this rank's collectives from its construction on: counts calls and bytes by mesh
@@ -40,3 +42,4 @@ class CommunicationScope {
 };
 
 }  // namespace tessera
+TESSERA_API_END

@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// The dispatch cache keeps the plans of operator calls, by operator, layouts, sizes and the
@@ -23,3 +26,4 @@ DispatchCacheStatistics dispatch_cache_statistics();
 void clear_dispatch_cache();
 
 }  // namespace tessera
+TESSERA_API_END

@@ -9,7 +9,9 @@
 
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 // Distributed tensors of global `sizes`. Each rank makes its own shard: not collective. The device
@@ -42,3 +44,4 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
                         const Placements& placements, at::TensorOptions options = {});
 
 }  // namespace tessera
+TESSERA_API_END

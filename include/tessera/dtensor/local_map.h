@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How local_map takes its arguments and their gradients.
@@ -49,3 +51,4 @@ std::vector<at::Tensor> local_map(
     const std::vector<Placements>& out_placements, const LocalMapOptions& options = {});
 
 }  // namespace tessera
+TESSERA_API_END

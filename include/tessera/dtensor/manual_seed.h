@@ -2,6 +2,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// How far a rank is in its sequence of random operators.
@@ -26,3 +29,4 @@ RandomState random_state();
 void set_random_state(RandomState state);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -1,14 +1,16 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/key_scopes.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Intercepts operators between autograd and their kernels, on one thread and in the backwards that
@@ -42,7 +44,7 @@ class OperatorModeScope {
 
  private:
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  detail::IncludeKeys guard_;
 };
 
 /// While it exists, operators of this thread go to no mode. For what a library does beside the
@@ -59,3 +61,4 @@ class OperatorModePause {
 OperatorMode* active_operator_mode();
 
 }  // namespace tessera
+TESSERA_API_END

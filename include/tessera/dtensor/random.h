@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
@@ -57,3 +60,4 @@ class BatchPart {
 };
 
 }  // namespace tessera
+TESSERA_API_END

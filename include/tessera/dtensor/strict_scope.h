@@ -2,8 +2,10 @@
 
 #include <cstdint>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// While it exists, on this thread, communication that the program does not ask for throws Error:
@@ -50,3 +52,4 @@ bool plain_tensors_are_replicated();
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera
+TESSERA_API_END

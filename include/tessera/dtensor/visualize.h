@@ -3,7 +3,9 @@
 #include <string>
 
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// Which ranks hold which block of a tensor of one or two dimensions, as a table of text: a row for
@@ -17,3 +19,4 @@ namespace tessera {
 std::string visualize(const DistributedTensor& tensor);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// What a shard is sent as.
@@ -49,3 +52,4 @@ using ExtensionFunction = std::function<std::optional<AllGatherExtension>(
     const std::string& name, const at::Tensor& parameter)>;
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

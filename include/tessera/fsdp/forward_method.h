@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 /// What FSDP does around the forward of `module`'s unit, if it has one: gathers, casts `arguments`
@@ -70,3 +72,4 @@ template <class M, class Method>
 }
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
 // Copies of parameters as they persist: each rank copies its own shards, nothing is communicated
@@ -29,3 +31,4 @@ void copy_parameters(const nn::ModuleBase& from, nn::ModuleBase& to);
 void average_parameters(nn::ModuleBase& average, const nn::ModuleBase& module, double decay);
 
 }  // namespace tessera::fsdp
+TESSERA_API_END

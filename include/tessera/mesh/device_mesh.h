@@ -12,7 +12,9 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/core/mesh_shape.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// An n-dimensional arrangement of ranks, with a communication group per dimension. A value that is
@@ -118,6 +120,7 @@ std::string to_string(const DeviceMesh& mesh);
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);
 
 }  // namespace tessera
+TESSERA_API_END
 
 template <>
 struct std::hash<tessera::DeviceMesh> {

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Whether to checkpoint the calls of a module. A pure function, the same on every rank.
@@ -40,3 +42,4 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ActivationCheckpointing& what);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// What an Attention calls its projections; by default as Hugging Face's Llama does.
@@ -98,3 +100,4 @@ class Attention : public Module<Attention> {
 AttentionOptions completed(AttentionOptions options);
 
 }  // namespace tessera::nn
+TESSERA_API_END

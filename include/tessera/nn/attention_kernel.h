@@ -6,7 +6,9 @@
 #include <string>
 
 #include "tessera/dtensor/detail/attention_kernel.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 // Which of libtorch's kernels computes attention. They take plain tensors and distributed ones that
@@ -39,3 +41,4 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
                                  bool masked = false);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -16,8 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/visit_tensors.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Whether an operator's results are kept in forward for the recomputation, or computed again. As
@@ -147,3 +149,4 @@ auto checkpoint(F fn, Inputs&&... inputs) {
 }
 
 }  // namespace tessera::nn
+TESSERA_API_END

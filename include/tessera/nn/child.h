@@ -4,8 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A module of another one, made and registered where it is declared:
@@ -39,3 +41,4 @@ class Child {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

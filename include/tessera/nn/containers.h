@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Modules by number, with FQNs "0", "1", ... It has no forward. torch.nn.ModuleList.
@@ -66,3 +68,4 @@ class Sequential : public Module<Sequential> {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

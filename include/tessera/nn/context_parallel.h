@@ -8,8 +8,10 @@
 #include <memory>
 #include <tuple>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// What a query of context-parallel attention sees.
@@ -85,3 +87,4 @@ class ContextParallel {
 using ContextParallelPtr = std::shared_ptr<ContextParallel>;
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -3,9 +3,11 @@
 #include <functional>
 #include <string>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Makes the parameters of one module, not of those below it, distributed: calls
@@ -32,3 +34,4 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
                           const std::string& by = "distribute_parameter");
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -6,8 +6,10 @@
 #include <optional>
 
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
@@ -45,3 +47,4 @@ class Dropout : public Module<Dropout> {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

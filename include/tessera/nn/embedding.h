@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim).
@@ -32,3 +34,4 @@ class Embedding : public Module<Embedding> {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

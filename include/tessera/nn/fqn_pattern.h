@@ -4,6 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Whether a fully qualified name matches a pattern. All patterns of names in the library are read
@@ -35,3 +38,4 @@ std::optional<std::string> renamed_fqn(std::string_view from, std::string_view t
                                        std::string_view fqn);
 
 }  // namespace tessera::nn
+TESSERA_API_END

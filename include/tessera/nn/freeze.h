@@ -3,8 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Freezes the parameters of which an FQN matches one of the patterns (see matches_fqn): they get
@@ -20,3 +22,4 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
 void set_trainable(ParameterSlot& slot, bool trainable);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 // Fused operations on plain or distributed tensors: operators of the library, "tessera::rms_norm"
@@ -42,3 +44,4 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/linear.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// One of the Linears that a FusedLinear takes the place of.
@@ -54,3 +56,4 @@ class FusedLinear : public Linear {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

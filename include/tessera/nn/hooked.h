@@ -5,11 +5,13 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A parameter of a module class that knows nothing of slots: its name and its member.
@@ -140,3 +142,4 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

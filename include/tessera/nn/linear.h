@@ -6,9 +6,11 @@
 #include <functional>
 #include <utility>
 
+#include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Options of a Linear.
@@ -58,3 +60,4 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Options of LoRA, with PEFT's names and defaults.
@@ -68,3 +70,4 @@ NamedSlots lora_slots(const ModuleBase& module);
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// While it lives, new parameters of this thread, and tensors of factory functions that are given
@@ -21,3 +23,4 @@ class MetaDevice {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -6,9 +6,11 @@
 #include <memory>
 #include <string>
 
+#include "tessera/export.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// What an MLP calls its Linears; by default as Hugging Face's Llama does.
@@ -59,3 +61,4 @@ class GeluMlp : public Module<GeluMlp> {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension, statistics in fp32 (fp64 for fp64).
@@ -54,3 +56,4 @@ class LayerNorm : public Module<LayerNorm> {
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -5,8 +5,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// How visit_modules() walks a tree of modules.
@@ -75,3 +77,4 @@ void visit_modules(const torch::nn::Module& root, const Visit& visit, const Modu
 }
 
 }  // namespace tessera::nn
+TESSERA_API_END

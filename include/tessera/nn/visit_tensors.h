@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 namespace detail::user {
@@ -105,3 +108,4 @@ std::vector<at::Tensor*> collect_tensors(T& value) {
 }
 
 }  // namespace tessera::nn
+TESSERA_API_END

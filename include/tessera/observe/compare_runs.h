@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 class ModuleBase;
 }
@@ -52,3 +54,4 @@ void compare_runs(nn::ModuleBase& model, const DeviceMesh& mesh,
                   const CompareOptions& options = compare_options_from_environment());
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 // What a program runs on. `device_type` is "cpu" or "cuda". Not collective; thread safe.
@@ -29,3 +32,4 @@ std::int64_t peak_resident_bytes();
 std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -6,6 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// FLOPs per token, forward and backward, without recomputation.
@@ -26,3 +29,4 @@ std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <memory>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// What libtorch's profiler (Kineto) sees of this process while the object exists: operators and,
@@ -30,3 +33,4 @@ class KernelProfile {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

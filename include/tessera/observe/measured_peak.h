@@ -2,6 +2,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -15,3 +18,4 @@ namespace tessera::observe {
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 }  // namespace tessera::observe
+TESSERA_API_END

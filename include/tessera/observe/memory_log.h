@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/export.h"
 #include "tessera/observe/module_watch.h"
 #include "tessera/observe/tensor_memory.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// The parts of a run, as memory sees them.
@@ -159,3 +161,4 @@ class MemoryLog final : public ActivityListener {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -6,8 +6,10 @@
 #include <string>
 
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 #include "tessera/observe/memory_log.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// The memory of one rank in one step.
@@ -28,3 +30,4 @@ void write_memory_report(const std::filesystem::path& path, comm::World& world,
                          const RankMemory& memory);
 
 }  // namespace tessera::observe
+TESSERA_API_END

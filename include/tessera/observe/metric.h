@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/stateful.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 class World;
 }
@@ -95,3 +97,4 @@ class MeanMetric final : public Metric {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

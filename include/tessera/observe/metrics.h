@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
+#include "tessera/export.h"
 #include "tessera/observe/flops.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// The metrics of one training step.
@@ -75,3 +77,4 @@ class MetricsWriter {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -4,9 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// What a rank does at a moment of a step.
@@ -62,3 +64,4 @@ class ModuleWatch {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// A line at the bottom of a terminal that says how far a run is and when it will end. Silent if
@@ -44,3 +47,4 @@ std::string progress_text(std::int64_t step, std::int64_t steps, double loss, do
                           double seconds_left, std::size_t width);
 
 }  // namespace tessera::observe
+TESSERA_API_END

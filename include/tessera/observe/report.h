@@ -5,9 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/sharding_table.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// What write_report() shows.
@@ -26,3 +28,4 @@ struct Report {
 void write_report(const Report& report, const std::filesystem::path& path);
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 class ModuleBase;
 }
@@ -26,3 +29,4 @@ struct ShardingRow {
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
 
 }  // namespace tessera::observe
+TESSERA_API_END

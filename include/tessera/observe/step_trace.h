@@ -11,8 +11,10 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
 #include "tessera/observe/module_watch.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// What a rank did in some steps, as a Chrome trace: JSON that chrome://tracing and Perfetto read.
@@ -71,3 +73,4 @@ class StepTrace final : public ActivityListener {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <functional>
 #include <optional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// A block of host memory that a tensor gets or gives back.
@@ -33,3 +36,4 @@ std::optional<std::int64_t> tensor_bytes();
 std::optional<std::int64_t> take_peak_tensor_bytes();
 
 }  // namespace tessera::observe
+TESSERA_API_END

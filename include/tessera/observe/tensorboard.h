@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/observe/metrics.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// Values by the names (tags) that TensorBoard shows them under.
@@ -47,3 +49,4 @@ class TensorBoardWriter {
 };
 
 }  // namespace tessera::observe
+TESSERA_API_END

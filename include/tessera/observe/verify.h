@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// One step with a module: returns the loss, one number, of which verify() calls backward; or what
@@ -100,3 +102,4 @@ VerifyReport verify(Model& module, Model& reference, const DeviceMesh& mesh, con
 }
 
 }  // namespace tessera::observe
+TESSERA_API_END

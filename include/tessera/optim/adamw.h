@@ -2,8 +2,10 @@
 
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/optim/slot_optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// The defaults are those of torch.optim.AdamW.
@@ -40,3 +42,4 @@ class AdamW : public GroupedOptimizer<AdamWOptions, BatchedOptimizer> {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// Which norm, over which ranks.
@@ -63,3 +65,4 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options = {});
 
 }  // namespace tessera::optim
+TESSERA_API_END

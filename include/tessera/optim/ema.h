@@ -5,8 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/optim/optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// An optimizer that also keeps an exponential moving average of the parameters that are trained
@@ -39,3 +41,4 @@ class Ema final : public Optimizer {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -6,10 +6,12 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// The defaults are those of torch.amp.GradScaler.
@@ -110,3 +112,4 @@ class GradScaler {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

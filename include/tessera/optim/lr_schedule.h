@@ -3,6 +3,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// What the rate does after the warm-up.
@@ -35,6 +38,9 @@ class LrSchedule {
   /// Throws Error for negative steps and for shares outside [0, 1]. A warm-up of at least `steps`
   /// never ends.
   explicit LrSchedule(const LrScheduleOptions& options);
+  [[deprecated("pass LrScheduleOptions")]] LrSchedule(Schedule schedule, std::int64_t warmup,
+                                                      std::int64_t steps)
+      : LrSchedule(LrScheduleOptions{.schedule = schedule, .warmup = warmup, .steps = steps}) {}
   /// Pure. min_factor at and beyond step N, unless constant.
   double factor(std::int64_t step) const;
 
@@ -45,3 +51,4 @@ class LrSchedule {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/optim/slot_optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// The factor of the learning rate of an A x B matrix.
@@ -74,3 +76,4 @@ struct MuonSplit {
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest);
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// A tensor of an optimizer's state for the parameter in `slot`, such as "exp_avg". It shares its
@@ -57,3 +59,4 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -3,8 +3,10 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/optim/optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// Several optimizers as one, each with its own parameters:
@@ -30,3 +32,4 @@ class OptimizerList : public Optimizer {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -2,8 +2,10 @@
 
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/optim/slot_optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 /// The defaults are those of torch.optim.SGD.
@@ -32,3 +34,4 @@ class Sgd : public GroupedOptimizer<SgdOptions, BatchedOptimizer> {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

@@ -8,8 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
 #include "tessera/optim/optimizer.h"
 
+TESSERA_API_BEGIN
 namespace tessera::optim {
 
 // How the library's optimizers are made. step() goes through three classes:
@@ -171,3 +173,4 @@ class GroupedOptimizer : public Base {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_END

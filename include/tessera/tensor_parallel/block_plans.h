@@ -4,10 +4,12 @@
 #include <string>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/mlp.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// Where the blocks of a plan stand in their model.
@@ -47,3 +49,4 @@ ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names 
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

@@ -1,7 +1,9 @@
 #pragma once
 
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/export.h"
+#include "tessera/tensor_parallel/styles.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// What a program asks of the plans that modules declare.
@@ -40,3 +42,4 @@ ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& me
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

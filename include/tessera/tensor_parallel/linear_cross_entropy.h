@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// How much of the logits exists at a time, and what loss is taken of them.
@@ -50,3 +52,4 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const LinearCrossEntropyOptions& options = {});
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// What cross_entropy returns of the losses of the rows.
@@ -57,3 +59,4 @@ at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/export.h"
+#include "tessera/tensor_parallel/styles.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 /// What a plan makes of a parameter.
@@ -100,3 +102,4 @@ std::ostream& operator<<(std::ostream& stream, const PlanTable& table);
 std::string to_json(const PlanTable& table);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

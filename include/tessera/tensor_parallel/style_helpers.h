@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
+TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
 // What the styles have in common, for those of a program as well.
@@ -50,3 +52,4 @@ void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t fe
                              const char* fits);
 
 }  // namespace tessera::tensor_parallel
+TESSERA_API_END

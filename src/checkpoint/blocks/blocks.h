@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "tessera/core/layout_math.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Throws Error unless the block [offset, offset + block) lies inside a tensor of `sizes`.
@@ -49,3 +51,4 @@ at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offs
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -10,7 +10,9 @@
 #include <string>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Rank 0 is given a block of the global tensor that begins at `offset`.
@@ -31,3 +33,4 @@ void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Commun
                    std::int64_t round_elements = std::int64_t{64} << 20);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

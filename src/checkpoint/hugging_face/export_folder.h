@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Throws Error if an export of so many bytes of weights with this configuration cannot be written
@@ -66,3 +68,4 @@ class ExportFolder {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

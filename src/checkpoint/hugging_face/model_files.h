@@ -8,7 +8,9 @@
 #include <string>
 
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
@@ -37,3 +39,4 @@ class ModelFiles {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

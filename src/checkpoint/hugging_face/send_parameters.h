@@ -16,10 +16,11 @@
 #include "parameters/parameters.h"
 #include "parameters/stored_tensors.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/export.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::comm {
-class World;
+class TESSERA_API World;
 }
 
 namespace tessera::checkpoint {

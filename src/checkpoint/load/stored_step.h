@@ -13,7 +13,9 @@
 #include "load/piece_reads.h"
 #include "step/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// A step on the disk, for reading. What is wanted is gathered first: then one file after another
@@ -59,3 +61,4 @@ class StoredStep {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -1,7 +1,5 @@
 #include "load/task_threads.h"
 
-#include <ATen/ThreadLocalState.h>
-
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -9,6 +7,7 @@
 #include <thread>
 
 #include "tessera/comm/detail/work_progress.h"
+#include "tessera/internals/detail/state_of_thread.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -46,14 +45,14 @@ class Tasks {
 
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   Tasks left(tasks);
-  const at::ThreadLocalState state;
+  const tessera::detail::StateOfThread state;
   const comm::ListedThread& caller = comm::listed_thread();
   // Joins them however this ends.
   std::vector<std::jthread> others;
   try {
     while (static_cast<int>(others.size()) + 1 < threads) {
       others.emplace_back([&] {
-        const at::ThreadLocalStateGuard guard(state);
+        const tessera::detail::StateOfThreadScope guard(state);
         const comm::WorkFor for_caller(caller);
         left.run_what_is_left();
       });

@@ -3,6 +3,9 @@
 #include <functional>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Runs each task once, in their order but for that several run at a time: on this thread and up to
@@ -12,3 +15,4 @@ namespace tessera::checkpoint {
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -5,7 +5,9 @@
 
 #include "save/shard_files.h"
 #include "step/manifest.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Writes the files of one rank into a step's folder, durable when this returns. At most 32 MiB of
@@ -14,3 +16,4 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
                                      const std::vector<ShardFile>& files);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

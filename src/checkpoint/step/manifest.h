@@ -11,6 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 inline constexpr const char* kManifestFile = "manifest.json";
@@ -72,3 +75,4 @@ std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -3,7 +3,9 @@
 #include <filesystem>
 
 #include "step/manifest.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Whether a folder has what PyTorch's HuggingFaceStorageWriter writes with save_distributed:
@@ -20,3 +22,4 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -12,6 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
 /// Whether a text may be a run_id: at most 200 printable ASCII characters.
@@ -89,3 +92,4 @@ std::vector<std::int64_t> steps_to_withdraw_in(const std::filesystem::path& dir,
                                                const std::string& run_id);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

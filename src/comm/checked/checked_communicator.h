@@ -9,7 +9,9 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// The wrapper of every communicator that a World makes. It checks the arguments of each call, so
@@ -22,3 +24,4 @@ CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group
                                           std::unique_ptr<LazyHostGroup> hosts = nullptr);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -3,19 +3,19 @@
 
 #include "cuda/cuda_backend.h"
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
 
 #include <filesystem>
 #include <string>
-#include <typeinfo>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/version.h"
 
 namespace tessera::comm {
 namespace {
 
-constexpr auto kLibrary = "libtessera_cuda.so";
+constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
 /// Beside the library that holds this function, wherever that is installed.
 std::string library_path() {
@@ -23,13 +23,6 @@ std::string library_path() {
   const bool found = dladdr(reinterpret_cast<const void*>(&library_path), &info) != 0;
   return found ? (std::filesystem::path(info.dli_fname).parent_path() / kLibrary).string()
                : kLibrary;
-}
-
-/// libtorch asks for its CUDA half once, at the first backward on a CPU for example, and remembers
-/// if it was not there: what uses streams or pinned memory then fails in the middle of a run.
-bool libtorch_has_found_cuda() {
-  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
-  return typeid(hooks) != typeid(at::CUDAHooksInterface);
 }
 
 /// Throws an Error that says which of four things is missing: the library, a matching version of
@@ -42,7 +35,7 @@ const CudaBackend& load() {
   const auto function = reinterpret_cast<CudaBackendFunction>(dlsym(library, kCudaBackendSymbol));
   TESSERA_CHECK(function != nullptr, "device cuda: ", library_path(),
                 " is of another version of Tessera; install both from one build");
-  TESSERA_CHECK(libtorch_has_found_cuda(),
+  TESSERA_CHECK(detail::has_found_cuda(),
                 "device cuda: libtorch has been used without CUDA in this process before (by a "
                 "backward on CPU, pinned memory or at::getAccelerator()), and does not look for it "
                 "again; make the world of device cuda first");

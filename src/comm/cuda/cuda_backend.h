@@ -3,14 +3,13 @@
 
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <string>
 
 #include "cuda/library_versions.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
+#include "tessera/internals/detail/c10d_store.h"
 
 namespace tessera::comm {
 
@@ -30,8 +29,8 @@ struct CudaBackend {
   void (*set_device)(int index);
   LibraryVersions (*versions)();
   /// Collective. NCCL between processes with a GPU each.
-  CommunicatorPtr (*make_nccl_communicator)(const c10::intrusive_ptr<c10d::Store>& store,
-                                            const GroupInfo& group, const NcclPlace& place);
+  CommunicatorPtr (*make_nccl_communicator)(const detail::StorePtr& store, const GroupInfo& group,
+                                            const NcclPlace& place);
   /// libtorch's record of this process's last calls of NCCL, as PyTorch's torchfrtrace reads it.
   std::string (*nccl_record)();
   /// Of that GPU; -1: the current one.
@@ -41,8 +40,8 @@ struct CudaBackend {
 /// Lanes on a GPU. In libtessera_cuda.so itself: others call it through CudaBackend::make_streams.
 StreamsPtr make_cuda_streams(int device);
 /// Likewise.
-CommunicatorPtr make_nccl_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                       const GroupInfo& group, const NcclPlace& place);
+CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const NcclPlace& place);
 
 /// The symbol of libtessera_cuda.so that returns its CudaBackend.
 constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";

@@ -2,6 +2,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// As the libraries write them: NCCL 2.28.9 is 22809, cuDNN 9.19.0 is 91900; 0: not known.
@@ -20,3 +23,4 @@ void check_nccl(const LibraryVersions& versions);
 std::string cudnn_warning(const LibraryVersions& versions);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

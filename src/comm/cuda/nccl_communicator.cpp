@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -19,6 +18,7 @@
 #include "cuda/nccl_group.h"
 #include "gloo/c10d_arguments.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/cuda_capture.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
@@ -59,7 +59,7 @@ std::string nccl_text(const std::exception& error) {
 /// wait() makes the current stream wait for NCCL's; the calling thread goes on.
 class NcclWork final : public Work {
  public:
-  NcclWork(NcclGroupPtr group, std::string collective, c10::intrusive_ptr<c10d::Work> work)
+  NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
@@ -73,7 +73,7 @@ class NcclWork final : public Work {
                       "; look for the first error among the other ranks");
     }
     // NCCL's own event is out of reach. This one comes after it, since the stream waits for NCCL.
-    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) {
+    if (!detail::is_captured()) {
       reached_ = std::make_shared<at::cuda::CUDAEvent>();
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
     }
@@ -95,7 +95,7 @@ class NcclWork final : public Work {
  private:
   NcclGroupPtr group_;
   std::string collective_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  detail::GroupWorkPtr work_;
   std::shared_ptr<at::cuda::CUDAEvent> reached_;
 };
 
@@ -109,46 +109,42 @@ class NcclCommunicator final : public Communicator {
   // Types that NCCL does not know still move: as bytes.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    at::Tensor to = as_bytes(output);
-    at::Tensor from = as_bytes(input);
-    return run("all_gather", [&](auto& group) { return group._allgather_base(to, from); });
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
+    return run("all_gather",
+               [&](auto& group) { return detail::start_all_gather(group, to, from); });
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op);
-    return run("all_reduce", [&](auto& group) { return group.allreduce(tensors, options); });
+    return run("all_reduce",
+               [&](auto& group) { return detail::start_all_reduce(group, tensor, to_c10d(op)); });
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    at::Tensor to = output.view({-1});
-    at::Tensor from = input.view({-1});
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = to_c10d(op);
-    return run("reduce_scatter",
-               [&](auto& group) { return group._reduce_scatter_base(to, from, options); });
+    const at::Tensor to = output.view({-1});
+    const at::Tensor from = input.view({-1});
+    return run("reduce_scatter", [&](auto& group) {
+      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
+    });
   }
 
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::vector<at::Tensor> to = all_as_bytes(outputs);
-    std::vector<at::Tensor> from = all_as_bytes(inputs);
+    const std::vector<at::Tensor> to = all_as_bytes(outputs);
+    const std::vector<at::Tensor> from = all_as_bytes(inputs);
     return run("all_gather",
-               [&](auto& group) { return group.allgather_into_tensor_coalesced(to, from); });
+               [&](auto& group) { return detail::start_all_gather(group, to, from); });
   }
 
   WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                const std::vector<at::Tensor>& inputs, ReduceOp op) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::vector<at::Tensor> to = all_flat(outputs);
-    std::vector<at::Tensor> from = all_flat(inputs);
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = to_c10d(op);
+    const std::vector<at::Tensor> to = all_flat(outputs);
+    const std::vector<at::Tensor> from = all_flat(inputs);
     return run("reduce_scatter", [&](auto& group) {
-      return group.reduce_scatter_tensor_coalesced(to, from, options);
+      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
     });
   }
 
@@ -158,20 +154,20 @@ class NcclCommunicator final : public Communicator {
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    at::Tensor to = as_bytes(output);
-    at::Tensor from = as_bytes(input);
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
     auto receives = counts_in_bytes(output_counts, output.element_size());
     auto sends = counts_in_bytes(input_counts, input.element_size());
-    return run("all_to_all",
-               [&](auto& group) { return group.alltoall_base(to, from, receives, sends); });
+    return run("all_to_all", [&](auto& group) {
+      return detail::start_all_to_all(group, to, from, receives, sends);
+    });
   }
 
   WorkPtr broadcast(const at::Tensor& tensor, int root) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return run("broadcast", [&](auto& group) { return group.broadcast(tensors, options); });
+    const at::Tensor bytes = as_bytes(tensor);
+    return run("broadcast",
+               [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
   }
 
   // The memory pool registers what it holds with the communicator, which must be there by then.
@@ -216,8 +212,8 @@ class NcclCommunicator final : public Communicator {
 
   /// Asks something of the process group, whose errors become ours.
   template <class Ask>
-  std::invoke_result_t<Ask&, c10d::ProcessGroupNCCL&> guarded(const char* what, Ask&& ask) {
-    const NcclGroup::ProcessGroupPtr group = group_->get();
+  std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
+    const detail::NcclProcessGroupPtr group = group_->get();
     try {
       return ask(*group);
     } catch (const c10::OutOfMemoryError& error) {
@@ -236,8 +232,8 @@ class NcclCommunicator final : public Communicator {
 
 }  // namespace
 
-CommunicatorPtr make_nccl_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                       const GroupInfo& group, const NcclPlace& place) {
+CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const NcclPlace& place) {
   // A parent is one that this function has made.
   const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
   try {

@@ -16,8 +16,9 @@
 namespace tessera::comm {
 namespace {
 
+using detail::NcclProcessGroup;
+using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
-using ProcessGroup = NcclGroup::ProcessGroup;
 
 /// NCCL's own time-out comes second: it does not know who is missing.
 constexpr std::chrono::seconds kNcclPatience{30};
@@ -29,27 +30,20 @@ void leave_errors_to_the_watchdog() {
   static_cast<void>(done);
 }
 
-c10::intrusive_ptr<ProcessGroup::Options> options_of(const GroupInfo& info,
-                                                     const NcclGroup* parent) {
-  // Of high priority: a collective starts when its input is there, not behind the kernels that
-  // compute has queued.
-  auto options = ProcessGroup::Options::create(/*is_high_priority_stream=*/true);
-  options->timeout = info.timeout + kNcclPatience;
-  options->group_name = info.name;  // for libtorch's flight recorder
-  for (const int rank : info.ranks) {
-    options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
-  }
-  if (parent != nullptr) {
-    options->split_from = parent->get();
-    // The groups of one split are disjoint: the first rank tells them apart.
-    options->split_color = info.ranks.front();
-  }
-  return options;
+/// The groups of one split are disjoint: the first rank tells them apart.
+detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
+  return {.rank = info.rank,
+          .size = info.size(),
+          .timeout = info.timeout + kNcclPatience,
+          .name = info.name,
+          .ranks = info.ranks,
+          .from = parent == nullptr ? nullptr : parent->get(),
+          .color = info.ranks.front()};
 }
 
 /// Runs `end` on a thread of its own, since it is known to hang: the process group stays with the
 /// thread then.
-std::future<void> begin_end(NcclGroup::ProcessGroupPtr group, void (ProcessGroup::*end)(),
+std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
@@ -63,10 +57,10 @@ std::future<void> begin_end(NcclGroup::ProcessGroupPtr group, void (ProcessGroup
 
 /// False if the group's shutdown did not come back within `patience`; throws what it or `check`
 /// does.
-bool shuts_down_in_time(NcclGroup::ProcessGroupPtr group, int device, milliseconds patience,
+bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
-  std::future<void> done = begin_end(std::move(group), &ProcessGroup::shutdown, device);
+  std::future<void> done = begin_end(std::move(group), &NcclProcessGroup::shutdown, device);
   for (milliseconds waited{0}; waited < patience; waited += kLook) {
     if (done.wait_for(kLook) == std::future_status::ready) {
       done.get();
@@ -78,9 +72,9 @@ bool shuts_down_in_time(NcclGroup::ProcessGroupPtr group, int device, millisecon
 }
 
 /// What it throws stays with its thread: the group is given up, and this may be in a destructor.
-void abort_for_a_while(NcclGroup::ProcessGroupPtr group, int device) {
+void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
-  begin_end(std::move(group), &ProcessGroup::abort, device).wait_for(kPatience);
+  begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
 }  // namespace
@@ -104,37 +98,36 @@ void NcclHealth::set_communicator(ncclComm_t communicator) {
   communicator_ = communicator;
 }
 
-NcclGroup::NcclGroup(const c10::intrusive_ptr<c10d::Store>& store, GroupInfo info, int device,
+NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
                      const NcclGroup* parent)
     : info_(std::move(info)), device_(device) {
   leave_errors_to_the_watchdog();
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  process_group_ =
-      c10::make_intrusive<ProcessGroup>(store, info_.rank, info_.size(), options_of(info_, parent));
-  // At once, so that what fails is this set-up and not the first collective.
-  process_group_->eagerConnectSingleDevice(
-      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
-  health_->set_communicator(reinterpret_cast<ncclComm_t>(process_group_->getCommPtr()));
+  process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
+  // So that what fails is this set-up and not the first collective.
+  detail::connect_gpu(*process_group_,
+                      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  health_->set_communicator(detail::communicator_of(*process_group_));
 }
 
 NcclGroup::~NcclGroup() {
   static_cast<void>(process_group_.release());
 }
 
-NcclGroup::ProcessGroupPtr NcclGroup::get() const {
+NcclProcessGroupPtr NcclGroup::get() const {
   const std::lock_guard lock(mutex_);
   TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
   return process_group_;
 }
 
-NcclGroup::ProcessGroupPtr NcclGroup::take() {
+NcclProcessGroupPtr NcclGroup::take() {
   const std::lock_guard lock(mutex_);
   health_->set_communicator(nullptr);
   return std::exchange(process_group_, nullptr);
 }
 
 void NcclGroup::shutdown(milliseconds patience) {
-  const ProcessGroupPtr group = take();
+  const NcclProcessGroupPtr group = take();
   if (group == nullptr) {
     return;
   }
@@ -156,7 +149,7 @@ void NcclGroup::shutdown(milliseconds patience) {
 }
 
 void NcclGroup::abort() {
-  if (ProcessGroupPtr group = take()) {
+  if (NcclProcessGroupPtr group = take()) {
     abort_for_a_while(std::move(group), device_);
   }
 }

@@ -1,15 +1,13 @@
 #pragma once
 
-#include <nccl.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
-
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 
 #include "group_info.h"
-#include "rendezvous/quiet_log.h"
+#include "tessera/internals/detail/c10d_nccl.h"
+#include "tessera/internals/detail/quiet_log.h"
 
 namespace tessera::comm {
 
@@ -30,12 +28,8 @@ class NcclHealth {
 /// c10d's process group for NCCL, from its set-up to its end. Thread safe.
 class NcclGroup {
  public:
-  using ProcessGroup = c10d::ProcessGroupNCCL;
-  using ProcessGroupPtr = c10::intrusive_ptr<ProcessGroup>;
-
   /// Collective. `parent`: as in NcclPlace; nullptr: none.
-  NcclGroup(const c10::intrusive_ptr<c10d::Store>& store, GroupInfo info, int device,
-            const NcclGroup* parent);
+  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   /// Leaves a group that nobody has ended as it is, for the system to clean up: c10d's destructor
@@ -45,7 +39,7 @@ class NcclGroup {
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
   /// Throws Error once the group has ended.
-  ProcessGroupPtr get() const;
+  detail::NcclProcessGroupPtr get() const;
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
   /// Closes the communicator together with all ranks of the group. Throws PeerError, and aborts, if
@@ -56,14 +50,14 @@ class NcclGroup {
 
  private:
   /// The process group, which is nobody else's then; nullptr: taken before.
-  ProcessGroupPtr take();
+  detail::NcclProcessGroupPtr take();
 
   // libtorch's own watchdog logs pages about an error that ours says in a line.
-  const QuietLog quiet_;
+  const detail::QuietLog quiet_;
   GroupInfo info_;
   int device_;
   mutable std::mutex mutex_;
-  ProcessGroupPtr process_group_;
+  detail::NcclProcessGroupPtr process_group_;
   const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
 };
 

@@ -7,20 +7,20 @@
 
 namespace tessera::comm {
 
-c10d::ReduceOp to_c10d(ReduceOp op) {
+detail::GroupReduceOp to_c10d(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
+      return detail::GroupReduceOp::SUM;
     case ReduceOp::kAvg:
-      return c10d::ReduceOp::AVG;
+      return detail::GroupReduceOp::AVG;
     case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
+      return detail::GroupReduceOp::MAX;
     case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
+      return detail::GroupReduceOp::MIN;
     case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
+      return detail::GroupReduceOp::PRODUCT;
   }
-  return c10d::ReduceOp::SUM;
+  return detail::GroupReduceOp::SUM;
 }
 
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,

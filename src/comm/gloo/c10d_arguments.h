@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,11 +11,14 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d_group.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// NCCL knows all of them, Gloo all but the average.
-c10d::ReduceOp to_c10d(ReduceOp op);
+detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Counts of elements as counts of bytes.
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
@@ -30,3 +32,4 @@ at::Tensor as_bytes(const at::Tensor& contiguous);
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op);
 
 }  // namespace tessera::comm
+TESSERA_API_END

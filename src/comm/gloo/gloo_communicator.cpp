@@ -4,7 +4,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <atomic>
 #include <functional>
@@ -13,6 +12,7 @@
 
 #include "backends.h"
 #include "gloo/c10d_arguments.h"
+#include "tessera/internals/detail/c10d_gloo.h"
 #include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
@@ -51,16 +51,13 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
 /// The process group with what outlives a failure of it. Shared by the communicator and its works.
 class GlooGroup {
  public:
-  GlooGroup(const c10::intrusive_ptr<c10d::Store>& store, GroupInfo group,
-            const std::string& address)
+  GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
     // Gloo does not know who is missing, nor what that rank does.
-    auto options = c10d::ProcessGroupGloo::Options::create(group_.timeout + kGlooPatience);
-    // One device: the address that the peers reach. By default Gloo would take the host name's,
-    // which may be another interface.
-    options->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(address)};
-    process_group_ =
-        c10::make_intrusive<c10d::ProcessGroupGloo>(store, group_.rank, group_.size(), options);
+    process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
+                                                     .size = group_.size(),
+                                                     .timeout = group_.timeout + kGlooPatience,
+                                                     .address = address});
   }
 
   GlooGroup(const GlooGroup&) = delete;
@@ -81,7 +78,7 @@ class GlooGroup {
 
   /// Starts an operation.
   template <class Start>
-  c10::intrusive_ptr<c10d::Work> start(const char* collective, Start&& start) {
+  detail::GroupWorkPtr start(const char* collective, Start&& start) {
     // Gloo's connections may hold half a message; another operation on them would read that.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
@@ -95,7 +92,7 @@ class GlooGroup {
   }
 
   /// Waits until it is done; `number` is of its call. Throws PeerError as PeerWait does.
-  void wait(c10d::Work& work, const char* collective, std::uint64_t number) {
+  void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
     } catch (const PeerError&) {
@@ -110,7 +107,7 @@ class GlooGroup {
 
  private:
   /// False: not done yet. Throws what the operation threw.
-  static bool wait_a_little(c10d::Work& work, milliseconds duration) {
+  static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
       // Throws when the time is over as well as when the operation has failed.
       work.wait(duration);
@@ -123,8 +120,8 @@ class GlooGroup {
     }
   }
 
-  void await(c10d::Work& work, const char* collective, std::uint64_t number) {
-    // In slices, because a c10d::Work does not look at the peers while it waits.
+  void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
+    // In slices, because a GroupWork does not look at the peers while it waits.
     PeerWait peers(group_, collective);
     while (!wait_a_little(work, kPeerCheck)) {
       try {
@@ -144,7 +141,7 @@ class GlooGroup {
   }
 
   GroupInfo group_;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> process_group_;
+  detail::GroupPtr process_group_;
   // Also set by abort(), from another thread than the one that waits.
   std::atomic<bool> failed_{false};
 };
@@ -153,7 +150,7 @@ using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 /// An operation under way and what is left to do on its results.
 class GlooWork final : public Work {
  public:
-  GlooWork(GlooGroupPtr group, std::string collective, c10::intrusive_ptr<c10d::Work> work,
+  GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
            std::function<void()> finish = nullptr)
       : group_(std::move(group)),
         collective_(std::move(collective)),
@@ -178,7 +175,7 @@ class GlooWork final : public Work {
   GlooGroupPtr group_;
   std::string collective_;
   std::uint64_t number_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  detail::GroupWorkPtr work_;
   // Runs in wait(), on the thread that waits. It keeps the tensors that it writes alive.
   std::function<void()> finish_;
 };
@@ -228,14 +225,13 @@ class GlooCommunicator final : public Communicator {
       return done_work();
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return run("broadcast", [&](auto& group) { return group.broadcast(tensors, options); });
+    const at::Tensor bytes = as_bytes(tensor);
+    return run("broadcast",
+               [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
   }
 
   void barrier() override {
-    run("barrier", [](auto& group) { return group.barrier(); })->wait();
+    run("barrier", [](auto& group) { return detail::start_barrier(group); })->wait();
   }
 
   void abort() override { group_->abort(); }
@@ -253,35 +249,35 @@ class GlooCommunicator final : public Communicator {
   WorkPtr gather(const char* collective, const at::Tensor& output, const at::Tensor& input,
                  std::function<void()> finish = nullptr) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    at::Tensor to = as_bytes(output);
-    at::Tensor from = as_bytes(input);
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
     return run(
-        collective, [&](auto& group) { return group._allgather_base(to, from); },
+        collective, [&](auto& group) { return detail::start_all_gather(group, to, from); },
         std::move(finish));
   }
 
   WorkPtr exchange(const char* collective, const at::Tensor& output, const at::Tensor& input,
                    std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes,
                    std::function<void()> finish = nullptr) {
-    at::Tensor to = as_bytes(output);
-    at::Tensor from = as_bytes(input);
+    const at::Tensor to = as_bytes(output);
+    const at::Tensor from = as_bytes(input);
     return run(
         collective,
-        [&](auto& group) { return group.alltoall_base(to, from, output_bytes, input_bytes); },
+        [&](auto& group) {
+          return detail::start_all_to_all(group, to, from, output_bytes, input_bytes);
+        },
         std::move(finish));
   }
 
   // Gloo has no average: the sum is divided when it has come.
   WorkPtr native_all_reduce(const at::Tensor& tensor, ReduceOp op) {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+    const auto sum = to_c10d(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
     std::function<void()> finish;
     if (op == ReduceOp::kAvg) {
       finish = [tensor, ranks = size()] { tensor.div_(ranks); };
     }
     return run(
-        "all_reduce", [&](auto& group) { return group.allreduce(tensors, options); },
+        "all_reduce", [&](auto& group) { return detail::start_all_reduce(group, tensor, sum); },
         std::move(finish));
   }
 
@@ -300,7 +296,7 @@ class GlooCommunicator final : public Communicator {
 
 /// Gloo connects to every peer and waits for each until the time-out, whatever has become of it. So
 /// that is done on a thread that can be left behind.
-GlooGroupPtr connect(const c10::intrusive_ptr<c10d::Store>& store, const GroupInfo& group,
+GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(
       [=] { return std::make_shared<GlooGroup>(store, group, address); });
@@ -321,8 +317,8 @@ GlooGroupPtr connect(const c10::intrusive_ptr<c10d::Store>& store, const GroupIn
 
 }  // namespace
 
-CommunicatorPtr make_gloo_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                       const GroupInfo& group, const std::string& address) {
+CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
+                                       const std::string& address) {
   try {
     return std::make_shared<GlooCommunicator>(connect(store, group, address));
   } catch (const PeerError&) {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "group_info.h"
-#include "rendezvous/host.h"
+#include "host/host.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
 
@@ -28,7 +28,7 @@ Arrival read_arrival(const std::string& text, const std::string& own_host) {
 /// The ranks of a job on their way to the rendezvous.
 class Arrivals {
  public:
-  Arrivals(c10d::Store& store, const JobVariables& job, const RecordPtr& own)
+  Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
       : store_(store), job_(job), arrivals_(static_cast<std::size_t>(job.size)) {
     arrivals_[static_cast<std::size_t>(job.rank)] = {host_identity(), own};
     for (int rank = 0; rank < job.size; ++rank) {
@@ -83,7 +83,7 @@ class Arrivals {
     return arrivals_[static_cast<std::size_t>(job_.rank)].host;
   }
 
-  c10d::Store& store_;
+  detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
   std::vector<int> missing_;  ///< as far as is known: at first all others
@@ -120,7 +120,7 @@ std::string waiting_text(const JobVariables& job, const std::vector<int>& missin
       " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n");
 }
 
-std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job,
+std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own) {
   constexpr std::chrono::milliseconds kLongestNap{100};
   const auto begun = Clock::now();

@@ -1,14 +1,15 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <string>
 #include <vector>
 
-#include "rendezvous/job_variables.h"
+#include "host/job_variables.h"
 #include "tessera/comm/world.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d_store.h"
 #include "watch/record_memory.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A rank that has come to the rendezvous.
@@ -20,7 +21,7 @@ struct Arrival {
 /// Tells the other ranks of this one and waits for all of them; element r is rank r. Says on
 /// stderr, once a node, for whom it waits. Throws Error, naming the ranks, if one that has come has
 /// ended, or some have not come within the time-out.
-std::vector<Arrival> await_all_ranks(c10d::Store& store, const JobVariables& job,
+std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
 /// Whether `waited` is a time to say so: after a few seconds, and then at each of the watchdog's
@@ -32,3 +33,4 @@ bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options
 std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

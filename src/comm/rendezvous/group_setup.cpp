@@ -4,15 +4,14 @@
 #include "rendezvous/group_setup.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 
 #include "backends.h"
 #include "checked/checked_communicator.h"
-#include "rendezvous/meeting.h"
-#include "rendezvous/quiet_log.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/quiet_log.h"
+#include "watch/meeting.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {
@@ -28,10 +27,8 @@ bool on_one_host(const JobInfo& job, const GroupInfo& info) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> store_for(const JobInfo& job, const GroupInfo& info,
-                                          const std::string& use) {
-  return c10::make_intrusive<c10d::PrefixStore>(
-      detail::concat(use, "/", info.name, "/", join(info.ranks)), job.store);
+detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {
+  return detail::store_below(detail::concat(use, "/", info.name, "/", join(info.ranks)), job.store);
 }
 
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
@@ -58,7 +55,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const QuietLog quiet;  // ranks and back ends meet through the store
+  const detail::QuietLog quiet;  // ranks and back ends meet through the store
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,13 +10,13 @@
 #include "group_info.h"
 #include "rendezvous/job_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/internals/detail/c10d_store.h"
 #include "watch/group_watch.h"
 
 namespace tessera::comm {
 
 /// Keys of this group and this use of it alone.
-c10::intrusive_ptr<c10d::Store> store_for(const JobInfo& job, const GroupInfo& info,
-                                          const std::string& use);
+detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// `info` with what the group's ranks record of their calls. `use`: in front of the group's name,
 /// to keep several groups of the same ranks apart.

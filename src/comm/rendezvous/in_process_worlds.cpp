@@ -1,8 +1,6 @@
 // Worlds that need no launcher: threads of this process, for tests and small jobs, and a world on
 // paper, for planning.
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -12,9 +10,10 @@
 #include "backends.h"
 #include "checked/checked_communicator.h"
 #include "rendezvous/store_world.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/comm/meta_world.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/c10d_store.h"
 
 namespace tessera::comm {
 namespace {
@@ -84,7 +83,7 @@ std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   check_options(options);
   TESSERA_CHECK(options.backend != "nccl", "thread_worlds: NCCL takes a process a rank; use gloo");
   disable_flight_recorder();
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto store = detail::memory_store();
   store->setTimeout(options.timeout);
   const std::vector<std::string> hosts(static_cast<std::size_t>(size), "this process");
   const int number = next_world_number();

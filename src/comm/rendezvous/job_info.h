@@ -1,18 +1,17 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tessera/internals/detail/c10d_store.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {
 
 /// What a rank knows of its job after the rendezvous.
 struct JobInfo {
-  c10::intrusive_ptr<c10d::Store> store;  ///< of this job's ranks alone
+  detail::StorePtr store;  ///< of this job's ranks alone
   int rank = 0;
   int size = 1;
   int local_rank = 0;

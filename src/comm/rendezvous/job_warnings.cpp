@@ -15,9 +15,9 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "rendezvous/quiet_log.h"
 #include "tessera/comm/detail/thread_warnings.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/quiet_log.h"
 
 namespace tessera::comm {
 namespace {
@@ -62,7 +62,7 @@ class JobWarnings final : public c10::WarningHandler {
     if (size_ == 1) {
       return true;
     }
-    const QuietLog quiet;
+    const detail::QuietLog quiet;
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
     try {
       if (rank_ != 0) {
@@ -82,7 +82,7 @@ class JobWarnings final : public c10::WarningHandler {
   }
 
   std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Store> store_;
+  detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
   std::unordered_set<std::string> shown_;

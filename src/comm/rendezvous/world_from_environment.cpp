@@ -2,11 +2,6 @@
 // launcher's agent does; every rank writes its host's identity there and reads those of the others.
 // After that every rank can tell, without asking again, which ranks share its host.
 
-#include <c10/util/Logging.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <algorithm>
 #include <future>
 #include <iostream>
@@ -15,37 +10,38 @@
 #include <thread>
 
 #include "group_info.h"
+#include "host/host.h"
+#include "host/job_variables.h"
+#include "tessera/internals/detail/quiet_log.h"
 #include "rendezvous/arrivals.h"
-#include "rendezvous/host.h"
-#include "rendezvous/job_variables.h"
 #include "rendezvous/job_warnings.h"
-#include "rendezvous/quiet_log.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/c10d_store.h"
+#include "tessera/internals/detail/quiet_log.h"
 
 namespace tessera::comm {
 namespace {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using detail::StorePtr;
 
 /// torchrun's agent does it instead where it says so.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-c10d::TCPStoreOptions store_options(const JobVariables& job, const WorldOptions& options) {
-  c10d::TCPStoreOptions store;
-  store.port = job.port;
-  store.isServer = serves_store(job);
-  // The ranks wait for one another in exchange_hosts(), which can name those that are missing.
-  store.waitWorkers = false;
-  store.timeout = options.timeout;
-  if (store.isServer) {
+/// The ranks wait for one another in await_all_ranks(), which can name those that are missing.
+detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
+  detail::TcpStore store{.address = job.address,
+                         .port = job.port,
+                         .serves = serves_store(job),
+                         .timeout = options.timeout};
+  if (store.serves) {
     // libtorch's store listens on every interface; a job of one host has no need of that.
-    store.masterListenFd = job.store_fd;
-    if (!store.masterListenFd && is_loopback(job.address)) {
-      store.masterListenFd = listen_on_loopback(job.port);
+    store.listens_on = job.store_fd;
+    if (!store.listens_on && is_loopback(job.address)) {
+      store.listens_on = listen_on_loopback(job.port);
     }
   }
   return store;
@@ -56,17 +52,15 @@ std::vector<int> ranks_of_first_node(const JobVariables& job) {
   return ranks_of_world(std::max(job.local_size, 1));
 }
 
-/// libtorch's client waits without end for the first answer of whatever listens on the port. So it
-/// is made on a thread that can be left behind. What it still holds then is its own copy of the
-/// arguments.
+/// On a thread that can be left behind, since the client waits without end. What it still holds
+/// then is its own copy of the arguments.
 StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
   constexpr std::chrono::milliseconds kGrace{2000};  // Its own time-out has the better message.
   constexpr std::chrono::milliseconds kPoll{100};
-  std::packaged_task<StorePtr()> task(
-      [address = job.address, store = store_options(job, options)]() -> StorePtr {
-        const QuietLog quiet;  // its own: the thread may be left behind
-        return c10::make_intrusive<c10d::TCPStore>(address, store);
-      });
+  std::packaged_task<StorePtr()> task([store = store_of(job, options)] {
+    const detail::QuietLog quiet;  // its own: the thread may be left behind
+    return detail::connect_store(store);
+  });
   std::future<StorePtr> store = task.get_future();
   std::thread(std::move(task)).detach();
   int said = 0;
@@ -117,19 +111,18 @@ int local_rank_among(const std::vector<std::string>& hosts, int rank) {
 
 /// What the ranks see of one another. `store`: of the same keys as the job's.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
-                         const c10::intrusive_ptr<c10d::Store>& store) {
+                         const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
   return std::make_shared<WorldWatch>(
       settings, std::move(records),
       all_near ? nullptr
-               : std::make_unique<RemotePeers>(
-                     c10::make_intrusive<c10d::PrefixStore>("watch", store->clone())));
+               : std::make_unique<RemotePeers>(detail::store_below("watch", store->clone())));
 }
 
 JobInfo meet(const JobVariables& job, const WorldOptions& options) {
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
-  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
-      job.key_prefix + "/" + std::to_string(settings.world), shared_store(job, options));
+  const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(settings.world),
+                                             shared_store(job, options));
   // The groups' set-up waits in this store as well, with its time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
@@ -152,15 +145,14 @@ JobInfo meet(const JobVariables& job, const WorldOptions& options) {
 
 /// A world of one keeps its keys in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
-  return {
-      c10::make_intrusive<c10d::HashStore>(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
+  return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
 
 }  // namespace
 
 WorldPtr world_from_environment(const WorldOptions& options) {
-  c10::initLogging();  // TORCH_CPP_LOG_LEVEL counts
-  const QuietLog quiet;
+  detail::read_log_level();
+  const detail::QuietLog quiet;
   check_options(options);
   const JobVariables variables = read_job_variables(environment_variable);
   WorldOptions adjusted = options;

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "backends.h"
-#include "rendezvous/host.h"
-#include "rendezvous/meeting.h"
+#include "host/host.h"
 #include "shm/shm_group.h"
 #include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
+#include "watch/meeting.h"
 
 namespace tessera::comm {
 namespace {
@@ -210,7 +210,7 @@ constexpr auto kHandleKey = "handle";
 
 /// The first rank makes the segment, the others open it. All go on to vote, also those that have
 /// none: nobody may be left waiting.
-std::optional<ShmSegment> reach_segment(c10d::Store& store, const GroupInfo& group) {
+std::optional<ShmSegment> reach_segment(detail::Store& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
@@ -223,7 +223,7 @@ std::optional<ShmSegment> reach_segment(c10d::Store& store, const GroupInfo& gro
 
 /// True if every rank says `yes`. A key for each rank and question; every rank reads all of them,
 /// and so comes to the same answer.
-bool all_say(c10d::Store& store, const GroupInfo& group, const std::string& question, bool yes) {
+bool all_say(detail::Store& store, const GroupInfo& group, const std::string& question, bool yes) {
   store.set(question + std::to_string(group.rank), yes ? "yes" : "no");
   bool result = true;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -245,7 +245,7 @@ bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
 
 /// The segment of a group; nullopt on every rank if one of them cannot reach it, cannot see its
 /// peers' processes (another pid namespace) or has TESSERA_SHM=0. Collective.
-std::optional<ShmSegment> negotiate_segment(c10d::Store& store, const GroupInfo& group) {
+std::optional<ShmSegment> negotiate_segment(detail::Store& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
   if (segment) {
     segment->set_process(group.rank, this_process());
@@ -264,8 +264,7 @@ std::optional<ShmSegment> negotiate_segment(c10d::Store& store, const GroupInfo&
 
 }  // namespace
 
-CommunicatorPtr make_shm_communicator(const c10::intrusive_ptr<c10d::Store>& store,
-                                      const GroupInfo& group) {
+CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group) {
   try {
     std::optional<ShmSegment> segment = negotiate_segment(*store, group);
     if (!segment) {

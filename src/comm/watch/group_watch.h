@@ -5,8 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/export.h"
 #include "watch/world_watch.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A collective that has begun.
@@ -57,3 +59,4 @@ class GroupWatch {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "group_info.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// What to do about a peer that will not come, for `why` as WorldWatch::why_never() says it.
@@ -54,3 +56,4 @@ class PeerWait {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_END

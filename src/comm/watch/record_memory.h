@@ -4,7 +4,9 @@
 #include <string>
 
 #include "tessera/core/detail/flight_record.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// The memory of a flight record. The rank that writes it makes it; ranks of the same host map it.
@@ -34,3 +36,4 @@ class RecordMemory {
 using RecordPtr = std::shared_ptr<RecordMemory>;
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

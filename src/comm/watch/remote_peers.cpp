@@ -33,8 +33,8 @@ std::string left_key(std::int64_t number) {
 }  // namespace
 
 struct RemotePeers::State {
-  c10::intrusive_ptr<c10d::Store> store;  ///< used by the thread alone
-  std::int64_t left_read = 0;             ///< likewise
+  detail::StorePtr store;      ///< used by the thread alone
+  std::int64_t left_read = 0;  ///< likewise
 
   std::mutex mutex;  ///< of what follows; never held while the store is asked
   std::condition_variable changed;
@@ -49,8 +49,7 @@ struct RemotePeers::State {
   Clock::time_point heard = Clock::now();
 };
 
-RemotePeers::RemotePeers(c10::intrusive_ptr<c10d::Store> store)
-    : state_(std::make_shared<State>()) {
+RemotePeers::RemotePeers(detail::StorePtr store) : state_(std::make_shared<State>()) {
   state_->store = std::move(store);
   std::thread([state = state_] { serve(state); }).detach();
 }
@@ -114,7 +113,7 @@ void RemotePeers::request(Request request) {
 }
 
 void RemotePeers::tell_left(int rank, const std::string& why) {
-  request([=](c10d::Store& store) {
+  request([=](detail::Store& store) {
     store.set(left_key(store.add(kLeft, 1)), std::to_string(rank) + " " + why);
   });
 }
@@ -127,7 +126,7 @@ std::string RemotePeers::left(int rank) const {
 
 std::int64_t RemotePeers::ask() {
   const auto number = std::make_shared<std::atomic<std::int64_t>>(0);
-  request([=](c10d::Store& store) { *number = store.add(kQuestions, 1); });
+  request([=](detail::Store& store) { *number = store.add(kQuestions, 1); });
   return *number;
 }
 
@@ -137,13 +136,13 @@ std::int64_t RemotePeers::asked() const {
 }
 
 void RemotePeers::answer(std::int64_t question, int rank, const std::string& text) {
-  request([=](c10d::Store& store) { store.set(answer_key(question, rank), text); });
+  request([=](detail::Store& store) { store.set(answer_key(question, rank), text); });
 }
 
 std::optional<std::string> RemotePeers::answer_of(std::int64_t question, int rank) {
   const auto text = std::make_shared<std::promise<std::string>>();
   std::future<std::string> found = text->get_future();
-  request([=](c10d::Store& store) {
+  request([=](detail::Store& store) {
     const std::string key = answer_key(question, rank);
     text->set_value(store.check({key}) ? store.get_to_str(key) : "");
   });
@@ -156,12 +155,12 @@ std::optional<std::string> RemotePeers::answer_of(std::int64_t question, int ran
 
 bool RemotePeers::claim(const std::string& what) {
   const auto others = std::make_shared<std::atomic<std::int64_t>>(0);
-  request([=](c10d::Store& store) { *others = store.add("claim/" + what, 1) - 1; });
+  request([=](detail::Store& store) { *others = store.add("claim/" + what, 1) - 1; });
   return *others == 0;
 }
 
 void RemotePeers::tell_of_work() {
-  request([](c10d::Store& store) { store.add(kWork, 1); });
+  request([](detail::Store& store) { store.add(kWork, 1); });
 }
 
 std::int64_t RemotePeers::last_work() const {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -9,6 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "tessera/export.h"
+#include "tessera/internals/detail/c10d_store.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// What the ranks of a job tell those on other hosts, through a connection to the job's store that
@@ -16,7 +18,7 @@ namespace tessera::comm {
 /// its own talks to the store, and no call here takes longer than a second. Thread safe.
 class RemotePeers {
  public:
-  explicit RemotePeers(c10::intrusive_ptr<c10d::Store> store);
+  explicit RemotePeers(detail::StorePtr store);
   RemotePeers(const RemotePeers&) = delete;
   RemotePeers& operator=(const RemotePeers&) = delete;
   ~RemotePeers();
@@ -44,7 +46,7 @@ class RemotePeers {
   std::chrono::seconds silent_for() const;
 
  private:
-  using Request = std::function<void(c10d::Store&)>;
+  using Request = std::function<void(detail::Store&)>;
   struct State;
 
   static void serve(const std::shared_ptr<State>& state);
@@ -56,3 +58,4 @@ class RemotePeers {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

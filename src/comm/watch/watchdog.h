@@ -11,9 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/export.h"
 #include "watch/group_watch.h"
 #include "watch/world_watch.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 /// A thread that says on stderr where this rank waits for longer than the limit, for whom, and what
@@ -101,3 +103,4 @@ class BlockingScope {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "tessera/core/detail/flight_report.h"
+#include "tessera/export.h"
 #include "watch/record_memory.h"
 #include "watch/remote_peers.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
 class Watchdog;
@@ -100,3 +102,4 @@ class WorldWatch {
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
 
 }  // namespace tessera::comm
+TESSERA_API_FOR_TEST_END

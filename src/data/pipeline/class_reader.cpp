@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

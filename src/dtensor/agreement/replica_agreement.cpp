@@ -18,8 +18,8 @@
 #include <optional>
 #include <string_view>
 
-#include "tensor/below_autograd.h"
-#include "tessera/comm/detail/agreement.h"
+#include "rank/below_autograd.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"

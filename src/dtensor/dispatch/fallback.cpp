@@ -1,4 +1,4 @@
-// From an operator on DispatchKey::Fake to its results, in three steps: the key of the call, the
+// From an operator on kDistributedKey to its results, in three steps: the key of the call, the
 // plan that is kept for it or made now, and what a plan of its kind does.
 
 #include "dispatch/fallback.h"
@@ -11,15 +11,19 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/run_by_position.h"
+#include "execute/backward_zeros.h"
 #include "execute/foreach.h"
+#include "execute/random_operators.h"
+#include "execute/run_form.h"
 #include "execute/run_local.h"
-#include "overrides/backward_zeros.h"
-#include "plan/bound_call.h"
-#include "random/random_operators.h"
-#include "tensor/below_autograd.h"
+#include "operators/bound_call.h"
+#include "rank/below_autograd.h"
+#include "rank/rank_state.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera::detail {
 namespace {
@@ -48,7 +52,7 @@ void run_decomposed(PlannedCall& call) {
     keys = keys | tensor.key_set();
   }
   const c10::DispatchKeySet below =
-      c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
+      c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(kDistributedKey);
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
@@ -60,7 +64,7 @@ void run_allowed(PlannedCall& call, const Run& run) {
   check_rows_together(call);
   const comm::CallerScope caller(call.info.name);
   if (call.plan.moves) {
-    count_implicit_redistribution();
+    ++RankState::here()->implicit_redistributions;
   }
   run(call);
 }
@@ -189,7 +193,7 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
 
 // For the operators of all libraries, a user's included. Kernels of our own (UnboxedKernel, and
 // those in overrides/) are registered by name and come before it.
-TORCH_LIBRARY_IMPL(_, Fake, library) {
+TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::detail {
 
 /// Runs an operator whose arguments are on the stack, some of them distributed; its results replace
-/// them. What every operator on DispatchKey::Fake comes to. Collective if inputs must be moved.
+/// them. What every operator on kDistributedKey comes to. Collective if inputs must be moved.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// The same for a call that was looked up already. No operator mode sees it.

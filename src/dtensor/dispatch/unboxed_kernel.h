@@ -2,7 +2,6 @@
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
@@ -16,16 +15,18 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/leaf_gradient.h"
 #include "dispatch/call_cache.h"
 #include "dispatch/fallback.h"
 #include "dispatch/local_list.h"
 #include "execute/foreach.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/internals/detail/unboxed_call.h"
+#include "tessera/internals/detail/version_counter.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {
 
@@ -39,7 +40,7 @@ class UnboxedKernel;
 template <class Op, class Result, class... Arguments>
 class UnboxedKernel<Op, Result(Arguments...)> {
  public:
-  /// For DispatchKey::Fake.
+  /// For kDistributedKey.
   static torch::CppFunction function() {
     return torch::CppFunction::makeFromUnboxedFunction(&call);
   }
@@ -240,8 +241,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
       if (impl == nullptr || view.is_inference() || impl->local().is_inference()) {
         return;
       }
-      view.unsafeGetTensorImpl()->set_version_counter(
-          impl->local().unsafeGetTensorImpl()->version_counter());
+      count_with(view, impl->local());
     }
   }
 
@@ -255,7 +255,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if constexpr (kInPlace) {
       return std::get<0>(std::tie(arguments...));
     } else if constexpr (!kNothing) {
-      return c10::impl::PopResult<Result>::call(stack);
+      return take_result<Result>(stack);
     }
   }
 

@@ -45,6 +45,7 @@
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
 
+#include "tessera/internals/detail/lent_keys.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
@@ -69,7 +70,7 @@ void implement(torch::Library& library) {
 }
 
 // In groups: pointwise, products, reductions, views and joins, optimizers.
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
             mul__Tensor, div_Tensor, div__Tensor, neg, silu, silu_backward, rsqrt,

@@ -1,12 +1,12 @@
 #include "execute/foreach.h"
 
-#include <torch/csrc/autograd/variable.h>
-
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
 
-#include "dispatch/fallback.h"
+#include "tessera/internals/detail/autograd_record.h"
+#include "tessera/internals/detail/tensor_identity.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::detail {
 namespace {
@@ -15,14 +15,7 @@ namespace {
 /// of views, which the wrappers have on every rank alike: whether local tensors share memory
 /// depends on their sizes.
 const void* base_of(const at::Tensor& tensor) {
-  const auto* views = torch::autograd::impl::get_view_autograd_meta(tensor);
-  const at::TensorBase* base = &tensor;
-  if (views != nullptr && views->has_bw_view()) {
-    base = &views->get_backward_view().base_;
-  } else if (views != nullptr && views->has_fw_view()) {
-    base = &views->get_forward_view().base_;
-  }
-  return base->unsafeGetTensorImpl();
+  return identity_of(viewed_by(tensor));
 }
 
 /// A tensor of a list argument.
@@ -63,32 +56,6 @@ Uses uses_of(const PlannedCall& call) {
   return uses;
 }
 
-/// An argument of the call of one position: its element of a list, or of a tensor of numbers. Lists
-/// of one element keep the operator and its schema: no operator on single tensors is needed.
-c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
-  if (value.isTensor() && value.toTensor().dim() == 1) {
-    return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
-  }
-  if (!value.isList() || value.toListRef().size() != count) {
-    return value;
-  }
-  c10::impl::GenericList one(value.toList().elementType());
-  one.push_back(value.toListRef()[position]);
-  return one;
-}
-
-/// 0 of an inference tensor, which counts none.
-std::uint32_t version_in(const at::Tensor& tensor) {
-  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  return counter.enabled() ? counter.current_version() : 0;
-}
-
-/// The wrapper of a distributed tensor shares the counter of its local tensor, so one bump is seen
-/// through both.
-void bump_version(const at::Tensor& tensor) {
-  tensor.unsafeGetTensorImpl()->bump_version();
-}
-
 }  // namespace
 
 /// Uses at one position, and uses of the caller's own memory, are the kernel's affair, which does
@@ -107,55 +74,40 @@ bool positions_depend(const PlannedCall& call) {
   });
 }
 
-/// Takes the arguments off the stack first: every position is a call of its own, with its own key,
-/// plan and stack.
-void run_by_position(PlannedCall& call) {
-  const auto given = call.arguments();
-  const std::vector<c10::IValue> arguments(given.begin(), given.end());
-  call.return_results({});
-  const std::size_t count = arguments.front().toListRef().size();
-  for (std::size_t position = 0; position < count; ++position) {
-    torch::jit::Stack one;
-    for (const c10::IValue& value : arguments) {
-      one.push_back(element_of(value, position, count));
-    }
-    dispatch(call.op, one);
-  }
-}
-
 ForeachVersionCounts::ForeachVersionCounts(const PlannedCall& call) {
   if (!call.info.writes_lists) {
     return;
   }
   const auto tensors = call.argument(0).toTensorVector();
   std::ranges::transform(tensors, std::back_inserter(written_), [](const at::Tensor& tensor) {
-    return Written{tensor, version_in(tensor)};
+    return Written{tensor, writes_of(tensor)};
   });
 }
 
 void ForeachVersionCounts::bump() const {
-  // All are compared before the first is bumped: tensors may share a counter.
+  // All are compared before the first is bumped: tensors may share a counter, as a wrapper and its
+  // local tensor do.
   std::vector<const at::Tensor*> unbumped;
   for (const Written& written : written_) {
-    if (version_in(written.tensor) == written.version) {
+    if (writes_of(written.tensor) == written.version) {
       unbumped.push_back(&written.tensor);
     }
   }
   for (const at::Tensor* tensor : unbumped) {
-    bump_version(*tensor);
+    count_write(*tensor);
   }
 }
 
 // One version stands for all, so that a call on hundreds of parameters reads one counter.
 DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
-    : tensors_(tensors), version_(tensors.empty() ? 0 : version_in(tensors.front())) {}
+    : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 
 void DirectForeachVersionCounts::bump() const {
-  if (tensors_.empty() || version_in(tensors_.front()) != version_) {
+  if (tensors_.empty() || writes_of(tensors_.front()) != version_) {
     return;
   }
   for (const at::Tensor& tensor : tensors_) {
-    bump_version(tensor);
+    count_write(tensor);
   }
 }
 

@@ -2,13 +2,17 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include "autograd/autograd_functions.h"
+#include "autograd/leaf_gradient.h"
 #include "execute/run_local.h"
-#include "tensor/autograd_functions.h"
-#include "tensor/below_autograd.h"
+#include "execute/storage_offset.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/alias_tensor.h"
+#include "tessera/internals/detail/wrapped_number.h"
 #include "views/view_geometry.h"
+#include "views/view_writes.h"
 
 namespace tessera::detail {
 namespace {
@@ -85,7 +89,7 @@ class Localizer {
     at::Tensor local = impl != nullptr ? impl->local() : tensor;
     // What a detached view holds keeps its sizes: others may be views of it.
     if (info_.changes_shape && input.detached) {
-      local = plain_alias(local);
+      local = alias_tensor(local);
     }
     if (run_.recorded && tensor.requires_grad()) {
       local = with_gradient(tensor, input);
@@ -149,8 +153,8 @@ class Localizer {
       result = expand_stride_zero(result, input.spec->strides);
     }
     // Type promotion asks for it.
-    if (local.unsafeGetTensorImpl()->is_wrapped_number()) {
-      result.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (is_wrapped_number(local)) {
+      make_wrapped_number(result);
     }
     return result;
   }

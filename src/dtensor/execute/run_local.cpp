@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,10 +12,11 @@
 
 #include "agreement/agreement.h"
 #include "execute/foreach.h"
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "random/seeded_generator.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
+#include "tessera/internals/detail/key_scopes.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
@@ -150,8 +150,7 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
 /// autograd's fallback has let the call through: on plain tensors too it would record what the
 /// kernel does.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
-  const bool wanted = info.is_own && at::GradMode::is_enabled() &&
-                      !c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset) &&
+  const bool wanted = info.is_own && at::GradMode::is_enabled() && !is_below_autograd() &&
                       std::ranges::any_of(arguments, requires_grad);
   if (!wanted) {
     return false;

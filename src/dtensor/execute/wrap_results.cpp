@@ -1,9 +1,10 @@
 // The last step of run_local: distributed tensors of the local results.
 
+#include "autograd/autograd_functions.h"
 #include "execute/run_local.h"
-#include "tensor/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::detail {
 namespace {
@@ -95,8 +96,7 @@ class ResultWrapper {
     }
     const bool detached = run_.is_moved() || base->detached_view() != nullptr;
     if (!detached && !local.is_inference() && !base->local().is_inference()) {
-      local.unsafeGetTensorImpl()->set_version_counter(
-          base->local().unsafeGetTensorImpl()->version_counter());
+      count_with(local, base->local());
     }
     at::Tensor result = wrap(std::move(local), std::move(spec));
     if (detached) {

@@ -3,7 +3,9 @@
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/memory_under_tensors.h"
 #include "views/view_geometry.h"
+#include "views/view_writes.h"
 
 namespace tessera::detail {
 namespace {
@@ -17,14 +19,12 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
   const bool empty = original.numel() == 0;
   // The operator has resized the tensor itself: before the error it gets its sizes back.
   if (!empty && local.is_same(original.local())) {
-    local.unsafeGetTensorImpl()->set_sizes_and_strides(spec->sizes, spec->strides);
+    restore_sizes(local, spec->sizes, spec->strides);
   }
   TESSERA_CHECK(empty, run.call.info.name, " would resize a distributed tensor of sizes ",
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
-  if (original.version_counter().enabled() && !local.is_inference()) {
-    local.unsafeGetTensorImpl()->set_version_counter(original.version_counter());
-  }
+  original.give_count_to(local);
   // What was empty had its placements for other sizes: the new value is replicated.
   original.replace(local, replicated_spec(run.call.plan, local));
 }

@@ -13,7 +13,7 @@
 
 #include "forms/form.h"
 #include "forms/shard_slices.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"

@@ -8,7 +8,7 @@
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 #include "fused/fused_operator.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/row_losses.h"
@@ -171,13 +171,10 @@ TwoTensors differentiable(const at::Tensor& logits, const at::Tensor& targets,
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run, rule, &differentiable);
   define<CrossEntropyBackward>(library, &run_backward, backward_rule);
+  add_forms(kCrossEntropyForms);
 }
 
 }  // namespace
-
-std::span<const Form> cross_entropy_forms() {
-  return kCrossEntropyForms;
-}
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options) {

@@ -4,23 +4,16 @@
 #include "fused/fused_operator.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include <mutex>
 #include <utility>
 
-#include "tensor/autograd_functions.h"
+#include "autograd/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 
 namespace tessera::detail {
-
-using torch::autograd::variable_list;
-
-torch::CppFunction refuse_gradient() {
-  return torch::autograd::autogradNotImplementedFallback();
-}
 
 /// Gradient mode is on in a backward only if that is recorded (create_graph).
 variable_list FusedNode::apply(variable_list&& gradients) {
@@ -38,7 +31,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
 /// Kept in the list: unpacking one that was released says what is wrong.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
-  for (torch::autograd::SavedVariable& variable : saved_) {
+  for (SavedVariable& variable : saved_) {
     variable.reset_data();
   }
 }
@@ -47,7 +40,7 @@ void FusedNode::record(const at::Tensor& result) {
   if (const DistributedTensorImpl* impl = as_distributed(result)) {
     result_ = impl->spec();
   }
-  torch::autograd::set_history(result, pointer_to(*this));
+  set_node(result, pointer_to(*this));
 }
 
 /// A pending sum and a gradient that is split otherwise are brought there first, so that the

@@ -6,9 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -18,6 +15,9 @@
 #include "tensor/tensor_spec.h"
 #include "tessera/core/detail/library_rule.h"
 #include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/refused_gradient.h"
+#include "tessera/internals/detail/saved_tensor.h"
 
 namespace tessera::detail {
 
@@ -50,9 +50,6 @@ class FusedOperator<Op, Result(Arguments...)> {
   }
 };
 
-/// A kernel for autograd of an operator that has no gradient: backward through it throws.
-torch::CppFunction refuse_gradient();
-
 /// Defines an operator: `kernel` is for local tensors of every device, without values too, and
 /// `differentiable` for autograd; nullptr: a gradient of the operator is refused.
 template <class Op>
@@ -61,7 +58,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   using c10::DispatchKey;
   library.def((std::string(Op::name) + Op::signature).c_str());
   library.impl(Op::name, torch::dispatch(DispatchKey::CompositeExplicitAutograd, kernel));
-  library.impl(Op::name, torch::dispatch(DispatchKey::Fake, UnboxedKernel<Op>::function()));
+  library.impl(Op::name, torch::dispatch(kDistributedKey, UnboxedKernel<Op>::function()));
   library.impl(Op::name,
                torch::dispatch(DispatchKey::Autograd, differentiable != nullptr
                                                           ? torch::CppFunction(differentiable)
@@ -70,9 +67,9 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
 }
 
 /// The gradient of an operator, as autograd records it. Differentiable once.
-class FusedNode : public torch::autograd::Node {
+class FusedNode : public Node {
  public:
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) final;
+  variable_list apply(variable_list&& gradients) final;
   void release_variables() final;
   std::string name() const final { return name_; }
 
@@ -88,7 +85,7 @@ class FusedNode : public torch::autograd::Node {
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
   /// The gradients of the inputs of a call. `gradient` is defined, and has the result's layout.
-  virtual torch::autograd::variable_list differentiate(const at::Tensor& gradient) = 0;
+  virtual variable_list differentiate(const at::Tensor& gradient) = 0;
   at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
 
  private:
@@ -96,18 +93,18 @@ class FusedNode : public torch::autograd::Node {
 
   const char* op_;
   const char* name_;
-  c10::SmallVector<torch::autograd::SavedVariable, 4> saved_;
+  c10::SmallVector<SavedVariable, 4> saved_;
   TensorSpecPtr result_;  ///< nullptr: it is plain
 };
 
 /// The node of a call with these tensors; nullptr where no gradient of any is wanted.
 template <class NodeOfOperator, class... Tensors>
 NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
-  if (!torch::autograd::compute_requires_grad(inputs...)) {
+  if (!is_recorded(inputs...)) {
     return nullptr;
   }
   auto node = make_node<NodeOfOperator>();
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  set_inputs(*node, inputs...);
   return node;
 }
 

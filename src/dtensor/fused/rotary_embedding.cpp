@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {
@@ -59,8 +59,7 @@ struct RotaryNode final : FusedNode {
 
 at::Tensor differentiable(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                           bool transposed) {
-  TESSERA_CHECK(!torch::autograd::compute_requires_grad(cos, sin),
-                "rotary_embedding takes tables that need no gradient");
+  TESSERA_CHECK(!is_recorded(cos, sin), "rotary_embedding takes tables that need no gradient");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {
     // The tables, which all layers share; x is not needed.

@@ -4,7 +4,7 @@
 #include "fused/fused_operator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {

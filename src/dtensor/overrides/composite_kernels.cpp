@@ -2,23 +2,17 @@
 // takes libtorch's own path for plain ones; the operators of a composition come back to the
 // fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
 
+#include "overrides/composite_kernels.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/ctc_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/kron.h>
-#include <ATen/ops/kron_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
-#include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
-#include <ATen/ops/one_hot_compositeimplicitautograd_dispatch.h>
-#include <ATen/ops/reshape_compositeimplicitautograd_dispatch.h>
-#include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
-#include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>
 
 #include <algorithm>
 #include <initializer_list>
@@ -27,12 +21,14 @@
 #include <string>
 #include <vector>
 
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/composite_kernels.h"
+#include "tessera/internals/detail/lent_keys.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
@@ -49,8 +45,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// As check_policy, for operators of which only parts come to that: they would be refused late, and
-/// after collectives.
+}  // namespace
+
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -68,6 +64,22 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
   compare_plain(mesh, name, tensors);
 }
 
+bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
+  const auto fits = [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
+  };
+  return std::ranges::any_of(tensors, tessera::is_distributed) &&
+         std::ranges::all_of(tensors, fits);
+}
+
+at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
+  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
+                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
+  return out.copy_(result);
+}
+
+namespace {
+
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
 }
@@ -75,7 +87,7 @@ bool all_distributed(std::initializer_list<at::Tensor> tensors) {
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
   check_mixing("aten::tensor_split", {self, where});
-  return at::compositeimplicitautograd::tensor_split(self, on_host(where), dim);
+  return composite::tensor_split(self, on_host(where), dim);
 }
 
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
@@ -86,9 +98,8 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
   if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
     scope.emplace();
   }
-  return at::compositeimplicitautograd::ctc_loss(log_probs, targets, on_host(input_lengths),
-                                                 on_host(target_lengths), blank, reduction,
-                                                 zero_infinity);
+  return composite::ctc_loss(log_probs, targets, on_host(input_lengths), on_host(target_lengths),
+                             blank, reduction, zero_infinity);
 }
 
 // Those that run a CPU kernel of their own where no gradient is wanted. A distributed tensor has no
@@ -97,8 +108,7 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
   if (!tessera::is_distributed(self)) {
-    return at::compositeimplicitautograd::max_pool1d(self, kernel_size, stride, padding, dilation,
-                                                     ceil_mode);
+    return composite::max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode);
   }
   return std::get<0>(
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
@@ -108,33 +118,24 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   if (!tessera::is_distributed(self) || self.numel() > 0) [[likely]] {
-    return at::compositeimplicitautograd::reshape_symint(self, sizes);
+    return composite::reshape_symint(self, sizes);
   }
-  return at::compositeimplicitautograd::reshape(
-      self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
+  return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }
 
 // Those that write to their `out` through operators that the dispatcher does not know as views
 // (_unsafe_view, set_). For a distributed `out` the result is computed and copied.
 
-/// Where libtorch would resize `out`, a distributed one cannot follow: its layout may not fit other
-/// sizes.
-at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
-  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
-                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
-  return out.copy_(result);
-}
-
 at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
   if (!tessera::is_distributed(out)) {
-    return at::compositeimplicitautograd::kron_out(out, self, other);
+    return composite::kron_out(out, self, other);
   }
   return copy_to(out, at::kron(self, other), "aten::kron.out");
 }
 
 at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
   if (!tessera::is_distributed(out)) {
-    return at::compositeimplicitautograd::matmul_out(out, self, other);
+    return composite::matmul_out(out, self, other);
   }
   return copy_to(out, at::matmul(self, other), "aten::matmul.out");
 }
@@ -149,8 +150,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
                                               c10::SymIntArrayRef symbolic_sizes, bool keepdim) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic_sizes);
   if (!tessera::is_distributed(gradient) || !tessera::is_distributed(indices)) {
-    return at::compositeimplicitautograd::value_selecting_reduction_backward(gradient, dim, indices,
-                                                                             sizes, keepdim);
+    return composite::value_selecting_reduction_backward(gradient, dim, indices, sizes, keepdim);
   }
   const bool kept = keepdim || sizes.empty();
   const auto values = kept ? gradient : gradient.unsqueeze(dim);
@@ -162,7 +162,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 /// Each class beside the numbers of all. Its values are read for the checks that libtorch makes.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
-    return at::compositeimplicitautograd::one_hot(self, num_classes);
+    return composite::one_hot(self, num_classes);
   }
   TORCH_CHECK(self.scalar_type() == at::kLong,
               "one_hot is only applicable to index tensor of type LongTensor.");
@@ -181,16 +181,6 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 
 // Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
 // same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
-
-/// Whether the caller passed a distributed tensor, and no plain one (of more than one element):
-/// whether such a plain tensor counts as replicated is the caller's choice.
-bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
-  const auto fits = [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
-  };
-  return std::ranges::any_of(tensors, tessera::is_distributed) &&
-         std::ranges::all_of(tensors, fits);
-}
 
 /// A result that began as one of those plain tensors is as equal on all ranks as they are.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
@@ -218,8 +208,7 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   for (const auto& tensor : tensors) {
     keys = keys | tensor.key_set();
   }
-  const auto below =
-      c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(c10::DispatchKey::Fake);
+  const auto below = c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(kDistributedKey);
   op.redispatchBoxed(keys & below, stack);
   if (std::ranges::any_of(tensors, tessera::is_distributed)) {
     distribute_results(mesh_of(tensors), info.returns.size(), *stack);
@@ -251,7 +240,7 @@ void implement_composite_kernels(torch::Library& library) {
 
 // On all keys at which a call may arrive: above autograd, where a composite operator is taken
 // apart, and below it, where reshape has a plan.
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {

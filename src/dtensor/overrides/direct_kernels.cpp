@@ -5,9 +5,11 @@
 #include <ATen/ops/detach.h>
 #include <torch/library.h>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/alias_tensor.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera::detail {
 namespace {
@@ -19,7 +21,7 @@ at::Tensor detach(const at::Tensor& self) {
     BelowFallback guard;
     return at::detach(self);
   }
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+  return alias_tensor(*impl, /*allows_change=*/false);
 }
 
 /// Of global sizes: the wrapper's.
@@ -33,10 +35,10 @@ bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
                 ours ? "distributed tensor and a plain one" : "plain tensor and a distributed one",
                 ": assign a new tensor, or copy_ the values");
-  return ours || self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+  return ours || may_take_state_of(self, from);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("detach", &detach);
   library.impl("is_same_size", &is_same_size);
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);

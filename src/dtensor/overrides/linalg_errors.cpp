@@ -7,8 +7,9 @@
 #include <ATen/ops/_linalg_check_errors.h>
 
 #include "agreement/agreement.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera::detail {
 namespace {
@@ -37,7 +38,7 @@ void check_codes(const at::Tensor& codes, c10::string_view name, bool is_matrix)
   check(DistributedTensor(codes).full_tensor(), name, is_matrix);
 }
 
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("_linalg_check_errors", &check_codes);
 }
 

@@ -11,11 +11,13 @@
 #include <string_view>
 #include <vector>
 
-#include "dispatch/operator_info.h"
 #include "forms/form.h"
+#include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// How a call is run. Decided by plan_call from what is in the call's key; the switch in
@@ -138,7 +140,5 @@ void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at
 /// module have not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
-/// Adds one to implicit_redistributions() of this rank.
-void count_implicit_redistribution();
-
 }  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

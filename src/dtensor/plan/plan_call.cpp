@@ -8,12 +8,12 @@
 #include <algorithm>
 
 #include "agreement/agreement.h"
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "plan/plan_by_rule.h"
-#include "tensor/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/wrapped_number.h"
 #include "views/view_geometry.h"
 
 namespace tessera::detail {
@@ -88,7 +88,7 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
   for (const at::Tensor& tensor : bound.tensors) {
     if (as_distributed(tensor) == nullptr) {
-      const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      const bool is_number = is_wrapped_number(tensor);
       plan.takes_plain = plan.takes_plain || !is_number;
       plan.mixes_plain = plan.mixes_plain || tensor.numel() > 1;
     }
@@ -315,8 +315,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   plan_form(plan, info, bound);
   // A strict scope lets the caller ask for one value, unless the whole tensor is gathered for it
   // where a form would not have to.
-  plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
-                   (plan.form != nullptr || info.traits.forms().empty());
+  plan.asked_for =
+      info.traits.has(Trait::kReadsOneValue) && (plan.form != nullptr || forms_of(info).empty());
   // The kinds come last: they depend on everything above.
   plan.otherwise = own_kind(plan, info, bound, arguments);
   plan.kind = kind_of(plan, info);

@@ -10,11 +10,12 @@
 
 #include <c10/core/GradMode.h>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera {
 namespace detail {
@@ -265,8 +266,8 @@ LocalPartsScope::~LocalPartsScope() {
 
 RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)
     : scope_({std::move(region), replays || replays_here()}),
-      guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomDispatchKey)
-                                        : c10::DispatchKeySet()) {}
+      guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomKey) : c10::DispatchKeySet()) {
+}
 
 }  // namespace detail
 

@@ -5,42 +5,27 @@
 #include "tensor/distributed_impl.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/AutogradState.h>
-#include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::detail {
 namespace {
 
-constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-                                         c10::DispatchKey::ZeroTensor});
-
-/// The keys of a wrapper: the local tensor's backend, ours above it, and the lazy bits, which
-/// libtorch's kernels for them resolve before a call comes to ours. The base class adds autograd's.
-c10::DispatchKeySet keys_of(const at::Tensor& local) {
-  const auto backend = c10::DispatchKeySet(local.key_set().highestBackendKey()) |
-                       c10::DispatchKeySet(c10::DispatchKey::Dense);
-  return backend | c10::DispatchKeySet(c10::DispatchKey::Fake) | (local.key_set() & kLazyBits);
-}
-
 /// The FQN of the parameter that `impl` is, or is a view of; empty if it is none.
-std::string fqn_of(c10::TensorImpl& impl) {
-  const auto self = c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl);
-  return parameter_name(at::Tensor(self));
+std::string fqn_of(DistributedTensorImpl& impl) {
+  return parameter_name(tensor_of(impl));
 }
 
 /// "parameter 'a.weight' ", or "a parameter " while it has no name.
-std::string name_of(c10::TensorImpl& impl) {
+std::string name_of(DistributedTensorImpl& impl) {
   const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
 }
@@ -48,15 +33,8 @@ std::string name_of(c10::TensorImpl& impl) {
 /// " in the backward of Square", a torch::autograd::Function; empty in forward, where libtorch
 /// notes no function.
 std::string running_backward() {
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr) {
-    return "";
-  }
-  std::string name = node->name();
-  if (const std::string_view own = "torch::autograd::CppNode<"; name.starts_with(own)) {
-    name = name.substr(own.size(), name.size() - own.size() - 1);
-  }
-  return " in the backward of " + name;
+  const std::string node = running_node();
+  return node.empty() ? "" : " in the backward of " + node;
 }
 
 /// What libtorch says when somebody asks for data_ptr(): to print, or to compute with it.
@@ -71,34 +49,17 @@ std::string without_memory(DistributedTensorImpl& impl) {
 
 }  // namespace
 
-void replay_views() {
-  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-}
-
 DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec)
-    : TensorImpl(keys_of(local), c10::scalarTypeToTypeMeta(spec->dtype), local.device()),
-      local_(std::move(local)),
-      spec_(std::move(spec)) {
-  set_storage_access_should_throw();
+    : TensorWrapper(local, spec->dtype), local_(std::move(local)), spec_(std::move(spec)) {
   replay_views();
-  adopt_metadata();
+  adopt_sizes();
+  count_with(local_);
 }
 
-// This constructor of TensorImpl takes the keys as they are. Without those of autograd it makes no
-// version counter, which is replaced by the local tensor's in any case: an allocation saved on
-// every call. From the storage it reads the device only, so a borrowed one will do.
 DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec,
                                              const c10::Storage& storage)
-    : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
-                 local.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
-                 c10::scalarTypeToTypeMeta(spec->dtype)),
-      local_(std::move(local)),
-      spec_(std::move(spec)) {
-  c10::MaybeOwnedTraits<c10::Storage>::destroyBorrow(storage_);
-  key_set_ = local_.key_set() | c10::DispatchKeySet(c10::DispatchKey::Fake);
-  set_storage_access_should_throw();
+    : TensorWrapper(local, spec->dtype, storage), local_(std::move(local)), spec_(std::move(spec)) {
   adopt_sizes();
-  version_counter_ = local_.unsafeGetTensorImpl()->version_counter();
 }
 
 DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in,
@@ -112,34 +73,12 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
 /// the result takes that over. If the transfer throws it is kept, so that later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
-  if (version_counter().enabled() && !local_.is_inference()) {
-    local_.unsafeGetTensorImpl()->set_version_counter(version_counter());
-  }
+  give_count_to(local_);
   transfer_.reset();
 }
 
-/// Sizes, and the local tensor's version counter: a write to either is a write to both. An
-/// inference tensor has none to share.
-void DistributedTensorImpl::adopt_metadata() {
-  adopt_sizes();
-  if (!is_inference() && !local_.is_inference()) {
-    set_version_counter(local_.unsafeGetTensorImpl()->version_counter());
-  }
-}
-
-/// Fills in the fields that set_sizes_and_strides would compute: the spec has computed them once
-/// for all tensors that have it.
 void DistributedTensorImpl::adopt_sizes() {
-  const auto& geometry = spec_->geometry;
-  sizes_and_strides_.set_sizes(spec_->sizes);
-  std::copy(spec_->strides.begin(), spec_->strides.end(), sizes_and_strides_.strides_begin());
-  numel_ = geometry.numel;
-  is_contiguous_ = geometry.contiguous;
-  is_channels_last_ = geometry.channels_last;
-  is_channels_last_contiguous_ = geometry.channels_last_contiguous;
-  is_channels_last_3d_ = geometry.channels_last_3d;
-  is_channels_last_3d_contiguous_ = geometry.channels_last_3d_contiguous;
-  is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
+  set_shape(spec_->sizes, spec_->strides, spec_->geometry);
 }
 
 void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
@@ -149,40 +88,15 @@ void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
   adopt_sizes();
 }
 
-/// Another wrapper of the same local tensor, for detach() and the like. Waits for a transfer, as
-/// local() does.
-c10::intrusive_ptr<DistributedTensorImpl> DistributedTensorImpl::copy(bool allow_change) const {
+/// Waits for a transfer, as local() does.
+c10::intrusive_ptr<TensorWrapper> DistributedTensorImpl::copy() const {
   auto result = c10::make_intrusive<DistributedTensorImpl>(local(), spec_);
-  // A copy of a tensor that is no inference tensor is none either, also in inference mode.
-  if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
-    result->key_set_ = key_set_;
-  }
-  result->set_allow_tensor_metadata_change(allow_change);
   result->detached_view_ = detached_view_;
   return result;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> DistributedTensorImpl::shallow_copy_and_detach(
-    const c10::VariableVersion& version_counter, bool allow_change) const {
-  auto result = copy(allow_change);
-  if (!result->is_inference()) {
-    result->set_version_counter(version_counter);
-  }
-  return result;
-}
-
-c10::intrusive_ptr<c10::TensorImpl> DistributedTensorImpl::shallow_copy_and_detach(
-    c10::VariableVersion&& version_counter, bool allow_change) const {
-  auto result = copy(allow_change);
-  if (!result->is_inference()) {
-    result->set_version_counter(std::move(version_counter));
-  }
-  return result;
-}
-
-/// What set_data does. Only between two wrappers: a plain impl has fields that a wrapper lacks.
-void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) {
-  const auto* from = dynamic_cast<const DistributedTensorImpl*>(other.get());
+void DistributedTensorImpl::assign(const TensorWrapper* other) {
+  const auto* from = dynamic_cast<const DistributedTensorImpl*>(other);
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
@@ -194,10 +108,7 @@ void DistributedTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImp
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  // As for plain tensors: a module's to() changes its parameters so.
-  data_type_ = from->data_type_;
-  device_opt_ = from->device_opt_;
-  key_set_ = from->key_set_;
+  take_kind_of(*from);  // a module's to() changes its parameters so
   detached_view_ = from->detached_view_;
 }
 
@@ -207,7 +118,7 @@ void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
   detached_view_.reset();
-  TensorImpl::release_resources();
+  TensorWrapper::release_resources();
 }
 
 // The message takes an allocation: made when somebody asks, not for every wrapper.
@@ -218,13 +129,7 @@ bool DistributedTensorImpl::has_storage() const {
   // One for all tensors: asking is rare.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  auto& extra = self->extra_meta_;
-  if (extra == nullptr) {
-    extra = std::make_unique<c10::ExtraMeta>();
-  }
-  if (extra->custom_data_ptr_error_msg_ != message) {
-    extra->custom_data_ptr_error_msg_ = std::move(message);
-  }
+  self->set_memory_error(std::move(message));
   return false;
 }
 
@@ -233,11 +138,10 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  auto* impl = local.unsafeGetTensorImpl();
-  replay_views();
+  replay_views();  // for every wrapper, since guards of libtorch restore the state of a thread
   // Also in inference mode: a view of a tensor that is no inference tensor is none either.
-  const bool ordinary = !impl->is_inference();
-  if (const auto& storage = impl->unsafe_storage(); storage && ordinary) [[likely]] {
+  const bool ordinary = !local.is_inference();
+  if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
         c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec), storage));
   }
@@ -249,12 +153,6 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
-}
-
-at::Tensor plain_alias(const at::Tensor& local) {
-  auto* impl = local.unsafeGetTensorImpl();
-  return at::Tensor(
-      impl->shallow_copy_and_detach(impl->version_counter(), impl->allow_tensor_metadata_change()));
 }
 
 }  // namespace tessera::detail

@@ -1,12 +1,12 @@
 #include "tessera/dtensor/detail/parameter_name.h"
 
-#include <torch/csrc/autograd/variable.h>
+#include "tessera/internals/detail/autograd_record.h"
 
 namespace tessera::detail {
 
 void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
   if (tensor.defined() && tensor.name() != fqn) {
-    torch::autograd::impl::set_name(tensor, fqn);
+    set_name(tensor, fqn);
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include "tensor/tensor_spec.h"
 
-#include <c10/core/TensorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,25 +39,6 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// A tensor without storage, to compute a Geometry as TensorImpl does.
-class ShapeOnly final : public c10::TensorImpl {
- public:
-  explicit ShapeOnly(const TensorSpec& spec)
-      : TensorImpl(c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(spec.dtype),
-                   c10::Device(c10::kMeta)) {
-    set_sizes_and_strides(spec.sizes, spec.strides);
-  }
-  Geometry geometry() const {
-    return {.numel = numel_,
-            .contiguous = is_contiguous_,
-            .channels_last = is_channels_last_,
-            .channels_last_contiguous = is_channels_last_contiguous_,
-            .channels_last_3d = is_channels_last_3d_,
-            .channels_last_3d_contiguous = is_channels_last_3d_contiguous_,
-            .non_overlapping_and_dense = is_non_overlapping_and_dense_};
-  }
-};
-
 /// All specs. Holds weak references: a spec is freed with the last tensor or cached plan that holds
 /// it. One table and one lock for all threads, since ranks may be threads and threads of one rank
 /// share tensors.
@@ -84,7 +64,7 @@ class SpecTable {
       others.push_back(std::move(known));
     }
     // Only for a spec that is new: the geometry of equal ones is in the table.
-    spec.geometry = ShapeOnly(spec).geometry();
+    spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
     specs_.emplace(hash, Entry{raw, made});
@@ -200,6 +180,38 @@ std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
     stride *= std::max<std::int64_t>(size, 1);
   }
   return strides;
+}
+
+std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
+                                         bool agreed) {
+  return agreed ? strides_in_order_of(sizes, local_strides) : detail::contiguous_strides(sizes);
+}
+
+LayoutPtr gradient_layout(LayoutPtr layout) {
+  if (!layout->is_partial()) {
+    return layout;
+  }
+  return Layout::intern(layout->mesh_sizes(), layout->dims());
+}
+
+bool is_reducible(c10::ScalarType type, ReduceOp op) {
+  const bool complex = c10::isComplexType(type);
+  if (op == ReduceOp::kSum) {
+    return type != c10::ScalarType::Bool;
+  }
+  if (op == ReduceOp::kAvg) {
+    return complex || c10::isFloatingType(type);
+  }
+  return !complex;
+}
+
+void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked) {
+  for (const auto& partial : layout.partial()) {
+    TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
+                  ") of ", c10::toString(type),
+                  " has no meaning: bool has max, min and product, integers all but avg, complex "
+                  "numbers sum and avg; choose one of these, or convert");
+  }
 }
 
 // Not every layout has a list of placements: to_placements throws then.

@@ -1,7 +1,7 @@
 // A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and which
 // only a FakeMode includes: whatever operator a program comes to arrives here, with local tensors.
 
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,13 +16,14 @@
 
 #include "fake/fake_operators.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/wrapped_number.h"
 
 namespace tessera::kernels {
 namespace {
 
+using tessera::detail::kFakeModeKey;
 using torch::jit::Stack;
-
-constexpr auto kFakeKey = c10::DispatchKey::CustomRNGKeyId;
 
 struct Mode {
   c10::DeviceType device;
@@ -82,8 +83,8 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   }
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  if (tessera::detail::is_wrapped_number(tensor)) {
+    tessera::detail::make_wrapped_number(meta);
   }
   return meta;
 }
@@ -119,7 +120,7 @@ at::Tensor allocated(const at::Tensor& meta) {
 
 /// Runs the call on the meta device: leaves its results on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
-  const c10::impl::ExcludeDispatchKeyGuard not_here(kFakeKey);
+  const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
   replace_by_meta(stack, op.schema().arguments().size());
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
 }
@@ -236,8 +237,8 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const FakeKind kind = fake_kind(op);
   if (kind == FakeKind::kThrough || !is_fake(*stack, op.schema().arguments().size())) {
-    return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeKey),
-                              stack);
+    return op.redispatchBoxed(
+        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }
   TESSERA_CHECK(kind != FakeKind::kUnknown, "a FakeMode came to ", op.operator_name(),
                 ", of which libtorch tells no sizes without computing it; add its rule to "
@@ -250,18 +251,18 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
   run_fake(op, kind, *stack);
 }
 
-TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, library) {
+TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
 /// libtorch gives the key what is composed of other operators, which this one is not.
-TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, library) {
+TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
 }  // namespace
 
-FakeMode::FakeMode(c10::DeviceType device, Observer observer) : included_(kFakeKey) {
+FakeMode::FakeMode(c10::DeviceType device, Observer observer) : included_(kFakeModeKey) {
   const Mode* expected = nullptr;
   auto own = std::make_unique<const Mode>(Mode{device, std::move(observer)});
   TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
@@ -274,7 +275,7 @@ FakeMode::~FakeMode() {
 }
 
 bool in_fake_mode() {
-  return c10::impl::tls_is_dispatch_key_included(kFakeKey);
+  return tessera::detail::is_included(kFakeModeKey);
 }
 
 c10::DeviceType fake_device() {

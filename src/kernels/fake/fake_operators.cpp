@@ -6,7 +6,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/shapes_by_libtorch.h"
 
 namespace tessera::kernels {
 namespace {
@@ -79,15 +79,14 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  const Sizes stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
-              dilation = arguments[5].toIntVector();
-  const Sizes sizes =
-      arguments[6].toBool()
-          ? at::native::conv_input_size(input.sizes(), weight.sizes(), padding,
-                                        arguments[7].toIntVector(), stride, dilation,
-                                        arguments[8].toInt())
-          : at::native::conv_output_size(input.sizes(), weight.sizes(), padding, stride, dilation);
-  return {at::empty(sizes, input.options())};
+  const tessera::detail::Convolution of{.stride = arguments[3].toIntVector(),
+                                        .padding = arguments[4].toIntVector(),
+                                        .dilation = arguments[5].toIntVector(),
+                                        .transposed = arguments[6].toBool(),
+                                        .output_padding = arguments[7].toIntVector(),
+                                        .groups = arguments[8].toInt()};
+  return {at::empty(tessera::detail::convolution_sizes(input.sizes(), weight.sizes(), of),
+                    input.options())};
 }
 
 /// One of a backward's results, if the flags want it.

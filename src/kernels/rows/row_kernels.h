@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16
@@ -47,3 +50,4 @@ extern const RowKernelTable kTable;
 }
 
 }  // namespace tessera::kernels
+TESSERA_API_FOR_TEST_END

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <memory>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -37,7 +37,7 @@ void detail::note_origin(const ParameterSlot& slot, std::int64_t number) {
       origins = std::make_shared<Origins>();
       owner.module->attach(origins);
     }
-    origins->of[&slot] = {number, tensor.unsafeGetTensorImpl(), written_version(tensor)};
+    origins->of[&slot] = {number, tessera::detail::identity_of(tensor), written_version(tensor)};
   }
 }
 
@@ -52,7 +52,7 @@ std::int64_t detail::origin_of(const ParameterSlot& slot) {
   }
   const auto found = origins->of.find(&slot);
   const bool valid = found != origins->of.end() &&
-                     found->second.tensor == tensor.unsafeGetTensorImpl() &&
+                     found->second.tensor == tessera::detail::identity_of(tensor) &&
                      found->second.version == written_version(tensor);
   return valid ? found->second.number : 0;
 }

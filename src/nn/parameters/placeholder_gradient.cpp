@@ -7,11 +7,11 @@
 #include <torch/library.h>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::nn {
 namespace {
-
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// Lists too: the foreach optimizers pass all gradients in one.
 void refuse_placeholders(const c10::IValue& value) {
@@ -44,33 +44,15 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 }  // namespace
 
-PlaceholderGradient::PlaceholderGradient(const at::Tensor& parameter)
-    : TensorImpl(c10::DispatchKeySet(kKey), parameter.dtype(), parameter.device()) {
-  // For messages, which tell them.
-  set_sizes_contiguous(parameter.sizes());
-}
-
 bool PlaceholderGradient::run(const c10::OperatorHandle&, torch::jit::Stack&) {
   return false;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> PlaceholderGradient::shallow_copy_and_detach(
-    const c10::VariableVersion&, bool) const {
-  refuse();
-  return nullptr;  // g++ warns without: it does not believe that a virtual function never returns
-}
-
-c10::intrusive_ptr<c10::TensorImpl> PlaceholderGradient::shallow_copy_and_detach(
-    c10::VariableVersion&&, bool) const {
-  refuse();
-  return nullptr;
-}
-
 PlaceholderGradient* placeholder(const at::Tensor& gradient) {
-  return dynamic_cast<PlaceholderGradient*>(gradient.unsafeGetTensorImpl());
+  return tessera::detail::impl_cast<PlaceholderGradient>(gradient);
 }
 
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_operator>());
 }
 

@@ -4,12 +4,10 @@
 
 #include "tessera/nn/detail/retired_parameter.h"
 
-#include <torch/csrc/autograd/cpp_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
 
 namespace tessera::nn {
@@ -30,24 +28,6 @@ class RetiredGradient final : public PlaceholderGradient {
   std::string by_;
 };
 
-/// The list is shared, so that hooks which the program takes away by the old tensor go here too.
-void move_hooks(const at::Tensor& from, const at::Tensor& to) {
-  namespace impl = torch::autograd::impl;
-  auto* meta = impl::get_autograd_meta(from);
-  if (meta->cpp_hooks_list_ != nullptr) {
-    to.register_hook([hooks = meta->cpp_hooks_list_](at::Tensor gradient) {
-      for (const auto& hook : *hooks) {
-        const at::Tensor changed(hook ? hook(gradient) : at::TensorBase());
-        gradient = changed.defined() ? changed : gradient;
-      }
-      return gradient;
-    });
-  }
-  if (auto& hook = impl::post_acc_grad_hooks(from)) {
-    impl::set_post_acc_grad_hooks(to, std::move(hook));
-  }
-}
-
 }  // namespace
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
@@ -57,9 +37,9 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
     return;
   }
   if (replacement.requires_grad()) {
-    move_hooks(replaced, replacement);
+    tessera::detail::move_hooks(replaced, replacement);
   }
-  replaced.mutable_grad() = at::detail::make_tensor<RetiredGradient>(replaced, by);
+  replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
 
 }  // namespace tessera::nn

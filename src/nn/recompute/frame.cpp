@@ -5,8 +5,6 @@
 #include "recompute/frame.h"
 
 #include <c10/util/ArrayRef.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <sstream>
@@ -14,10 +12,9 @@
 
 #include "recompute/replay.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::nn::detail {
-
-using torch::autograd::Engine;
 
 SavedTensor::SavedTensor(const at::Tensor& tensor)
     : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
@@ -79,7 +76,7 @@ void Frame::finish() {
 
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
-  const int graph_task = torch::autograd::get_current_graph_task_id();
+  const int graph_task = tessera::detail::backward_id();
   // Outside of a backward (code that inspects the graph) nothing says how long to keep the other
   // tensors, so they are not kept.
   if (graph_task < 0) {
@@ -100,7 +97,7 @@ at::Tensor Frame::unpack(std::size_t index) {
 
 void Frame::forget_after_backward(int graph_task) {
   // Weak: the callback must not keep a graph alive that was freed within the backward.
-  Engine::get_default_engine().queue_callback([frame = weak_from_this(), graph_task] {
+  tessera::detail::queue_end_of_backward([frame = weak_from_this(), graph_task] {
     if (const std::shared_ptr<Frame> alive = frame.lock()) {
       const std::lock_guard lock(alive->mutex_);
       alive->recomputed_.erase(graph_task);
@@ -110,7 +107,7 @@ void Frame::forget_after_backward(int graph_task) {
 
 std::vector<at::Tensor> Frame::unpack_inputs() const {
   std::vector<at::Tensor> inputs;
-  for (const torch::autograd::SavedVariable& saved : inputs_) {
+  for (const tessera::detail::SavedVariable& saved : inputs_) {
     const at::Tensor input = saved.unpack();
     // A leaf, so that the recomputed graph does not reach into the one that backward walks.
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <atomic>
 #include <cstddef>
@@ -18,6 +17,7 @@
 #include "recompute/operator_log.h"
 #include "recompute/thread_state.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/saved_tensor.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::nn::detail {
@@ -97,7 +97,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   ThreadState thread_state_;
   // As autograd keeps inputs, and not as tensors: a region around this one replaces them in turn,
   // and versions are checked.
-  std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // A deque, since an atomic cannot be moved and Saved must stay where it is.
   std::deque<Saved> saved_;

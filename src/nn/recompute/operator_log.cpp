@@ -6,12 +6,14 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/alias_tensor.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::nn::detail {
 namespace {
@@ -41,10 +43,8 @@ at::Tensor unrecorded(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
   }
-  const auto* impl = tensor.unsafeGetTensorImpl();
   // The counter is shared: an in-place write to the result is then seen in what is kept.
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
-                                                  /*allow_tensor_metadata_change=*/false));
+  return tessera::detail::alias_tensor(tensor, /*allows_change=*/false);
 }
 
 c10::IValue unrecorded(const c10::IValue& result) {
@@ -73,7 +73,7 @@ Results unrecorded_all(const Results& results) {
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   visit_result_tensors(results, [&](const at::Tensor& tensor) {
-    versions.push_back(tensor.unsafeGetTensorImpl()->version_counter().current_version());
+    versions.push_back(tessera::detail::writes_of(tensor));
   });
   return versions;
 }
@@ -97,8 +97,7 @@ void OperatorLog::watch_aliases(const Results& results) {
       for (const auto& [index, kept] : calls) {
         visit_result_tensors(kept.results, [&](const at::Tensor& tensor) {
           if (local_tensor(tensor).is_alias_of(local_tensor(result))) {
-            result.unsafeGetTensorImpl()->set_version_counter(
-                tensor.unsafeGetTensorImpl()->version_counter());
+            tessera::detail::count_with(result, tensor);
           }
         });
       }
@@ -168,7 +167,7 @@ Results RecordOperators::call(const Operator& op, const std::function<Results()>
 
 Results ReplayOperators::call(const Operator& op, const std::function<Results()>& run) {
   // Whether this backward keeps its graph, so that another one may come.
-  const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+  const bool last = !tessera::detail::keeps_graph();
   const std::size_t index = calls_[op.name]++;
   std::optional<Results> kept = log_.replay(op.name, index, last);
   if (counts_ != nullptr) {

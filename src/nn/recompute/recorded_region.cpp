@@ -16,7 +16,7 @@ namespace detail {
 namespace {
 
 /// What autograd keeps instead of a tensor: the frame, and the tensor's number in it.
-class Placeholder final : public torch::autograd::SavedVariableHooks {
+class Placeholder final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
   ~Placeholder() override {
@@ -49,7 +49,7 @@ class RegionForward final : public Region {
   }
   void finish() { frame_->finish(); }
 
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override {
+  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override {
     return std::make_unique<Placeholder>(frame_);
   }
   bool replays() const override { return false; }

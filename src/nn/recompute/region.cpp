@@ -1,14 +1,12 @@
-// Regions that a thread is in, innermost first, and the autograd engine that asks them. libtorch
-// asks its default engine for the hooks of each tensor that it saves: that is the only way in that
-// C++ has.
+// Regions that a thread is in, innermost first, and what autograd's engine asks them.
 
 #include "recompute/region.h"
 
 #include <mutex>
 #include <utility>
 
-#include "recompute/checkpoint_engine.h"
 #include "tessera/core/error.h"
+#include "tessera/internals/detail/engine.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/stand_in_gradient.h"
 
@@ -16,7 +14,10 @@ namespace tessera::nn {
 namespace detail {
 namespace {
 
-using torch::autograd::Engine;
+using tessera::detail::BackwardCall;
+using tessera::detail::Edge;
+using tessera::detail::RunBackward;
+using tessera::detail::variable_list;
 
 // Each thread has its own: backward recomputes on autograd's threads.
 thread_local Region* innermost_here = nullptr;
@@ -31,47 +32,25 @@ Region* nearest_replay() {
   return region;
 }
 
-Engine& checkpoint_engine() {
-  // Lives to the end of the process, as autograd's threads do.
-  static CheckpointEngine engine;
-  return engine;
-}
-
-/// Whether the process has this engine from now on. The first call decides.
-bool installs_engine() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  Engine& current = Engine::get_default_engine();
-  if (&current == &Engine::get_base_engine()) {
-    torch::autograd::set_default_engine_stub(&checkpoint_engine);
-    return true;
-  }
-  return dynamic_cast<CheckpointEngine*>(&current) != nullptr;
-}
-
-}  // namespace
-
-std::unique_ptr<torch::autograd::SavedVariableHooks>
-CheckpointEngine::get_default_saved_variable_hooks() {
+std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-torch::autograd::variable_list CheckpointEngine::execute(
-    const torch::autograd::edge_list& roots, const torch::autograd::variable_list& gradients,
-    bool keep_graph, bool create_graph, bool accumulate,
-    const torch::autograd::edge_list& outputs) {
-  const RunBackward run = [this](const BackwardCall& call) {
-    return Engine::execute(call.roots, call.gradients, call.keep_graph, call.create_graph,
-                           call.accumulate, call.outputs);
-  };
-  // A whole backward has no outputs.
-  for (const torch::autograd::Edge& output : outputs) {
+/// A stand-in among the outputs knows where their gradients are.
+variable_list execute(const BackwardCall& call, const RunBackward& run) {
+  for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
-      return asked->execute({roots, gradients, keep_graph, create_graph, accumulate, outputs}, run);
+      return asked->execute(call, run);
     }
   }
-  return Engine::execute(roots, gradients, keep_graph, create_graph, accumulate, outputs);
+  return run(call);
 }
+
+bool installs_engine() {
+  return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
+}
+
+}  // namespace
 
 Region::Region() : outer_(std::exchange(innermost_here, this)) {}
 Region::~Region() {

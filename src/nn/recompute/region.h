@@ -1,9 +1,9 @@
 #pragma once
 
-#include <torch/csrc/autograd/saved_variable_hooks.h>
-
 #include <cstdint>
 #include <memory>
+
+#include "tessera/internals/detail/saved_tensor.h"
 
 namespace tessera::nn::detail {
 
@@ -17,7 +17,7 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   /// The hooks of the next tensor that autograd wants to keep.
-  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() = 0;
+  virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
   /// Whether this is a recomputation. If so, replay_count() gives the counts that the forward
   /// recorded, one after another; see replayed_count().
   virtual bool replays() const = 0;

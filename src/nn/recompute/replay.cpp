@@ -11,7 +11,7 @@ namespace {
 
 /// The hooks of the recomputed graph. They keep the tensor: backward never walks this graph, which
 /// is freed at once.
-class Kept final : public torch::autograd::SavedVariableHooks {
+class Kept final : public tessera::detail::SavedVariableHooks {
  public:
   explicit Kept(Replay& replay) : replay_(replay) {}
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -65,7 +65,7 @@ void Replay::finish() {
                 "; the checkpointed function must do the same both times");
 }
 
-std::unique_ptr<torch::autograd::SavedVariableHooks> Replay::hooks() {
+std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
   return std::make_unique<Kept>(*this);
 }
 

@@ -26,7 +26,7 @@ class Replay final : public Region {
   void finish();
   RecomputedTensors take() { return std::move(tensors_); }
 
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
+  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override;
   bool replays() const override { return true; }
   std::uint64_t replay_count() override;
   void record_count(std::uint64_t) override {}

@@ -5,7 +5,6 @@
 #include "recompute/thread_state.h"
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,20 +12,6 @@
 
 namespace tessera::nn::detail {
 namespace {
-
-// Autocast's types are kept by device; these are the two that the library computes on.
-constexpr std::array kCastDevices{c10::kCPU, c10::kCUDA};
-
-std::array<c10::ScalarType, 2> cast_types() {
-  return {at::autocast::get_autocast_dtype(kCastDevices[0]),
-          at::autocast::get_autocast_dtype(kCastDevices[1])};
-}
-
-void set_cast_types(const std::array<c10::ScalarType, 2>& types) {
-  for (std::size_t i = 0; i < types.size(); ++i) {
-    at::autocast::set_autocast_dtype(kCastDevices[i], types[i]);
-  }
-}
 
 /// Generators are shared by threads, and libtorch leaves the locking to its callers.
 at::Tensor state_of(at::Generator generator) {
@@ -86,11 +71,11 @@ void RandomSnapshot::forget_unmoved() {
 }
 
 ThreadState::ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state)
-    : keys_(c10::impl::tls_local_dispatch_key_set()),
+    : keys_(tessera::detail::keys_of_thread()),
       strict_(is_strict()),
       replicates_plain_(plain_tensors_are_replicated()),
       region_(tessera::detail::random_region()),
-      cast_types_(cast_types()) {
+      autocast_(tessera::detail::autocast_state()) {
   if (with_random_state) {
     random_.emplace(inputs);
   }
@@ -108,11 +93,9 @@ ThreadState::Restored::Restored(const ThreadState& then)
       strict_(then.strict_),
       replication_(then.replicates_plain_),
       region_(then.region_, /*replays=*/true),
-      cast_types_(cast_types()),
-      cast_cache_(at::autocast::is_autocast_cache_enabled()) {
-  set_cast_types(then.cast_types_);
-  // The cache keeps casts of weights, and nothing would clear it before the optimizer changes them.
-  at::autocast::set_autocast_cache_enabled(false);
+      autocast_(tessera::detail::autocast_state()) {
+  // Nothing would clear casts of weights that are kept before the optimizer changes them.
+  tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
     // As they stand now, to go on from there after the recomputation.
     random_.emplace(then.random_->retaken());
@@ -124,8 +107,7 @@ ThreadState::Restored::~Restored() {
   if (random_) {
     random_->restore();
   }
-  at::autocast::set_autocast_cache_enabled(cast_cache_);
-  set_cast_types(cast_types_);
+  tessera::detail::set_autocast_state(autocast_);
 }
 
 }  // namespace tessera::nn::detail

@@ -3,9 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -14,6 +12,8 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/autocast_state.h"
+#include "tessera/internals/detail/key_scopes.h"
 
 namespace tessera::nn::detail {
 
@@ -61,23 +61,21 @@ class ThreadState {
 
    private:
     // What the thread had before, in the order in which it is changed; destroyed in reverse.
-    using CastTypes = std::array<c10::ScalarType, 2>;
     c10::AutoGradMode grad_mode_;
-    c10::impl::ForceDispatchKeyGuard keys_;  // with them, whether autocast is on
+    tessera::detail::RestoreKeys keys_;  // with them, whether autocast is on
     StrictScope strict_;
     ReplicationScope replication_;
     tessera::detail::RandomRegionScope region_;
-    CastTypes cast_types_;
-    bool cast_cache_;
+    tessera::detail::AutocastState autocast_;
     std::optional<RandomSnapshot> random_;
   };
 
  private:
-  c10::impl::LocalDispatchKeySet keys_;
+  tessera::detail::KeysOfThread keys_;
   bool strict_;
   bool replicates_plain_;
   tessera::detail::RandomRegionPtr region_;
-  std::array<c10::ScalarType, 2> cast_types_;
+  tessera::detail::AutocastState autocast_;
   std::optional<RandomSnapshot> random_;
 };
 

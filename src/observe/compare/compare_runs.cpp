@@ -5,7 +5,6 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <charconv>
@@ -20,11 +19,12 @@
 #include "compare/difference.h"
 #include "compare/parts.h"
 #include "compare/recording.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/running_backward.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_modules.h"
@@ -184,14 +184,14 @@ void ComparedRun::watch_gradient(const at::Tensor& output, const std::string& na
 /// Queued by the first gradient that comes back to the model's results; and once more by itself, so
 /// that it runs after what others have queued by then: FSDP's reductions, and pending sums.
 void ComparedRun::end_backward_later(const at::Tensor& output) {
-  detail::add_own_hook(output, detail::OwnHook::kNotice,
-                       [self = shared_from_this(), step = step_](const at::Tensor& gradient) {
-                         auto& engine = torch::autograd::Engine::get_default_engine();
-                         engine.queue_callback([self, step, &engine] {
-                           engine.queue_callback([self, step] { self->end_backward(step); });
-                         });
-                         return gradient;
-                       });
+  detail::add_own_hook(
+      output, detail::OwnHook::kNotice,
+      [self = shared_from_this(), step = step_](const at::Tensor& gradient) {
+        detail::queue_end_of_backward([self, step] {
+          detail::queue_end_of_backward([self, step] { self->end_backward(step); });
+        });
+        return gradient;
+      });
 }
 
 void ComparedRun::end_backward(std::int64_t step) {

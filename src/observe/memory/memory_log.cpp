@@ -3,14 +3,13 @@
 
 #include "tessera/observe/memory_log.h"
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
 #include <iterator>
 #include <limits>
 #include <utility>
 
 #include "tessera/comm/trace.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::observe {
 
@@ -108,8 +107,8 @@ void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
   }
-  MemoryPhase now = torch::autograd::get_current_graph_task_id() >= 0 ? MemoryPhase::kBackward
-                                                                      : MemoryPhase::kForward;
+  MemoryPhase now =
+      tessera::detail::backward_id() >= 0 ? MemoryPhase::kBackward : MemoryPhase::kForward;
   if (comm::CallerScope::outermost() == "clip_grad_norm_") {
     now = MemoryPhase::kUpdate;
   }

@@ -3,10 +3,7 @@
 
 #include "tessera/observe/module_watch.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/sequence_number.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -60,7 +59,7 @@ class ModuleWatch::State : public std::enable_shared_from_this<State> {
     const bool again = nn::is_recomputing();
     calls_.push_back({module, std::nullopt});
     if (!again) {
-      made_.push_back({at::sequence_number::peek(), kOpen, module, innermost_});
+      made_.push_back({tessera::detail::next_sequence_number(), kOpen, module, innermost_});
       innermost_ = calls_.back().made = made_.size() - 1;
     }
     enter(again ? Activity::kRecomputation : Activity::kForward, names_[module]);
@@ -72,7 +71,7 @@ class ModuleWatch::State : public std::enable_shared_from_this<State> {
       return;
     }
     if (const std::optional<std::size_t> made = calls_.back().made) {
-      made_[*made].end = at::sequence_number::peek();
+      made_[*made].end = tessera::detail::next_sequence_number();
       innermost_ = made_[*made].parent;
     }
     calls_.pop_back();
@@ -145,9 +144,9 @@ class ModuleWatch::State : public std::enable_shared_from_this<State> {
     }
     backward_ = path;
     // No node is the last one.
-    const int task = torch::autograd::get_current_graph_task_id();
+    const int task = tessera::detail::backward_id();
     if (std::exchange(task_, task) != task) {
-      torch::autograd::Engine::get_default_engine().queue_callback([state = weak_from_this()] {
+      tessera::detail::queue_end_of_backward([state = weak_from_this()] {
         if (const std::shared_ptr<State> alive = state.lock()) {
           alive->end_backward();
         }

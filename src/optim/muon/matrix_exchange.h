@@ -9,7 +9,9 @@
 
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/export.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
 /// The layout and sizes of a distributed matrix.
@@ -65,3 +67,4 @@ class MatrixExchange {
 };
 
 }  // namespace tessera::optim
+TESSERA_API_FOR_TEST_END

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/detail/random_dispatch_key.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/strict_scope.h"
+#include "tessera/internals/detail/lent_keys.h"
 #include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/full_tensor.h"
@@ -141,7 +141,7 @@ TEST(RandomOperators, AreAllKnownWithinARegion) {
                         });
     const auto has = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
     const bool kernel = has(c10::DispatchKey::CPU) || has(c10::DispatchKey::CUDA);
-    if (random && kernel && !has(detail::kRandomDispatchKey) &&
+    if (random && kernel && !has(detail::kRandomKey) &&
         !has(c10::DispatchKey::CompositeImplicitAutograd) &&
         !has(c10::DispatchKey::CompositeExplicitAutograd)) {
       unknown.push_back(c10::toString(name));

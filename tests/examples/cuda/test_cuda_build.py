@@ -25,6 +25,13 @@ def test_a_program_is_built_with_the_library_that_it_opens():
     assert "lib/libtessera_cuda.so" in output_of(ninja, "-C", BUILD, "-t", "query", "bin/llama_train")
 
 
+def test_it_finds_all_that_it_uses_of_the_other_libraries():
+    loaded = subprocess.run(["ldd", "-r", LIBRARY], capture_output=True, text=True)
+    missing = [line for line in (loaded.stdout + loaded.stderr).splitlines()
+               if "undefined symbol" in line and "tessera" in line.split("(")[0]]
+    assert missing == []
+
+
 def test_kernels_are_compiled_for_several_gpus():
     commands = json.loads((BUILD / "compile_commands.json").read_text())
     kernels = [entry["command"] for entry in commands if entry["file"].endswith(".cu")]

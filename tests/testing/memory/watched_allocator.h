@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "tessera/comm/detail/carried_scope.h"
+#include "tessera/internals/detail/carried_slot.h"
 
 namespace tessera::testing {
 

@@ -4,6 +4,9 @@
 #include <numeric>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// All ranks of a world of this size, in order.
@@ -14,3 +17,4 @@ inline std::vector<int> ranks_of_world(int size) {
 }
 
 }  // namespace tessera::comm
+TESSERA_API_END

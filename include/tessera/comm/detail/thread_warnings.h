@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// Has the warnings of this thread shown as those of the rank's main thread are: in one line, once
@@ -9,3 +12,4 @@ namespace tessera::comm {
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm
+TESSERA_API_END

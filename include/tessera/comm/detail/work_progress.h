@@ -1,7 +1,9 @@
 #pragma once
 
 #include "tessera/core/detail/flight_record.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// Says that this thread gets on with work on files. Ranks that wait for its next collective count
@@ -31,3 +33,4 @@ class WorkFor {
 };
 
 }  // namespace tessera::comm
+TESSERA_API_END

@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Remembers results of a pure function, at most `capacity` of them. When it is full, an entry goes
@@ -110,3 +112,4 @@ class BoundedCache {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// CRC-32C (Castagnoli; RFC 3720), as iSCSI, ext4 and btrfs use it. `before`: that of the bytes in
@@ -22,3 +25,4 @@ struct Crc32cWay {
 std::vector<Crc32cWay> crc32c_ways();
 
 }  // namespace tessera::detail
+TESSERA_API_END

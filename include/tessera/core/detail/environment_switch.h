@@ -2,6 +2,9 @@
 
 #include <optional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Whether an environment variable is on ("1", "true", "on") or off ("0", "false", "off"); nullopt
@@ -15,3 +18,4 @@ std::optional<bool> environment_switch(const char* name);
 bool debug_checks(bool unset = false);
 
 }  // namespace tessera::detail
+TESSERA_API_END

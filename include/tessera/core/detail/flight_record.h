@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::flight {
 
 // The flight record of a rank: the collectives that it began last, in memory that its peers on the
@@ -139,3 +142,4 @@ struct Record {
 };
 
 }  // namespace tessera::flight
+TESSERA_API_END

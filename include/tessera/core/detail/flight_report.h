@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "tessera/core/detail/flight_record.h"
+#include "tessera/core/flight.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::flight {
 
 // What the flight records of a job's ranks say together. Pure, but for now() and read_records().
@@ -68,8 +71,6 @@ struct RankReport {
 std::string ranks_text(const std::vector<int>& ranks);
 /// The reverse. What does not parse is left out.
 std::vector<int> parse_ranks(std::string_view text);
-/// "rank 1" or "ranks 0, 2-7".
-std::string name_ranks(const std::vector<int>& ranks);
 
 std::int64_t now();
 RankReport read(const Record& record);
@@ -109,3 +110,4 @@ std::vector<std::string> explain(const std::vector<RankReport>& reports,
                                  std::optional<std::int64_t> at = std::nullopt);
 
 }  // namespace tessera::flight
+TESSERA_API_END

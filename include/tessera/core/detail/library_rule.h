@@ -3,7 +3,9 @@
 #include <string>
 
 #include "tessera/core/sharding_rule.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// The rule of an operator that a layer above core defines. A program may replace it
@@ -11,3 +13,4 @@ namespace tessera::detail {
 void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail
+TESSERA_API_END

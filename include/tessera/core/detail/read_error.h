@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/export.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// A file that could not be opened, looked at or read: nothing is known of its bytes, and a moment
@@ -23,3 +25,4 @@ class ReadError : public Error {
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -4,6 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What editors of some systems write before a text.
@@ -16,3 +19,4 @@ std::string json_hint(std::string_view fault);
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tessera::detail
+TESSERA_API_END

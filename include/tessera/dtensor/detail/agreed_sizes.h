@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "tessera/core/placement.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// The global sizes of a tensor of which each rank of `mesh` has the part `local` by `placements`.
@@ -20,3 +22,4 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
                                        const DeviceMesh& mesh, const Placements& placements);
 
 }  // namespace tessera::detail
+TESSERA_API_END

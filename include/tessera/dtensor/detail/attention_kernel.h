@@ -5,7 +5,10 @@
 
 #include <functional>
 
+#include "tessera/export.h"
+
 /// How tessera::attention runs a call; nn/attention_kernel.h says what for.
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// A kernel of libtorch's, and what it is given.
@@ -32,3 +35,4 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask, double dropout);
 
 }  // namespace tessera::detail
+TESSERA_API_END

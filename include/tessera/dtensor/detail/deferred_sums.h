@@ -5,6 +5,9 @@
 #include <functional>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 namespace comm {
@@ -51,3 +54,4 @@ class DeferredSums {
 
 }  // namespace detail
 }  // namespace tessera
+TESSERA_API_END

@@ -2,6 +2,9 @@
 
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Calls `callback` when the backward that runs has ended, for the rank that asks: what it counts,
@@ -10,3 +13,4 @@ namespace tessera::detail {
 void call_at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail
+TESSERA_API_END

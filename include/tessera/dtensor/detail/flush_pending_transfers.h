@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 namespace comm {
@@ -16,3 +19,4 @@ class Communicator;
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
 }  // namespace tessera
+TESSERA_API_END

@@ -6,9 +6,11 @@
 
 #include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
 
 /// Calls of this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/), on plain
 /// and distributed tensors. nn/functional.h says what they compute.
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
@@ -24,3 +26,4 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
 
 }  // namespace tessera::detail
+TESSERA_API_END

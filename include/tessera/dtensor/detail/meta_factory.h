@@ -1,7 +1,10 @@
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include "tessera/internals/detail/key_scopes.h"
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// While it exists, factory functions on this thread that name no device make meta tensors. The
@@ -16,10 +19,11 @@ class MetaFactoryGuard {
  private:
   bool outer_;
   /// Sends operators without distributed tensors to the fallback as well.
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  IncludeKeys guard_;
 };
 
 /// Whether this thread is inside such a scope.
 bool makes_meta_tensors();
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -2,6 +2,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The modules whose forwards this thread is in, for messages of TESSERA_DEBUG=1.
@@ -13,3 +16,4 @@ void pop_module_name();
 std::string in_module();
 
 }  // namespace tessera::detail
+TESSERA_API_END

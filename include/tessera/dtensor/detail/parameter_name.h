@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Notes, for messages, that `tensor` is the parameter of this FQN.
@@ -14,3 +17,4 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 std::string parameter_name(const at::Tensor& tensor);
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 #include <map>
@@ -11,12 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/detail/carried_scope.h"
-#include "tessera/dtensor/detail/random_dispatch_key.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/export.h"
+#include "tessera/internals/detail/carried_slot.h"
+#include "tessera/internals/detail/key_scopes.h"
 #include "tessera/kernels/detail/random.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Where the elements of a local tensor are in the tensor that one rank would have.
@@ -150,7 +151,8 @@ class RandomRegionScope {
 
  private:
   CarriedScope<Carried::kRandomRegion, ActiveRegion> scope_;
-  c10::impl::IncludeDispatchKeyGuard guard_;
+  IncludeKeys guard_;
 };
 
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -9,8 +9,10 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/layout.h"
+#include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Ranks that are to have equal copies of something.
@@ -56,3 +58,4 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
                     const std::string& what, const std::string& remedy);
 
 }  // namespace tessera::detail
+TESSERA_API_END

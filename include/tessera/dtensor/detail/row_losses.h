@@ -6,11 +6,13 @@
 #include <cstdint>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/dtensor/sharding_spec.h"
+#include "tessera/export.h"
+#include "tessera/kernels/fake_mode.h"
 
 /// The arithmetic of a cross entropy on one rank's rows and columns of the logits: what
 /// tessera::cross_entropy and the loss of a head that is never whole are made of.
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What the loss of a row is. tensor_parallel::CrossEntropyOptions says what the fields mean.
@@ -86,3 +88,4 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& gradient);
 
 }  // namespace tessera::detail
+TESSERA_API_END

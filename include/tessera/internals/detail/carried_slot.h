@@ -4,12 +4,19 @@
 //
 // To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free;
 // from 2.13 a kind is the address of its name.
+//
+// Canary: CarriedSlotCanary.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// What is carried; each is a kind of debug info.
@@ -25,4 +32,29 @@ enum class Carried : std::uint8_t {
 /// The same on every call and in every library of the process.
 c10::DebugInfoKind kind_of(Carried what);
 
+/// While it exists, `value` is in force on this thread, and on autograd's threads while they run a
+/// backward that this thread calls: with CUDA that is another thread than the one that calls. Inner
+/// scopes replace outer ones; scopes end in reverse order, on the thread that began them.
+template <Carried kWhat, class T>
+class CarriedScope {
+ public:
+  explicit CarriedScope(T value)
+      : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
+
+  /// The value in force, or nullptr. Valid as long as its scope.
+  static const T* active() {
+    const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
+    return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;
+  }
+
+ private:
+  struct Value final : c10::DebugInfoBase {
+    explicit Value(T given) : value(std::move(given)) {}
+    T value;
+  };
+
+  c10::DebugInfoGuard guard_;
+};
+
 }  // namespace tessera::detail
+TESSERA_API_END

@@ -1,8 +1,14 @@
-// Hooks on gradients that are the library's own, told from those of the program. libtorch keeps
-// both in one list of functions, and says of the code that runs in a backward only for which node
-// it runs: not whether it is the node's formula or a hook. Of nodes those are the program's that
+// Hooks on gradients that are the library's own, told from those of the program; and the hooks of a
+// tensor, to call them or to take them along. libtorch keeps both kinds in one list of functions,
+// shows it to nobody, and says of the code that runs in a backward only for which node it runs: not
+// whether it is the node's formula or a hook. Of nodes those are the program's that
 // torch::autograd::Function makes, in C++ or Python, the library's own among them, and those of
-// classes of its own.
+// classes that are neither libtorch's nor the library's.
+//
+// No version differs. Whether a hook is of C++ is told by its class's mangled name: libtorch does
+// not export what dynamic_cast needs.
+//
+// Canary: GradientHooksCanary.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +16,9 @@
 #include <cstdint>
 #include <functional>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::detail {
 
 enum class OwnHook : std::uint8_t {
@@ -34,4 +43,17 @@ enum class BackwardCode : std::uint8_t {
 /// What runs on this thread.
 BackwardCode backward_code();
 
+/// Whether it ever had one by Tensor::register_hook: one that was taken away leaves its place.
+bool has_hooks(const at::Tensor& leaf);
+/// What its hooks make of `gradient`, one after another.
+at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient);
+/// The hook for a gradient that has been added to `.grad`, as optimizers within backward have it.
+/// Does nothing where there is none.
+void call_hook_after_grad(const at::Tensor& leaf);
+
+/// `to` has the hooks of `from` as well. Their list is shared, so that hooks which the program
+/// takes away by the old tensor go here too. `from` must require a gradient.
+void move_hooks(const at::Tensor& from, const at::Tensor& to);
+
 }  // namespace tessera::detail
+TESSERA_API_END

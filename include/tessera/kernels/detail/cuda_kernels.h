@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/export.h"
 #include "tessera/kernels/detail/random.h"
 
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// The CUDA kernels, which are in libtessera_cuda.so. It registers them when it is loaded, so that
@@ -21,3 +23,4 @@ void register_cuda_kernels(const CudaKernels& kernels);
 const CudaKernels& cuda_kernels();
 
 }  // namespace tessera::kernels
+TESSERA_API_END

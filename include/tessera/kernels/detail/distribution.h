@@ -2,8 +2,10 @@
 
 #include <variant>
 
+#include "tessera/export.h"
 #include "tessera/kernels/detail/portable_math.h"
 
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 // Distributions as functions of one uniform number u in (0, 1), by inversion of their distribution
@@ -61,3 +63,4 @@ using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 TruncatedNormal truncated_normal(double mean, double std, double low, double high);
 
 }  // namespace tessera::kernels
+TESSERA_API_END

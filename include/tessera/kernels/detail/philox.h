@@ -2,12 +2,15 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
 #if defined(__CUDACC__)
 #define TESSERA_HOST_DEVICE __host__ __device__
 #else
 #define TESSERA_HOST_DEVICE
 #endif
 
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Selects one of 2^128 sequences of random numbers.
@@ -56,3 +59,4 @@ TESSERA_HOST_DEVICE inline double uniform_at(std::uint64_t seed, std::uint64_t s
 }
 
 }  // namespace tessera::kernels
+TESSERA_API_END

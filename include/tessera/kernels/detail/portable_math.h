@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
 /// Elementary functions that give the same bits on all machines, hosts and GPUs alike. They use
 /// IEEE doubles and + - * / and sqrt only, which are correctly rounded everywhere; libm's functions
 /// are not. Compile with -ffp-contract=off and --fmad=false, so that no compiler fuses a*b+c.
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// c[0] + c[1] x + ... by Horner's rule.
@@ -150,3 +152,4 @@ inline double normal_cdf(double x) {
 }
 
 }  // namespace tessera::kernels
+TESSERA_API_END

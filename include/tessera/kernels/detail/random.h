@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "tessera/core/layout_math.h"
+#include "tessera/export.h"
 #include "tessera/kernels/detail/distribution.h"
 #include "tessera/kernels/detail/philox.h"
 
+TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Which elements of a global tensor a local tensor holds. The random number of an element depends
@@ -32,3 +34,4 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key);
 
 }  // namespace tessera::kernels
+TESSERA_API_END

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// How many data-parallel ranks shared the batch of this thread's last forward in training; 1
@@ -16,3 +19,4 @@ bool weighs_ranks();
 void note_weighing();
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -3,6 +3,9 @@
 #include <functional>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// Attached to a module by a higher layer: what an error that passes a call of it, or of a module
@@ -12,3 +15,4 @@ struct CallContext {
 };
 
 }  // namespace tessera::nn::detail
+TESSERA_API_END

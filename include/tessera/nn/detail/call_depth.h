@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 class ModuleBase;
@@ -14,3 +17,4 @@ const ModuleBase* outermost_call();
 }  // namespace detail
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -1,5 +1,8 @@
 #pragma once
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 /// Of a module with a weight and a bias whose forward can leave out the bias, for a hook to add.
@@ -18,3 +21,4 @@ class DeferredBias {
 };
 
 }  // namespace tessera::nn::detail
+TESSERA_API_END

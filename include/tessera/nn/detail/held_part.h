@@ -3,8 +3,11 @@
 #include <memory>
 #include <unordered_map>
 
+#include "tessera/export.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/module.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A module inside of one that nn::Hooked holds: its parameters in slots, under libtorch's names.
@@ -30,7 +33,8 @@ class HeldPart::Maker {
   std::shared_ptr<ModuleBase> part_of(const std::shared_ptr<torch::nn::Module>& module);
 
   std::unordered_map<const torch::nn::Module*, std::shared_ptr<ModuleBase>> parts_;
-  std::unordered_map<const c10::TensorImpl*, SlotPtr> slots_;
+  std::unordered_map<tessera::detail::TensorIdentity, SlotPtr> slots_;
 };
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/export.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 // Parts of one parameter are values of one tensor: of one that all ranks had, or of one seed. Their
@@ -20,9 +23,9 @@ namespace tessera::nn::detail {
 /// Where the parameters of a module come from. Attached to the modules that own them.
 struct Origins {
   struct Origin {
-    std::int64_t number = 0;                  ///< of what it is: not 0
-    const c10::TensorImpl* tensor = nullptr;  ///< that was cut or filled
-    std::uint64_t version = 0;                ///< then: a later write makes other values
+    std::int64_t number = 0;                           ///< of what it is: not 0
+    tessera::detail::TensorIdentity tensor = nullptr;  ///< that was cut or filled
+    std::uint64_t version = 0;                         ///< then: a later write makes other values
   };
   std::unordered_map<const ParameterSlot*, Origin> of;
 };
@@ -47,3 +50,4 @@ std::string different_origins(const DeviceMesh& mesh,
 std::uint64_t written_version(const at::Tensor& tensor);
 
 }  // namespace tessera::nn::detail
+TESSERA_API_END

@@ -4,6 +4,9 @@
 
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim
@@ -16,3 +19,4 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
 }  // namespace tessera::nn
+TESSERA_API_END

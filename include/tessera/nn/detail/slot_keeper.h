@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/export.h"
 #include "tessera/nn/parameter.h"
 
+TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// What FSDP keeps of parameters outside of their slots. The keeper attaches itself, as a
@@ -26,3 +28,4 @@ bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
 bool brought_nonfinite(const ParameterSlot& slot);
 
 }  // namespace tessera::nn
+TESSERA_API_END

@@ -1,0 +1,28 @@
+// What autocast computes in, beside the dispatch key that turns it on (key_scopes.h): the types by
+// device, and whether casts of weights are kept. Public is torch.autocast, in Python.
+//
+// No version differs.
+//
+// Canary: AutocastStateCanary.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// Of the CPU and of CUDA, which the library computes on.
+struct AutocastState {
+  std::array<c10::ScalarType, 2> types;
+  bool keeps_casts = true;
+};
+
+AutocastState autocast_state();
+void set_autocast_state(const AutocastState& state);
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,60 @@
+// Autograd's engine, with this library's answers to two questions. With which hooks a tensor is
+// kept for backward: libtorch has a stack of such hooks, but one that holds Python's objects only,
+// and in C++ asks its engine. And what the gradient of a parameter is for which another tensor
+// stands in: a backward that a program asks for is a call of the engine.
+//
+// The engine is replaced by libtorch's own means for Python's, set_default_engine_stub; a process
+// has one. To 2.12 graphs are held by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
+//
+// Canary: EngineCanary.
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <functional>
+#include <memory>
+
+#include "tessera/export.h"
+#include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/saved_tensor.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// A call of libtorch's engine: what to compute (see torch::autograd::Engine::execute).
+struct BackwardCall {
+  edge_list roots;
+  variable_list gradients;
+  bool keep_graph = false;
+  bool create_graph = false;
+  bool accumulate = false;  ///< into `.grad` of `outputs`; false: return their gradients
+  edge_list outputs;        ///< none: a whole backward, into all leaves
+};
+using RunBackward = std::function<variable_list(const BackwardCall&)>;
+
+struct EngineAnswers {
+  /// The hooks of the next tensor that autograd keeps on this thread; nullptr: it is kept as it is.
+  std::unique_ptr<SavedVariableHooks> (*hooks)();
+  /// Does a call for given outputs, by one or more calls of libtorch's engine.
+  variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
+};
+
+/// libtorch's engine but for the two questions. A test derives from it.
+class AnsweringEngine : public torch::autograd::Engine {
+ public:
+  AnsweringEngine() = default;
+  AnsweringEngine(const AnsweringEngine&) = delete;
+  AnsweringEngine& operator=(const AnsweringEngine&) = delete;
+  ~AnsweringEngine() override { stop(); }
+
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override;
+  variable_list execute(const edge_list& roots, const variable_list& gradients, bool keep_graph,
+                        bool create_graph, bool accumulate, const edge_list& outputs) override;
+};
+
+/// Makes the process ask these; the first call decides. False if it has an engine already that is
+/// neither libtorch's own nor an AnsweringEngine, as Python's: replacing it would break its users.
+bool install_engine(const EngineAnswers& answers);
+
+}  // namespace tessera::detail
+TESSERA_API_END

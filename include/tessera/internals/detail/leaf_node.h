@@ -1,0 +1,50 @@
+// The node of a leaf in autograd's graph, which adds a gradient to the leaf's `.grad`. Another node
+// may take its place: of a parameter that persists while another tensor stands in for it, so that
+// the gradient that a program asks for is found where it is. There is no public way to ask for such
+// a node or to set one.
+//
+// To 2.12 it is held by shared_ptr, from 2.13 by intrusive_ptr (graph_node.h). libtorch itself
+// holds it weakly, and makes one where there is none.
+//
+// Canary: LeafNodeCanary.
+#pragma once
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+
+#include "tessera/export.h"
+#include "tessera/internals/detail/graph_node.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// Has the leaf as `variable`.
+using LeafNode = torch::autograd::AccumulateGrad;
+
+inline LeafNode* as_leaf(const Edge& edge) {
+  return dynamic_cast<LeafNode*>(edge.function.get());
+}
+
+/// libtorch's node in the graph of a call of grad() for a tensor that no root leads to.
+inline bool is_unreachable(const Edge& edge) {
+  return dynamic_cast<const torch::autograd::Identity*>(edge.function.get()) != nullptr;
+}
+
+/// The node of a leaf that requires a gradient.
+inline NodePtr<Node> leaf_node(const at::Tensor& leaf) {
+  return torch::autograd::impl::grad_accumulator(leaf);
+}
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using WeakNodePtr = std::weak_ptr<Node>;
+#else
+using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
+#endif
+
+/// Whoever calls keeps `node` alive.
+inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
+  torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
+}
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,23 @@
+// What libtorch keeps of a thread: dispatch keys, gradient mode, debug info, callbacks. To go on
+// with a call on another thread, as its own backward and at::parallel_for do. torch::autograd has
+// no name for it.
+//
+// No version differs.
+//
+// Canary: StateOfThreadCanary.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+/// Of the thread that makes it.
+using StateOfThread = at::ThreadLocalState;
+/// While one exists, this thread has that state.
+using StateOfThreadScope = at::ThreadLocalStateGuard;
+
+}  // namespace tessera::detail
+TESSERA_API_END

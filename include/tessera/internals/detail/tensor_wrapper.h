@@ -1,0 +1,163 @@
+// A tensor that has sizes, strides and autograd's state, but no memory of its own: it stands for
+// another tensor inside. libtorch's public way to make a tensor type of one's own is
+// __torch_dispatch__, in Python; in C++ it is a subclass of c10::TensorImpl, whose fields a wrapper
+// fills in itself.
+//
+// Inline: a wrapper is made for every result of every operator. No version differs in what is used.
+//
+// Canary: TensorWrapperCanary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+#include "tessera/export.h"
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/shape_geometry.h"
+
+TESSERA_API_BEGIN
+namespace tessera::detail {
+
+class TensorWrapper : public c10::TensorImpl {
+ public:
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version_counter, bool allow_change) const final {
+    return copy_with(version_counter, allow_change);
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                         bool allow_change) const final {
+    return copy_with(std::move(version_counter), allow_change);
+  }
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& other) final {
+    assign(dynamic_cast<const TensorWrapper*>(other.get()));
+  }
+
+  /// Autograd's state is there: the tensor was asked to require a gradient, or has a history.
+  bool has_autograd_state() const { return autograd_meta() != nullptr; }
+  /// Has a tensor that comes later to be inside count with the wrapper.
+  void give_count_to(const at::Tensor& inner) const {
+    if (version_counter().enabled() && !inner.is_inference()) {
+      inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
+    }
+  }
+
+ protected:
+  /// Another wrapper of the same tensor, for detach() and the like.
+  virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
+  /// What set_data does. nullptr: of a tensor that is no wrapper, and has fields that this lacks.
+  virtual void assign(const TensorWrapper* other) = 0;
+
+  /// Of the type and device of `inner`. Sizes are still to be set, and whose writes it counts.
+  TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype)
+      : TensorImpl(keys_of(inner), c10::scalarTypeToTypeMeta(dtype), inner.device()) {
+    set_storage_access_should_throw();
+  }
+
+  /// The same, cheaper, for an `inner` with memory that is no inference tensor: it counts with that
+  /// already.
+  ///
+  /// This constructor of TensorImpl takes the keys as they are. Without those of autograd it makes
+  /// no version counter, which is replaced in any case: an allocation saved on every call. From the
+  /// storage it reads the device only, so a borrowed one will do.
+  TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
+      : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
+                   inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
+                   c10::scalarTypeToTypeMeta(dtype)) {
+    c10::MaybeOwnedTraits<c10::Storage>::destroyBorrow(storage_);
+    key_set_ = inner.key_set() | c10::DispatchKeySet(kDistributedKey);
+    set_storage_access_should_throw();
+    version_counter_ = inner.unsafeGetTensorImpl()->version_counter();
+  }
+
+  /// What set_sizes_and_strides would compute.
+  void set_shape(c10::IntArrayRef sizes, c10::IntArrayRef strides, const ShapeGeometry& geometry) {
+    sizes_and_strides_.set_sizes(sizes);
+    std::copy(strides.begin(), strides.end(), sizes_and_strides_.strides_begin());
+    numel_ = geometry.numel;
+    is_contiguous_ = geometry.contiguous;
+    is_channels_last_ = geometry.channels_last;
+    is_channels_last_contiguous_ = geometry.channels_last_contiguous;
+    is_channels_last_3d_ = geometry.channels_last_3d;
+    is_channels_last_3d_contiguous_ = geometry.channels_last_3d_contiguous;
+    is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
+  }
+
+  /// A write to either is a write to both. An inference tensor has no count to share.
+  void count_with(const at::Tensor& inner) {
+    if (!is_inference() && !inner.is_inference()) {
+      set_version_counter(inner.unsafeGetTensorImpl()->version_counter());
+    }
+  }
+
+  /// Type, device and keys, as set_data does between plain tensors.
+  void take_kind_of(const TensorWrapper& other) {
+    data_type_ = other.data_type_;
+    device_opt_ = other.device_opt_;
+    key_set_ = other.key_set_;
+  }
+
+  /// What libtorch says when somebody asks for data_ptr(). Not for two threads at a time.
+  void set_memory_error(std::string message) {
+    if (extra_meta_ == nullptr) {
+      extra_meta_ = std::make_unique<c10::ExtraMeta>();
+    }
+    if (extra_meta_->custom_data_ptr_error_msg_ != message) {
+      extra_meta_->custom_data_ptr_error_msg_ = std::move(message);
+    }
+  }
+
+ private:
+  template <class Version>
+  c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
+    c10::intrusive_ptr<TensorWrapper> result = copy();
+    // A copy of a tensor that is no inference tensor is none either, also in inference mode.
+    if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
+      result->key_set_ = key_set_;
+    }
+    result->set_allow_tensor_metadata_change(allow_change);
+    if (!result->is_inference()) {
+      result->set_version_counter(std::forward<Version>(version));
+    }
+    return result;
+  }
+
+  /// The inner tensor's backend, ours above it, and the lazy bits, which libtorch's kernels for
+  /// them resolve before a call comes to ours. The base class adds autograd's.
+  static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
+    constexpr c10::DispatchKeySet kLazyBits(
+        {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+    return c10::DispatchKeySet(inner.key_set().highestBackendKey()) |
+           c10::DispatchKeySet(c10::DispatchKey::Dense) | c10::DispatchKeySet(kDistributedKey) |
+           (inner.key_set() & kLazyBits);
+  }
+};
+
+/// `tensor` as the wrapper `Wrapper`, a final class, or nullptr. By type, not by key: set_data
+/// copies keys.
+template <class Wrapper>
+Wrapper* wrapper_cast(const at::TensorBase& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->key_set().has(kDistributedKey)) {
+    return nullptr;
+  }
+  return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
+}
+
+/// An empty one where the tensor has none; Tensor::storage() throws there.
+inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage();
+}
+
+/// Has autograd differentiate a write through a view by replaying the view, which a wrapper's
+/// operators can do, instead of by as_strided, which needs memory. A setting of the thread, which
+/// guards of libtorch restore.
+void replay_views();
+
+}  // namespace tessera::detail
+TESSERA_API_END

@@ -1,0 +1,9 @@
+// The version of these headers. CMakeLists.txt reads it here.
+#pragma once
+
+/// As in semantic versioning: until 1.0 a new minor version may change the interface.
+#define TESSERA_VERSION "0.2.0"
+
+/// What programs and libraries of the same interface have alike: libtessera_core.so.0.2, for
+/// example.
+#define TESSERA_SOVERSION "0.2"

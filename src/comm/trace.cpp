@@ -1,0 +1,117 @@
+// The counters of a rank's collectives, which CheckedCommunicator feeds. Forward and backward run
+// on different threads, hence the lock.
+
+#include "tessera/comm/trace.h"
+
+#include "tessera/internals/detail/running_backward.h"
+
+namespace tessera::comm {
+namespace {
+
+/// "GatherSequenceFunction" of "tessera::nn::GatherSequenceFunction".
+std::string short_name(const std::string& name) {
+  const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
+  return scope == std::string::npos ? name : name.substr(scope + 2);
+}
+
+/// The purpose of a call that starts now in this thread; see CollectiveCall::purpose.
+std::string purpose_of_call(const std::string& purpose) {
+  std::string text = purpose.empty() ? std::string(CallerScope::current()) : purpose;
+  // In a backward pass the operator alone does not tell which gradient needs the call.
+  const std::string node = tessera::detail::running_node();
+  if (node.empty()) {
+    return text;
+  }
+  return (text.empty() ? "in " : text + " in ") + short_name(node);
+}
+
+}  // namespace
+
+CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* collective,
+                                         std::int64_t bytes, const std::string& purpose) {
+  const std::lock_guard lock(mutex_);
+  Traffic& entry = table_[{group, collective}];
+  ++entry.calls;
+  entry.bytes += bytes;
+  // The text is made only for a recorder.
+  if (lists_.empty()) {
+    return nullptr;
+  }
+  const auto call = std::make_shared<CollectiveCall>(CollectiveCall{
+      .group = group,
+      .collective = collective,
+      .bytes = bytes,
+      .purpose = purpose_of_call(purpose),
+      .thread = std::this_thread::get_id(),
+      .began = CollectiveCall::Clock::now(),
+  });
+  for (auto* list : lists_) {
+    list->push_back(call);
+  }
+  return call;
+}
+
+void TrafficCounter::note(CollectiveCall& call,
+                          CollectiveCall::Clock::time_point CollectiveCall::*time) {
+  const std::lock_guard lock(mutex_);
+  call.*time = CollectiveCall::Clock::now();
+}
+
+TrafficTable TrafficCounter::table() const {
+  const std::lock_guard lock(mutex_);
+  return table_;
+}
+
+TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
+  TrafficTable now = table();
+  for (const auto& [key, before] : earlier) {
+    Traffic& entry = now[key];
+    entry.calls -= before.calls;
+    entry.bytes -= before.bytes;
+  }
+  // A group that was not used since is left out rather than listed with zeros.
+  std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
+  return now;
+}
+
+/// The counter holds a pointer to the list; the destructor takes it away under the same lock.
+CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
+  const std::lock_guard lock(counter_.mutex_);
+  counter_.lists_.push_back(&calls_);
+}
+
+CallRecorder::~CallRecorder() {
+  const std::lock_guard lock(counter_.mutex_);
+  std::erase(counter_.lists_, &calls_);
+}
+
+std::vector<CollectiveCall> CallRecorder::calls() const {
+  const std::lock_guard lock(counter_.mutex_);
+  std::vector<CollectiveCall> calls;
+  for (const CollectiveCallPtr& call : calls_) {
+    calls.push_back(*call);
+  }
+  return calls;
+}
+
+Traffic total(const TrafficTable& table) {
+  Traffic sum;
+  for (const auto& [key, entry] : table) {
+    sum.calls += entry.calls;
+    sum.bytes += entry.bytes;
+  }
+  return sum;
+}
+
+Traffic total(const TrafficTable& table, const std::string& group) {
+  Traffic sum;
+  for (const auto& [key, entry] : table) {
+    if (key.first == group) {
+      sum.calls += entry.calls;
+      sum.bytes += entry.bytes;
+    }
+  }
+  return sum;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tensor/distributed_impl.h"
+#include "tessera/internals/detail/autograd_record.h"
+
+namespace tessera::detail {
+
+void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
+
+/// Installs the hook that redistributes the gradient of a leaf to the leaf's layout (replicated
+/// where the leaf is partial), whatever layout backward gives it. Called when an operator first
+/// meets the leaf, before it can have a gradient.
+inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
+  if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
+    return;
+  }
+  if (is_trainable_leaf(impl)) {
+    install_gradient_hook(impl, tensor);
+  }
+}
+
+/// Installs the hook that makes the gradient of a plain tensor plain and whole, whatever
+/// distributed gradient the operators that it meets give it. Called when an operator meets it
+/// beside a distributed tensor, and does nothing where autograd does not record. The hook is
+/// collective where the gradient is split or a pending sum.
+void keep_gradient_plain(const at::Tensor& tensor);
+
+}  // namespace tessera::detail

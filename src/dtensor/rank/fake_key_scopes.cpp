@@ -1,0 +1,51 @@
+// The scopes that include the key of distributed tensors on a thread, so that operators on plain
+// tensors come to the fallback too: operator modes and MetaDevice. Their guards are members of the
+// public classes; what the fallback asks is here. Outside of such scopes plain calls never reach
+// us, and cost nothing.
+
+#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/internals/detail/lent_keys.h"
+
+namespace tessera {
+namespace {
+
+/// Of the thread: modules are made where nobody runs a backward.
+thread_local bool meta_here = false;
+
+}  // namespace
+
+OperatorModeScope::OperatorModeScope(OperatorMode& mode)
+    : scope_(&mode), guard_(detail::kDistributedKey) {}
+
+// A pause hides the mode and leaves the key included: plain calls still come to the fallback,
+// and pass through.
+OperatorModePause::OperatorModePause() : scope_(nullptr) {}
+
+OperatorMode* active_operator_mode() {
+  // Each dispatch asks. Scopes include the key, which is one look at the thread's own memory; the
+  // search goes over all that the thread carries.
+  if (!detail::is_included(detail::kDistributedKey)) {
+    return nullptr;
+  }
+  OperatorMode* const* mode =
+      detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*>::active();
+  return mode != nullptr ? *mode : nullptr;
+}
+
+namespace detail {
+
+MetaFactoryGuard::MetaFactoryGuard() : outer_(meta_here), guard_(detail::kDistributedKey) {
+  meta_here = true;
+}
+MetaFactoryGuard::~MetaFactoryGuard() {
+  meta_here = outer_;
+}
+
+bool makes_meta_tensors() {
+  return meta_here;
+}
+
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+#include "tessera/internals/detail/c10d_store.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace tessera::detail {
+
+StorePtr memory_store() {
+  return c10::make_intrusive<c10d::HashStore>();
+}
+
+StorePtr store_below(const std::string& prefix, const StorePtr& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+StorePtr connect_store(const TcpStore& where) {
+  c10d::TCPStoreOptions options;
+  options.port = where.port;
+  options.isServer = where.serves;
+  options.waitWorkers = false;
+  options.timeout = where.timeout;
+  options.masterListenFd = where.listens_on;
+  return c10::make_intrusive<c10d::TCPStore>(where.address, options);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,39 @@
+#include "tessera/internals/detail/devices.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstddef>
+
+namespace tessera::detail {
+
+c10::DeviceIndex current_device(c10::DeviceType type) {
+  return c10::impl::VirtualGuardImpl(type).getDevice().index();
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void synchronize(c10::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+CachedMemory take_cached_memory(c10::Device device) {
+  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(device.type());
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator.getDeviceStats(device.index());
+  allocator.resetPeakStats(device.index());
+  return {stats.reserved_bytes[kAll].peak, stats.active_bytes[kAll].peak};
+}
+
+std::int64_t memory_capacity(c10::Device device) {
+  return static_cast<std::int64_t>(
+      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).second);
+}
+
+void empty_cache(c10::DeviceType type) {
+  c10::getDeviceAllocator(type)->emptyCache();
+}
+
+}  // namespace tessera::detail

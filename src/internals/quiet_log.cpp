@@ -1,0 +1,94 @@
+#include "tessera/internals/detail/quiet_log.h"
+
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <iostream>
+#include <streambuf>
+#include <string_view>
+
+namespace tessera::detail {
+namespace {
+
+struct Source {
+  std::string_view file;        ///< as a message names it, before the line's number
+  std::string_view severities;  ///< what is noise there: E for errors, W for warnings
+};
+
+/// An error of a group's is said by our own watchdog; what fails in the store is thrown.
+constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
+                                           {"TCPStore.cpp:", "WE"},
+                                           {"TCPStoreBackend.cpp:", "WE"},
+                                           {"TCPStoreLibUvBackend.cpp:", "WE"},
+                                           {"socket.cpp:", "WE"}}};
+
+/// "[E1122 23:40:19.069930443 socket.cpp:612] text", and before it "[rank1]:" where libtorch knows
+/// the rank.
+bool is_noise(std::string_view text) {
+  if (text.starts_with("[rank")) {
+    text.remove_prefix(std::min(text.find(':'), text.size() - 1) + 1);
+  }
+  const std::string_view head = text.substr(0, text.find(']'));
+  const std::string_view place = head.substr(head.rfind(' ') + 1);
+  return std::ranges::any_of(kNoise, [&](const Source& source) {
+    return head.size() > 2 && head[0] == '[' &&
+           source.severities.find(head[1]) != std::string_view::npos &&
+           place.starts_with(source.file);
+  });
+}
+
+std::atomic<int> open_scopes = 0;
+
+/// Passes on all but the noise. It keeps nothing, so that threads need no lock.
+class Filter final : public std::streambuf {
+ public:
+  explicit Filter(std::streambuf& to) : to_(to) {}
+
+ protected:
+  std::streamsize xsputn(const char* text, std::streamsize size) override {
+    const bool noise = open_scopes > 0 && is_noise({text, static_cast<std::size_t>(size)});
+    return noise ? size : to_.sputn(text, size);
+  }
+  int_type overflow(int_type character) override {
+    return traits_type::eq_int_type(character, traits_type::eof())
+               ? traits_type::not_eof(character)
+               : to_.sputc(traits_type::to_char_type(character));
+  }
+  int sync() override { return to_.pubsync(); }
+
+ private:
+  std::streambuf& to_;
+};
+
+/// Once, and for good: a thread may be about to write when the last scope ends.
+void filter_errors() {
+  static std::streambuf* const before = std::cerr.rdbuf(new Filter(*std::cerr.rdbuf()));
+  static_cast<void>(before);
+}
+
+bool chosen_by_user() {
+  static const bool chosen = std::getenv("TORCH_CPP_LOG_LEVEL") != nullptr;
+  return chosen;
+}
+
+}  // namespace
+
+QuietLog::QuietLog() {
+  if (!chosen_by_user()) {
+    filter_errors();
+  }
+  ++open_scopes;
+}
+
+QuietLog::~QuietLog() {
+  --open_scopes;
+}
+
+void read_log_level() {
+  c10::initLogging();
+}
+
+}  // namespace tessera::detail

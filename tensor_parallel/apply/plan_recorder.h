@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/trace.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+#include "tessera/tensor_parallel/plan_table.h"
+
+namespace tessera::tensor_parallel {
+
+/// Which style causes which collectives in a step. Hooks before and after a style's own see what
+/// the style does to a call's tensors; hooks of the autograd nodes that it made for them see the
+/// same in backward.
+class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
+ public:
+  /// Counts what this rank sends in the mesh's world.
+  explicit PlanRecorder(const DeviceMesh& mesh) : counter_(mesh.world()->traffic()) {}
+
+  /// Has `root`, to which the plan is applied, tell when its forward and backward begin. To be
+  /// called before others add hooks to it.
+  void watch_root(nn::ModuleBase& root);
+  /// Before and after a style adds its hooks to `module`; `application`: its number in the plan.
+  void begin_style(nn::ModuleBase& module);
+  void end_style(nn::ModuleBase& module, std::size_t application);
+
+  /// Records while `step` runs, once. Collective as the step is.
+  void run(const std::function<void()>& step);
+
+  /// What was recorded of a style, in order of the calls; equal ones are added up.
+  std::vector<PlannedCollective> of(std::size_t application) const;
+  /// What was recorded of none.
+  std::vector<PlannedCollective> elsewhere() const;
+
+ private:
+  /// Calls [first, last) that a style caused.
+  struct Span {
+    std::int64_t first, last;
+    std::size_t application;
+    std::string reason;
+  };
+  /// What the nodes of a style tell of backward.
+
+  /// The number of calls since run() began.
+  std::int64_t now() const { return comm::total(counter_.table()).calls - start_; }
+  void enter(nn::TensorList tensors);
+  void leave(std::size_t application, const char* what, nn::TensorList tensors);
+  void watch_backward(std::size_t application, const std::string& reason, nn::TensorList tensors);
+  void enter_node() { entered_ = now(); }
+  void begin_phase(bool backward);
+  void leave_node(std::size_t application, const std::string& reason);
+  bool is_backward(std::size_t call) const;
+
+  comm::TrafficCounter& counter_;
+  bool records_ = false;
+  std::int64_t start_ = 0;
+  std::int64_t entered_ = 0;        ///< when the style, or the node, that runs now began
+  std::vector<at::Tensor> before_;  ///< what the style was given
+  /// The first call of each forward and backward, in order.
+  std::vector<std::pair<std::int64_t, bool>> phases_;
+  std::vector<Span> spans_;
+  std::vector<comm::CollectiveCall> calls_;
+};
+
+}  // namespace tessera::tensor_parallel

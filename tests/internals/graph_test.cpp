@@ -1,0 +1,271 @@
+// Canaries: what of autograd's graph is asked and changed, beside nodes of our own.
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/internals/detail/autograd_record.h"
+#include "tessera/internals/detail/graph_node.h"
+#include "tessera/internals/detail/guarded_view.h"
+#include "tessera/internals/detail/leaf_node.h"
+#include "tessera/internals/detail/node_hooks.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/sequence_number.h"
+
+namespace tessera::detail {
+namespace {
+
+at::Tensor leaf() {
+  return at::ones({2}).requires_grad_();
+}
+
+/// Passes gradients on.
+struct Identity : Node {
+  using Node::Node;
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+};
+
+/// A leaf's node that counts.
+struct Counting final : LeafNode {
+  using LeafNode::LeafNode;
+  variable_list apply(variable_list&& gradients) override {
+    ++calls;
+    return LeafNode::apply(std::move(gradients));
+  }
+  int calls = 0;
+};
+
+TEST(LeafNodeCanary, IsThatWhichTheGraphLeadsTo) {
+  const at::Tensor x = leaf();
+  const at::Tensor y = x * 2;
+  const Edge& edge = y.grad_fn()->next_edge(0);
+  EXPECT_EQ(leaf_node(x).get(), edge.function.get());
+  ASSERT_NE(as_leaf(edge), nullptr);
+  EXPECT_TRUE(as_leaf(edge)->variable.is_same(x));
+  EXPECT_EQ(as_leaf(edge_to(y)), nullptr);
+}
+
+TEST(LeafNodeCanary, MayBeAnother) {
+  const at::Tensor x = leaf();
+  const auto node = make_node<Counting>(x);
+  set_leaf_node(x, node);
+  (x * 2).sum().backward();
+  EXPECT_EQ(node->calls, 1);
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
+}
+
+TEST(NodeHooksCanary, RunBeforeAndAfterTheNode) {
+  const at::Tensor x = leaf();
+  const at::Tensor y = x * 2;
+  std::string order;
+  y.register_hook([&](const at::Tensor& gradient) {
+    order += "gradient ";
+    return gradient;
+  });
+  x.register_hook([&](const at::Tensor& gradient) {
+    order += "leaf ";
+    return gradient;
+  });
+  watch_node(*y.grad_fn(), [&] { order += "before "; }, [&] { order += "after "; });
+  y.sum().backward();
+  EXPECT_EQ(order, "gradient before after leaf ");
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 2.0)));
+}
+
+TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
+  const at::Tensor x = leaf() * 1;
+  const at::Tensor view = guarded_view(x);
+  const auto node = make_node<Identity>();
+  set_inputs(*node, x);
+  set_node(view, node);
+  EXPECT_TRUE(view.is_alias_of(x));
+  EXPECT_EQ(view.grad_fn().get(), node.get());
+  EXPECT_THROW(view.add_(1), c10::Error);
+}
+
+/// Multiplies by what it has kept.
+struct TimesKept final : Node {
+  explicit TimesKept(const at::Tensor& tensor) : kept(tensor, /*is_output=*/false) {}
+  variable_list apply(variable_list&& gradients) override { return {gradients[0] * kept.unpack()}; }
+  void release_variables() override { kept.reset_data(); }
+  SavedVariable kept;
+};
+
+at::Tensor times_kept(const at::Tensor& x, const at::Tensor& factor) {
+  at::Tensor result = x.detach() * factor;
+  const auto node = make_node<TimesKept>(factor);
+  set_inputs(*node, x);
+  set_node(result, node);
+  return result;
+}
+
+TEST(SavedTensorCanary, IsGivenBackInBackwardOnce) {
+  const at::Tensor x = leaf();
+  const at::Tensor y = times_kept(x, at::full({2}, 3.0));
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 3.0)));
+  EXPECT_THROW(y.sum().backward(), c10::Error);
+}
+
+TEST(SavedTensorCanary, IsRefusedOnceWritten) {
+  const at::Tensor factor = at::full({2}, 3.0);
+  const at::Tensor y = times_kept(leaf(), factor);
+  factor.add_(1);
+  EXPECT_THROW(y.sum().backward(), c10::Error);
+}
+
+TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
+  const at::Tensor x = leaf();
+  const std::uint64_t next = next_sequence_number();
+  const at::Tensor y = x * 2;
+  EXPECT_EQ(y.grad_fn()->sequence_nr(), next);
+  EXPECT_EQ(next_sequence_number(), next + 1);
+  EXPECT_EQ(take_sequence_number(), next + 1);
+  EXPECT_EQ((x * 3).grad_fn()->sequence_nr(), next + 2);
+}
+
+/// Says when it runs.
+struct Noting final : Identity {
+  Noting(std::uint64_t number, std::string* to, char what)
+      : Identity(number), order(to), who(what) {}
+  variable_list apply(variable_list&& gradients) override {
+    *order += who;
+    return std::move(gradients);
+  }
+  std::string* order;
+  char who;
+};
+
+TEST(SequenceNumberCanary, DecidesWhichOfTheReadyNodesRuns) {
+  std::string order;
+  const at::Tensor x = leaf();
+  const std::uint64_t late = take_sequence_number();
+  const std::uint64_t early = take_sequence_number();
+  at::Tensor sum;
+  for (const auto& [number, name] : {std::pair(early, 'e'), std::pair(late, 'l')}) {
+    const at::Tensor y = at::ones({2});
+    const auto node = make_node<Noting>(number, &order, name);
+    set_inputs(*node, x);
+    set_node(y, node);
+    sum = sum.defined() ? y + sum : y;
+  }
+  sum.sum().backward();
+  EXPECT_EQ(order, "el");
+}
+
+std::vector<std::int64_t> numbers_seen;
+
+std::unique_ptr<at::ObserverContext> note_number(const at::RecordFunction& function) {
+  numbers_seen.push_back(function.seqNr());
+  return nullptr;
+}
+
+TEST(SequenceNumberCanary, IsToldWhereANodeRuns) {
+  const std::uint64_t next = next_sequence_number();
+  const at::Tensor y = (leaf() * 2).sum();
+  const at::CallbackHandle handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&note_number).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  numbers_seen.clear();
+  y.backward();
+  at::removeCallback(handle);
+  const auto first = static_cast<std::int64_t>(next);
+  EXPECT_EQ(std::vector(numbers_seen.begin(), numbers_seen.begin() + 2),
+            std::vector({first + 1, first}));
+}
+
+struct Square : torch::autograd::Function<Square> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * x;
+  }
+  static variable_list backward(torch::autograd::AutogradContext*, variable_list gradients) {
+    names.push_back(running_node());
+    return gradients;
+  }
+  static inline std::vector<std::string> names;
+};
+
+TEST(RunningBackwardCanary, IsKnownByItsNumberAndNode) {
+  EXPECT_EQ(backward_id(), -1);
+  EXPECT_EQ(running_node(), "");
+  EXPECT_EQ(origin_of_running_node(), std::nullopt);
+  const at::Tensor x = leaf();
+  const at::Tensor y = x * 2;
+  std::vector<int> ids;
+  std::string name;
+  std::optional<std::uint64_t> origin;
+  y.register_hook([&](const at::Tensor& gradient) {
+    ids.push_back(backward_id());
+    name = running_node();
+    origin = origin_of_running_node();
+    return gradient;
+  });
+  const at::Tensor loss = y.sum();
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_GE(ids.front(), 0);
+  EXPECT_NE(ids.front(), ids.back());
+  EXPECT_EQ(name, "MulBackward0");
+  EXPECT_EQ(origin, at::RecordFunction::currentThreadId());
+  EXPECT_EQ(backward_id(), -1);
+}
+
+TEST(RunningBackwardCanary, NamesAFunctionOfTheProgram) {
+  Square::apply(leaf()).sum().backward();
+  EXPECT_EQ(Square::names,
+            std::vector<std::string>{"tessera::detail::(anonymous namespace)::Square"});
+}
+
+TEST(RunningBackwardCanary, SaysWhetherItsGraphStays) {
+  std::vector<bool> kept;
+  const at::Tensor y = leaf() * 2;
+  y.register_hook([&](const at::Tensor& gradient) {
+    kept.push_back(keeps_graph());
+    return gradient;
+  });
+  const at::Tensor loss = y.sum();
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+  EXPECT_EQ(kept, std::vector({true, false}));
+}
+
+TEST(RunningBackwardCanary, CallsWhatIsQueuedAtItsEnd) {
+  std::string order;
+  const at::Tensor x = leaf();
+  (x * 2).register_hook([&](const at::Tensor& gradient) { return gradient; });
+  const at::Tensor y = x * 2;
+  y.register_hook([&](const at::Tensor& gradient) {
+    queue_end_of_backward([&] {
+      order += x.grad().defined() ? "end " : "too soon ";
+      queue_end_of_backward([&] { order += "last"; });
+    });
+    return gradient;
+  });
+  y.sum().backward();
+  EXPECT_EQ(order, "end last");
+  EXPECT_THROW(queue_end_of_backward([] {}), c10::Error);
+}
+
+TEST(AutogradRecordCanary, HasNamesLeavesAndViews) {
+  const at::Tensor x = leaf();
+  set_name(x, "x");
+  EXPECT_EQ(x.name(), "x");
+  const at::Tensor y = x * 2;
+  EXPECT_TRUE(is_trainable_leaf(*x.unsafeGetTensorImpl()));
+  EXPECT_FALSE(is_trainable_leaf(*y.unsafeGetTensorImpl()));
+  EXPECT_TRUE(viewed_by(y.view({1, 2}).select(0, 0)).is_same(y));
+  EXPECT_TRUE(viewed_by(y).is_same(y));
+  const at::Tensor plain = at::ones({2});
+  const c10::NoGradGuard no_grad;
+  EXPECT_TRUE(viewed_by(plain.view({1, 2})).is_same(plain));
+}
+
+}  // namespace
+}  // namespace tessera::detail

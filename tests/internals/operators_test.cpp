@@ -1,0 +1,124 @@
+// Canaries: what libtorch's operators are made of.
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tessera/internals/detail/composite_kernels.h"
+#include "tessera/internals/detail/quantile_ranks.h"
+#include "tessera/internals/detail/refused_gradient.h"
+#include "tessera/internals/detail/shapes_by_libtorch.h"
+#include "tessera/internals/detail/unboxed_call.h"
+
+namespace tessera::detail {
+namespace {
+
+TEST(CompositeKernelsCanary, AreCompositionsStill) {
+  for (const auto& [name, overload] : std::vector<std::pair<const char*, const char*>>{
+           {"aten::ctc_loss", "Tensor"},
+           {"aten::kron", "out"},
+           {"aten::matmul", "out"},
+           {"aten::max_pool1d", ""},
+           {"aten::nanquantile", ""},
+           {"aten::nanquantile", "scalar"},
+           {"aten::nanquantile", "out"},
+           {"aten::nanquantile", "scalar_out"},
+           {"aten::one_hot", ""},
+           {"aten::quantile", ""},
+           {"aten::quantile", "scalar"},
+           {"aten::quantile", "out"},
+           {"aten::quantile", "scalar_out"},
+           {"aten::reshape", ""},
+           {"aten::tensor_split", "tensor_indices_or_sections"},
+           {"aten::value_selecting_reduction_backward", ""}}) {
+    const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+    ASSERT_TRUE(op.has_value()) << name;
+    EXPECT_TRUE(op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) << name;
+  }
+}
+
+TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
+  const at::Tensor x = at::arange(6, at::kFloat).view({2, 3});
+  EXPECT_TRUE(at::equal(composite::reshape(x, {3, 2}), x.reshape({3, 2})));
+  const at::Tensor classes = at::tensor({0, 2});
+  EXPECT_TRUE(at::equal(composite::one_hot(classes, 3), at::one_hot(classes, 3)));
+  at::Tensor out = at::empty({2, 2});
+  composite::matmul_out(out, x, x.t());
+  EXPECT_TRUE(at::equal(out, x.matmul(x.t())));
+  EXPECT_EQ(composite::tensor_split(x, at::tensor({1}), 0).size(), 2u);
+}
+
+// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above
+// 3 as a double.
+TEST(QuantileRanksCanary, AreOfTheTypeThatLibtorchTakes) {
+  const auto found = at::quantile(at::arange(11, at::kFloat), 0.3, {}, false, "higher");
+  const bool wide = type_of_quantile_ranks(at::kFloat) == at::kDouble;
+  EXPECT_EQ(found.item<float>(), wide ? 4 : 3);
+}
+
+TEST(UnboxedCallCanary, TakesResultsOffAStack) {
+  const at::Tensor x = at::ones({2});
+  torch::jit::Stack stack{x};
+  EXPECT_TRUE(take_result<at::Tensor>(stack).is_same(x));
+  stack = {x, x + 1};
+  const auto [first, second] = take_result<std::tuple<at::Tensor, at::Tensor>>(stack);
+  EXPECT_TRUE(first.is_same(x));
+  EXPECT_TRUE(at::equal(second, x + 1));
+  stack = {std::vector<at::Tensor>{x, x}};
+  EXPECT_EQ(take_result<std::vector<at::Tensor>>(stack).size(), 2u);
+}
+
+at::Tensor twice(const at::Tensor& x) {
+  return x * 2;
+}
+
+TEST(RefusedGradientCanary, ThrowsInABackwardAlone) {
+  torch::Library library(torch::Library::DEF, "canary", std::nullopt, __FILE__, __LINE__);
+  library.def("twice(Tensor x) -> Tensor");
+  library.impl("twice", torch::dispatch(c10::DispatchKey::CPU, &twice));
+  library.impl("twice", torch::dispatch(c10::DispatchKey::Autograd, refuse_gradient()));
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("canary::twice", "")
+                      .typed<at::Tensor(const at::Tensor&)>();
+  EXPECT_TRUE(at::equal(op.call(at::ones({2})), at::full({2}, 2.0)));
+  const at::Tensor y = op.call(at::ones({2}).requires_grad_());
+  EXPECT_TRUE(y.requires_grad());
+  EXPECT_THROW(y.sum().backward(), std::exception);
+}
+
+TEST(ShapesByLibtorchCanary, AreThoseOfConvolutions) {
+  const at::Tensor input = at::zeros({2, 4, 9, 10});
+  const at::Tensor weight = at::zeros({6, 4, 3, 3});
+  Convolution of{.stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}};
+  EXPECT_EQ(convolution_sizes(input.sizes(), weight.sizes(), of),
+            at::conv2d(input, weight, {}, of.stride, of.padding, of.dilation).sizes().vec());
+  of.transposed = true;
+  of.output_padding = {1, 0};
+  const at::Tensor back = at::zeros({2, 6, 5, 6});
+  EXPECT_EQ(convolution_sizes(back.sizes(), weight.sizes(), of),
+            at::conv_transpose2d(back, weight, {}, of.stride, of.padding, of.output_padding,
+                                 of.groups, of.dilation)
+                .sizes()
+                .vec());
+}
+
+TEST(ShapesByLibtorchCanary, AreThoseOfViews) {
+  const at::Tensor x = at::zeros({4, 6}).narrow(1, 0, 3);
+  EXPECT_EQ(strides_of_view(x, {2, 2, 3}), x.view({2, 2, 3}).strides().vec());
+  EXPECT_EQ(strides_of_view(x, {12}), std::nullopt);
+}
+
+TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
+  const at::Tensor meta = meta_tensor({2, 3}, {1, 2}, at::kHalf);
+  EXPECT_TRUE(meta.is_meta());
+  EXPECT_EQ(meta.strides(), at::IntArrayRef({1, 2}));
+  EXPECT_EQ(meta.scalar_type(), at::kHalf);
+}
+
+}  // namespace
+}  // namespace tessera::detail

@@ -1,0 +1,148 @@
+// Canaries: what libtorch keeps of a thread, a device and the process.
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "tessera/internals/detail/autocast_state.h"
+#include "tessera/internals/detail/cpu_allocator.h"
+#include "tessera/internals/detail/cuda_presence.h"
+#include "tessera/internals/detail/devices.h"
+#include "tessera/internals/detail/kernel_profiler.h"
+#include "tessera/internals/detail/state_of_thread.h"
+
+namespace tessera::detail {
+namespace {
+
+TEST(StateOfThreadCanary, GoesToAnotherThread) {
+  const c10::NoGradGuard no_grad;
+  const StateOfThread state;
+  bool without = false;
+  bool with = true;
+  std::thread([&] {
+    without = c10::GradMode::is_enabled();
+    const StateOfThreadScope scope(state);
+    with = c10::GradMode::is_enabled();
+  }).join();
+  EXPECT_TRUE(without);
+  EXPECT_FALSE(with);
+}
+
+TEST(AutocastStateCanary, DecidesWhatAutocastComputesIn) {
+  const AutocastState before = autocast_state();
+  EXPECT_TRUE(before.keeps_casts);
+  set_autocast_state({{at::kHalf, at::kBFloat16}, /*keeps_casts=*/false});
+  EXPECT_EQ(autocast_state().types, (std::array{at::kHalf, at::kBFloat16}));
+  EXPECT_FALSE(autocast_state().keeps_casts);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  EXPECT_EQ(at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(), at::kHalf);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  set_autocast_state(before);
+  EXPECT_EQ(autocast_state().types, before.types);
+}
+
+// A device that libtorch leaves to others.
+using Type = c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1>;
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Type);
+
+class Counted final : public c10::DeviceAllocator {
+ public:
+  Counted() {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    stats_.reserved_bytes[kAll].peak = 30;
+    stats_.active_bytes[kAll].peak = 20;
+  }
+  c10::DataPtr allocate(std::size_t) override { return {}; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { ++emptied; }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    return stats_;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override { stats_ = {}; }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex) override { return {10, 40}; }
+  int emptied = 0;
+
+ private:
+  c10::CachingDeviceAllocator::DeviceStats stats_;
+};
+
+TEST(DevicesCanary, AreAskedByTheirKind) {
+  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
+  EXPECT_EQ(current_device(device.type()), 0);
+  EXPECT_EQ(current_stream(device).device(), device);
+  EXPECT_NO_THROW(synchronize(device));
+}
+
+TEST(DevicesCanary, TellWhatTheirAllocatorHas) {
+  static Counted allocator;
+  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
+  c10::SetAllocator(device.type(), &allocator);
+  const CachedMemory memory = take_cached_memory(device);
+  EXPECT_EQ(memory.peak_reserved, 30);
+  EXPECT_EQ(memory.peak_active, 20);
+  EXPECT_EQ(take_cached_memory(device).peak_active, 0);
+  EXPECT_EQ(memory_capacity(device), 40);
+  empty_cache(device.type());
+  EXPECT_EQ(allocator.emptied, 1);
+}
+
+TEST(CudaPresenceCanary, IsNoneInAProgramOnCpu) {
+  EXPECT_FALSE(has_found_cuda());
+  EXPECT_FALSE(cudnn_versions().has_value());
+}
+
+TEST(KernelProfilerCanary, WritesTheOperatorsOfAProfile) {
+  const auto file = std::filesystem::temp_directory_path() / "tessera_profiler_canary.json";
+  EXPECT_FALSE(profiler_runs());
+  begin_profile(/*gpu=*/false);
+  EXPECT_TRUE(profiler_runs());
+  at::mm(at::ones({2, 2}), at::ones({2, 2}));
+  save_profile(file.string());
+  EXPECT_FALSE(profiler_runs());
+  std::ifstream in(file);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_NE(text.find("aten::mm"), std::string::npos);
+  std::filesystem::remove(file);
+  begin_profile(/*gpu=*/false);
+  drop_profile();
+  EXPECT_FALSE(profiler_runs());
+}
+
+class Forwarding final : public c10::Allocator {
+ public:
+  explicit Forwarding(c10::Allocator* inner) : inner_(inner) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    ++calls;
+    return inner_->allocate(bytes);
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  int calls = 0;
+
+ private:
+  c10::Allocator* inner_;
+};
+
+TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
+  static auto* const allocator = new Forwarding(cpu_allocator());
+  set_cpu_allocator(allocator);
+  EXPECT_EQ(cpu_allocator(), allocator);
+  at::empty({16});
+  EXPECT_EQ(allocator->calls, 1);
+}
+
+}  // namespace
+}  // namespace tessera::detail
