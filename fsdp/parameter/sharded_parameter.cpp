@@ -9,12 +9,8 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/dtensor/random.h"
 #include "tessera/internals/detail/leaf_node.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/internals/detail/version_counter.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"
 
@@ -40,15 +36,16 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// A few positions along each dimension: of other random numbers, any would tell.
-std::int64_t hash_of_sample(at::Tensor values) {
-  constexpr std::int64_t kPositions = 16;
-  for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
-    const std::int64_t step = std::max<std::int64_t>(values.size(dim) / kPositions, 1);
-    values = values.slice(dim, 0, std::nullopt, step);
+/// Of a slot whose tensor is about to be cut. Where that is a part already, what it is a part of;
+/// 0: nobody knows.
+std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
+  const at::Tensor& tensor = slot.get();
+  if (!slot.initialized() || tensor.is_meta()) {
+    return 0;
   }
-  const std::int64_t hash = detail::hash_of_values(values);
-  return hash != 0 ? hash : 1;
+  return local_tensor(tensor).sizes() == tensor.sizes()
+             ? nn::detail::origin_of_values(local_tensor(tensor).detach())
+             : nn::detail::origin_of(slot);
 }
 
 }  // namespace
@@ -69,13 +66,13 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
       cut(local_tensor(original).detach(), shape_, spec.mesh.shard.local_rank(), home_.device);
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
-  if (slot_->initialized() && !original.is_meta() && shape_.dim && shape_.ranks > 1) {
-    cut_from_ = hash_of_sample(local_tensor(original).detach());
-    cut_version_ = version();
-  }
+  const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
   // Whoever still holds the original would train values that nobody reads.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
+  if (origin != 0) {
+    nn::detail::note_origin(*slot_, origin);
+  }
   // The slot's current tensor follows its persistent one: until the first forward both are the
   // shard.
   show_sharded();
@@ -86,21 +83,7 @@ std::uint64_t ShardedParameter::version() const {
 }
 
 std::int64_t ShardedParameter::origin() const {
-  if (!shape_.dim || shard().numel() == 0) {
-    return 0;
-  }
-  if (cut_from_ != 0 && version() == cut_version_) {
-    return cut_from_;
-  }
-  const auto filled = slot_->owners().front().module->attached<nn::detail::FilledWith>();
-  if (filled == nullptr) {
-    return 0;
-  }
-  const auto fill = filled->fills.find(slot_.get());
-  const bool valid = fill != filled->fills.end() &&
-                     fill->second.tensor == detail::identity_of(sharded_) &&
-                     fill->second.version == version();
-  return valid ? static_cast<std::int64_t>(substream(fill->second.seed, 1) | 1) : 0;
+  return shape_.dim ? nn::detail::origin_of(*slot_) : 0;
 }
 
 bool ShardedParameter::is_replaced() const {
@@ -121,7 +104,6 @@ bool ShardedParameter::adopt() {
     return false;
   }
   sharded_ = current;
-  cut_from_ = 0;
   slot_->set_persistent(sharded_);
   return true;
 }

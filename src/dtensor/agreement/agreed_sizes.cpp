@@ -4,11 +4,14 @@
 #include "tessera/dtensor/detail/agreed_sizes.h"
 
 #include <algorithm>
+#include <bit>
+#include <string>
 #include <variant>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
+#include "tessera/dtensor/random.h"
 
 namespace tessera::detail {
 namespace {
@@ -68,12 +71,26 @@ Sizes chunks_of(const SplitDim& split, const Layout& layout, const Sizes& sizes,
   return chunks;
 }
 
-/// What each rank has of each of `split`; on paper, what this one has.
+/// Of what all parts of a tensor have alike: their type, and the sizes that are not split.
+std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
+  Sizes sizes = local.sizes().vec();
+  for (const SplitDim& each : split) {
+    sizes[static_cast<std::size_t>(each.dim)] = -1;
+  }
+  const std::string text = concat(c10::toString(local.scalar_type()), c10::IntArrayRef(sizes));
+  return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
+}
+
+/// What each rank has of each of `split`, and last the hash of the rest; on paper, what this one
+/// has.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;
   for (const SplitDim& each : split) {
     own.push_back(local.size(each.dim));
+  }
+  if (!own.empty()) {
+    own.push_back(hash_of_rest(local, split));
   }
   if (own.empty() || local.is_meta()) {
     return std::vector<Sizes>(static_cast<std::size_t>(mesh.size()), own);
@@ -88,6 +105,13 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
   const Sizes mesh_sizes = mesh.shape().sizes();
   const std::vector<SplitDim> split = split_dims(placements, local.dim());
   const std::vector<Sizes> parts = parts_of(local, split, mesh);
+  for (std::size_t rank = 1; rank < parts.size() && !split.empty(); ++rank) {
+    TESSERA_CHECK(parts[rank].back() == parts[0].back(), what, " takes a plain tensor for ",
+                  to_string(placements), ", but that of rank ", mesh.ranks()[rank],
+                  " has another type than that of rank ", mesh.ranks()[0],
+                  ", or other sizes along the dimensions that are not split; this rank's is ",
+                  local.sizes(), " of ", c10::toString(local.scalar_type()));
+  }
   Sizes sizes = local.sizes().vec();
   for (std::size_t i = 0; i < split.size(); ++i) {
     std::int64_t& whole = sizes[static_cast<std::size_t>(split[i].dim)];

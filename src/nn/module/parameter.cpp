@@ -11,7 +11,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/version_counter.h"
 #include "tessera/nn/detail/fill_epoch.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"
 

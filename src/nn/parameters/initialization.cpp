@@ -14,8 +14,7 @@
 #include "module/meta_buffers.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
@@ -77,19 +76,6 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   slot.set_initialized(false);
 }
 
-void note_fill(const ParameterSlot& slot, std::uint64_t seed) {
-  for (const ParameterSlot::Owner& owner : slot.owners()) {
-    auto filled = owner.module->attached<detail::FilledWith>();
-    if (filled == nullptr) {
-      filled = std::make_shared<detail::FilledWith>();
-      owner.module->attach(filled);
-    }
-    const at::Tensor& tensor = slot.persistent();
-    filled->fills[&slot] = {seed, tessera::detail::identity_of(tensor),
-                            detail::written_version(tensor)};
-  }
-}
-
 }  // namespace
 
 void InitContext::fill(const Parameter& parameter, const Initializer& initializer) const {
@@ -114,7 +100,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   // added to the model.
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
   slot->set_initialized(true);
-  note_fill(*slot, run_.seed);
+  detail::note_origin(*slot, detail::origin_of_seed(run_.seed));
 }
 
 void InitContext::fill(const ModuleBase& module, const Initializers& table) const {
