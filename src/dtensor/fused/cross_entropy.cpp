@@ -48,7 +48,7 @@ RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets
   return row_losses(logits, targets, shard, options);
 }
 
-TwoTensors run(const at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
+TwoTensors run_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
                double label_smoothing, double z_loss) {
   const VocabularyShard whole{logits.dim() == 2 ? logits.size(1) : 0, 0, nullptr};
   RowLosses rows =
@@ -56,7 +56,7 @@ TwoTensors run(const at::Tensor& logits, const at::Tensor& targets, std::int64_t
   return {std::move(rows.losses), std::move(rows.log_sum_exp)};
 }
 
-at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
+at::Tensor run_cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
                         const at::Tensor& log_sum_exp, std::int64_t ignore_index,
                         double label_smoothing, double z_loss, std::int64_t first_column,
                         std::int64_t vocabulary) {
@@ -67,7 +67,7 @@ at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& logits, const 
   return gradient;
 }
 
-std::optional<ShardingRule> rule(const OpCall& call) {
+std::optional<ShardingRule> cross_entropy_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_loss_sizes(sizes, call.tensor(1).sizes);
   ShardingRule rule = rules::start(call);
@@ -79,7 +79,7 @@ std::optional<ShardingRule> rule(const OpCall& call) {
   return rule;
 }
 
-std::optional<ShardingRule> backward_rule(const OpCall& call) {
+std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   if (call.integer(8) >= 0) {
     return std::nullopt;
   }
@@ -152,7 +152,7 @@ struct CrossEntropyNode final : FusedNode {
   }
 };
 
-TwoTensors differentiable(const at::Tensor& logits, const at::Tensor& targets,
+TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                           std::int64_t ignore_index, double label_smoothing, double z_loss) {
   const auto node = node_for<CrossEntropyNode>(logits);
   if (node != nullptr) {
@@ -169,8 +169,8 @@ TwoTensors differentiable(const at::Tensor& logits, const at::Tensor& targets,
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<CrossEntropy>(library, &run, rule, &differentiable);
-  define<CrossEntropyBackward>(library, &run_backward, backward_rule);
+  define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule, &differentiable_cross_entropy);
+  define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule);
   add_forms(kCrossEntropyForms);
 }
 

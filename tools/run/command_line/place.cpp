@@ -90,7 +90,8 @@ void declare_place(CLI::App& app) {
       ->option_text("PORT");
   app.add_option("--rdzv-backend", "static or c10d, which are one here")->option_text("NAME");
   app.add_option("--rdzv-id", "A name of the job that all its nodes are given")->option_text("ID");
-  app.add_flag("--standalone", "A job of this node alone, whatever else is said of places");
+  app.add_flag("--standalone")
+      ->description("A job of this node alone, whatever else is said of places");
 }
 
 Place read_place(const CLI::App& app) {
