@@ -34,9 +34,21 @@ std::string FreePlace() {
 
 std::vector<std::string> Node(const std::string& place, const std::string& id = "job",
                               const std::string& ranks = "2", const std::string& timeout = "30") {
-  return {"--nnodes",        "2",   "--nproc-per-node", ranks,      "--rdzv-backend", "c10d",
-          "--rdzv-endpoint", place, "--rdzv-id",        id,         "--timeout",      timeout,
-          "sh",              "-c",  "echo $RANK/$LOCAL_RANK/$WORLD_SIZE ${TESSERA_STORE_FD:+store}"};
+  return {"--nnodes",
+          "2",
+          "--nproc-per-node",
+          ranks,
+          "--rdzv-backend",
+          "c10d",
+          "--rdzv-endpoint",
+          place,
+          "--rdzv-id",
+          id,
+          "--timeout",
+          timeout,
+          "sh",
+          "-c",
+          "echo $RANK/$LOCAL_RANK/$WORLD_SIZE ${TESSERA_STORE_FD:+store}"};
 }
 
 TEST(LauncherNodes, AreNumberedAsTheyCome) {

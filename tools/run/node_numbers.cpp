@@ -119,8 +119,7 @@ void number_others(int listener, const Options& options, Wait wait) {
     const std::string came =
         std::to_string(nodes.size() + 1) + " of " + std::to_string(options.nnodes) + " nodes";
     wait.tell(came + " are at " + place_of(options));
-    TESSERA_CHECK(!wait.is_over(), came, " came to ", place_of(options), " within ",
-                  wait.seconds(),
+    TESSERA_CHECK(!wait.is_over(), came, " came to ", place_of(options), " within ", wait.seconds(),
                   " s: start the others with the same --rdzv-endpoint and --rdzv-id");
     if (wait_for(listener, POLLIN, std::min(wait.end(), Clock::now() + 500ms))) {
       if (FileDescriptor node = accept_node(listener, options)) {
@@ -139,7 +138,8 @@ FileDescriptor connect_to(const Options& options, Clock::time_point end) {
   for (const auto* a = addresses.get(); a != nullptr; a = a->ai_next) {
     FileDescriptor socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     int error = connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS && wait_for(socket.get(), POLLOUT, std::min(end, Clock::now() + kQuiet))) {
+    if (error == EINPROGRESS &&
+        wait_for(socket.get(), POLLOUT, std::min(end, Clock::now() + kQuiet))) {
       socklen_t size = sizeof error;
       getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
     }

@@ -14,8 +14,9 @@ struct NodeNumber {
   FileDescriptor listener;  ///< of node 0: the place, for rank 0's store
 };
 
-/// Returns once all launchers of the job are there. Throws Error where one of them has another number
-/// of nodes or of ranks, and where some have not come within --timeout (TESSERA_TIMEOUT, or 600 s).
+/// Returns once all launchers of the job are there. Throws Error where one of them has another
+/// number of nodes or of ranks, and where some have not come within --timeout (TESSERA_TIMEOUT, or
+/// 600 s).
 NodeNumber agree_on_number(const Options& options);
 
 }  // namespace tessera::run
