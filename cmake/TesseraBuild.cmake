@@ -34,6 +34,7 @@ endif()
 
 # Sources that include libtorch share the cost of its headers: a clean build takes half the time.
 set(TESSERA_UNITY 0 CACHE STRING "Compile this many such sources of a target as one; 0: each alone")
+set(TESSERA_TEST_UNITY "" CACHE STRING "The same for tests; empty: as the layers")
 
 # Half of a build's time goes into the tests, whose own speed matters less.
 set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example -O0; empty: as the layers")
@@ -56,11 +57,12 @@ if(TESSERA_SANITIZE)
 endif()
 
 # tessera_layer(<name> SOURCES <file>... [ALONE <file>...] [USES <target>...] [PRIVATE <target>...]
-#               [NO_TORCH])
+#               [NO_TORCH] [COLD])
 # A layer: the shared library libtessera_<name>.so, known as tessera::<name>. ALONE: sources that a
-# unity build must not join with others, because they have file-local names in common.
+# unity build must not join with others, because they have file-local names in common. COLD: as in
+# tessera_is_cold.
 function(tessera_layer name)
-  cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;ALONE;USES;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;ALONE;USES;PRIVATE" ${ARGN})
   add_library(tessera_${name} SHARED ${ARG_SOURCES} ${ARG_ALONE})
   add_library(tessera::${name} ALIAS tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
@@ -83,6 +85,15 @@ function(tessera_layer name)
   if(TESSERA_INSTALL)
     install(TARGETS tessera_${name} EXPORT tesseraTargets)
   endif()
+  if(ARG_COLD)
+    tessera_is_cold(tessera_${name})
+  endif()
+endfunction()
+
+# tessera_is_cold(<target>): it sets up, reads, writes and reports. To optimise that as what runs for
+# each operator takes a third more of the compiler's time, and no run is faster for it.
+function(tessera_is_cold target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
 # libtessera_x.so.0.2: programs and libraries of different minor versions do not meet.
@@ -139,7 +150,7 @@ function(tessera_test name)
   add_dependencies(tessera_tests ${name})
   target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  tessera_use_unity(${name} "${ARG_ALONE}")
+  tessera_use_unity(${name} "${ARG_ALONE}" ${TESSERA_TEST_UNITY})
   if(NOT ARG_NO_TORCH)
     tessera_use_libtorch_pch(${name} ${TESSERA_TEST_OPTIMIZE})
   endif()
@@ -164,9 +175,12 @@ function(tessera_run_test test program half_cores filter)
     ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
+# tessera_use_unity(<target> <files that stay alone> [<sources to a unit, instead of TESSERA_UNITY>])
 function(tessera_use_unity target alone)
-  if(TESSERA_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY})
+  list(APPEND ARGN ${TESSERA_UNITY})
+  list(GET ARGN 0 sources)
+  if(sources)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${sources})
     set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
 endfunction()

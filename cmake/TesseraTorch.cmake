@@ -79,6 +79,10 @@ if(NOT TARGET tessera::libtorch)
     ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so ${TESSERA_TORCH_ROOT}/lib/libc10.so)
   target_link_options(tessera::libtorch INTERFACE
     "-Wl,-rpath,${TESSERA_TORCH_ROOT}/lib" "-Wl,--allow-shlib-undefined")
+  # g++ looks for garbage whenever its memory has doubled; libtorch's headers leave none. Once the
+  # first GB is full is early enough, and takes a tenth of the time off.
+  target_compile_options(tessera::libtorch INTERFACE
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1048576>)
 endif()
 
 if(TESSERA_TORCH_HAS_CUDA AND NOT TARGET tessera::libtorch_cuda)

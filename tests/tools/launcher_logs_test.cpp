@@ -72,8 +72,8 @@ TEST(LauncherLogs, FailureShowsTheLastLineOfARedirectedRank) {
 
 TEST(LauncherLogs, EachStartOfTheJobHasAFolder) {
   const TemporaryFolder folder;
-  const auto result = Speak({"--log-dir", folder.path(), "-r", "1", "--restarts", "1"},
-                            "echo out; exit 3");
+  const auto result =
+      Speak({"--log-dir", folder.path(), "-r", "1", "--restarts", "1"}, "echo out; exit 3");
   EXPECT_EQ(result.code, 3);
   for (const char* start : {"attempt_0", "attempt_1"}) {
     EXPECT_EQ(ReadFile(JobFolder(folder.path()) / start / "1" / "stdout.log"), "out\n");

@@ -14,7 +14,7 @@ namespace tessera::testing {
 namespace {
 
 std::string Printed(const std::vector<std::string>& arguments,
-                const Launcher::Variables& variables = {}) {
+                    const Launcher::Variables& variables = {}) {
   const auto result = Launcher(arguments, variables).wait();
   EXPECT_EQ(result.code, 0) << result.err;
   return result.out;
@@ -25,30 +25,29 @@ constexpr const char* kSecondNode = "[rank 1] 1 2 node0 4711\n";
 const std::vector<std::string> kPrint{"sh", "-c",
                                       "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT"};
 
-std::string PrintedRanks(std::vector<std::string> options, const Launcher::Variables& variables = {}) {
+std::string PrintedRanks(std::vector<std::string> options,
+                         const Launcher::Variables& variables = {}) {
   options.insert(options.end(), kPrint.begin(), kPrint.end());
   return Printed(options, variables);
 }
 
 TEST(LauncherTorchrun, TakesItsOptionsWithDashesAndUnderscores) {
-  EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "1", "--master-addr",
-                      "node0", "--master-port", "4711"}),
+  EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "1",
+                          "--master-addr", "node0", "--master-port", "4711"}),
             kSecondNode);
-  EXPECT_EQ(PrintedRanks({"--nnodes=2", "--nproc_per_node=1", "--node_rank=1", "--master_addr=node0",
-                      "--master_port=4711", "--max_restarts=0", "--monitor_interval", "5"}),
-            kSecondNode);
-  EXPECT_EQ(PrintedRanks({"--nnodes", "2:2", "--rdzv_backend", "c10d", "--rdzv-endpoint", "node0:4711",
-                      "--rdzv-id", "x", "--node-rank", "1", "--no-python"}),
+  EXPECT_EQ(
+      PrintedRanks({"--nnodes=2", "--nproc_per_node=1", "--node_rank=1", "--master_addr=node0",
+                    "--master_port=4711", "--max_restarts=0", "--monitor_interval", "5"}),
+      kSecondNode);
+  EXPECT_EQ(PrintedRanks({"--nnodes", "2:2", "--rdzv_backend", "c10d", "--rdzv-endpoint",
+                          "node0:4711", "--rdzv-id", "x", "--node-rank", "1", "--no-python"}),
             kSecondNode);
 }
 
 TEST(LauncherTorchrun, TakesItsVariablesBelowOptions) {
-  const Launcher::Variables node{{"PET_NNODES", "2"},
-                                 {"PET_NODE_RANK", "1"},
-                                 {"PET_NPROC_PER_NODE", "1"},
-                                 {"PET_MASTER_ADDR", "node0"},
-                                 {"PET_MASTER_PORT", "4711"},
-                                 {"PET_MAX_RESTARTS", "0"}};
+  const Launcher::Variables node{{"PET_NNODES", "2"},         {"PET_NODE_RANK", "1"},
+                                 {"PET_NPROC_PER_NODE", "1"}, {"PET_MASTER_ADDR", "node0"},
+                                 {"PET_MASTER_PORT", "4711"}, {"PET_MAX_RESTARTS", "0"}};
   EXPECT_EQ(PrintedRanks({}, node), kSecondNode);
   EXPECT_CONTAINS(PrintedRanks({"--nproc", "2"}, node), "[rank 2] 2 4 node0 4711\n",
                   "[rank 3] 3 4 node0 4711\n");
@@ -70,10 +69,9 @@ TEST(LauncherTorchrun, StandaloneLeavesPlacesOut) {
   EXPECT_CONTAINS(out, "0 1 127.0.0.1 ");
   EXPECT_CONTAINS(PrintedRanks({}, {{"PET_STANDALONE", "1"}, {"PET_MASTER_ADDR", "192.0.2.1"}}),
                   "0 1 127.0.0.1 ");
-  EXPECT_CONTAINS(Launcher({"true"}, {{"PET_STANDALONE", "0"}, {"PET_MASTER_ADDR", "192.0.2.1"}})
-                      .wait()
-                      .err,
-                  "192.0.2.1 is not an address of this machine");
+  EXPECT_CONTAINS(
+      Launcher({"true"}, {{"PET_STANDALONE", "0"}, {"PET_MASTER_ADDR", "192.0.2.1"}}).wait().err,
+      "192.0.2.1 is not an address of this machine");
 }
 
 TEST(LauncherTorchrun, AProgramNeedsNoDashesBeforeIt) {
@@ -82,20 +80,9 @@ TEST(LauncherTorchrun, AProgramNeedsNoDashesBeforeIt) {
   EXPECT_EQ(Printed({"-r0", "--", "printf", "<%s>", "--", "x"}), "<--><x>");
 }
 
-TEST(LauncherTorchrun, SlurmNumbersTheNodesOfC10d) {
-  const Launcher::Variables slurm{{"SLURM_NODEID", "1"}};
-  EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:4711"},
-                     slurm),
-            kSecondNode);
-  // torchrun's static has 0 for a node rank that nobody gives.
-  EXPECT_CONTAINS(
-      Launcher({"--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:4711", "true"}, slurm).wait().err,
-      "192.0.2.1 is not an address of this machine");
-}
-
 TEST(LauncherTorchrun, C10dHasAPortOfItsOwn) {
   EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--node-rank", "1", "--rdzv-backend", "c10d",
-                      "--rdzv-endpoint", "[::1]"}),
+                          "--rdzv-endpoint", "[::1]"}),
             "[rank 1] 1 2 ::1 29400\n");
 }
 
@@ -154,13 +141,9 @@ INSTANTIATE_TEST_SUITE_P(
                 {{"PET_RDZV_CONF", "timeout=3"}},
                 "PET_RDZV_CONF=timeout=3 is torchrun's alone"},
         Refused{"Backend", {"--rdzv-backend", "etcd"}, {}, "give static or c10d"},
-        Refused{"UnnumberedNodes",
-                {"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1"},
-                {},
-                "give each its --node-rank"},
         Refused{"PortOfSeveral",
-                {"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:0",
-                 "--node-rank", "1"},
+                {"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:0", "--node-rank",
+                 "1"},
                 {},
                 "has no port from 1"},
         Refused{"StandaloneOfSeveral",

@@ -12,7 +12,6 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "host/job_variables.h"
-#include "tessera/internals/detail/quiet_log.h"
 #include "rendezvous/arrivals.h"
 #include "rendezvous/job_warnings.h"
 #include "rendezvous/store_world.h"

@@ -33,12 +33,10 @@ void add_forms(std::span<const Form> forms) {
 }
 
 std::vector<std::span<const Form>> form_tables() {
-  std::vector<std::span<const Form>> tables = added_forms();
-  for (const auto table :
-       {extremum_forms(), norm_forms(), statistics_forms(), loss_forms(), batch_norm_forms(),
-        convolution_forms(), spatial_convolution_forms(), selection_forms()}) {
-    tables.push_back(table);
-  }
+  std::vector<std::span<const Form>> tables{
+      extremum_forms(),   norm_forms(),        statistics_forms(),          loss_forms(),
+      batch_norm_forms(), convolution_forms(), spatial_convolution_forms(), selection_forms()};
+  tables.insert(tables.end(), added_forms().begin(), added_forms().end());
   return tables;
 }
 

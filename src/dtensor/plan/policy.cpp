@@ -22,6 +22,7 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/wrapped_number.h"
 
 namespace tessera::detail {
 namespace {

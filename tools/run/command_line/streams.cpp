@@ -15,7 +15,8 @@ namespace {
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::size_t begin = 0;
-  for (auto end = text.find(separator); end != std::string::npos; end = text.find(separator, begin)) {
+  for (auto end = text.find(separator); end != std::string::npos;
+       end = text.find(separator, begin)) {
     parts.push_back(text.substr(begin, end - begin));
     begin = end + 1;
   }

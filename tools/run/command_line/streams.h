@@ -13,8 +13,8 @@ namespace tessera::run {
 class Streams {
  public:
   Streams() = default;
-  /// "3" is both outputs of every rank, "0:1,1:2" standard output of local rank 0 and standard error
-  /// of local rank 1; 0 is none, 1 output, 2 error. Throws Error for anything else.
+  /// "3" is both outputs of every rank, "0:1,1:2" standard output of local rank 0 and standard
+  /// error of local rank 1; 0 is none, 1 output, 2 error. Throws Error for anything else.
   explicit Streams(const Setting& setting);
   /// Both outputs of every rank.
   static Streams all();

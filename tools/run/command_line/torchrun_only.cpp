@@ -56,9 +56,8 @@ void declare_torchrun_only(CLI::App& app) {
 
 void refuse_torchrun_only(const CLI::App& app) {
   for (const auto& option : kAll) {
-    const auto setting = option.has_value
-                             ? find_setting(app, first_name(option), option.variable)
-                             : find_switch(app, first_name(option), option.variable);
+    const auto setting = option.has_value ? find_setting(app, first_name(option), option.variable)
+                                          : find_switch(app, first_name(option), option.variable);
     TESSERA_CHECK(!setting, setting->text, " is torchrun's alone; ", option.advice);
   }
 }

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-
 namespace tessera::run {
 
 OutputRoutes::OutputRoutes(const Options& options, const LogFolder& logs, int start,

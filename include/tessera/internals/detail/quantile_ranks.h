@@ -2,7 +2,7 @@
 // the values, or in double. Of floats the results differ where q times their number is next to a
 // whole number, and libtorch does not say what it does.
 //
-// To 2.14 the type of the values, from 2.15 double.
+// To 2.13 the type of the values, from 2.14 double.
 //
 // Canary: QuantileRanksCanary.
 #pragma once
@@ -17,7 +17,7 @@ namespace tessera::detail {
 
 /// The type in which quantiles of values of type `values` are looked up.
 inline c10::ScalarType type_of_quantile_ranks([[maybe_unused]] c10::ScalarType values) {
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
   return values;
 #else
   return c10::ScalarType::Double;
