@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
-#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/dispatch_cache.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/functional.h"
 
 namespace {
 
@@ -102,10 +102,10 @@ std::vector<Case> cases() {
        [](const Tensors& t) { DoNotOptimize(at::scaled_dot_product_attention(t[0], t[0], t[0])); }},
       {"silu_mul",
        {x, x},
-       [](const Tensors& t) { DoNotOptimize(tessera::detail::silu_mul(t[0], t[1])); }},
+       [](const Tensors& t) { DoNotOptimize(tessera::nn::silu_mul(t[0], t[1])); }},
       {"rms_norm",
        {x, at::rand({8})},
-       [](const Tensors& t) { DoNotOptimize(tessera::detail::rms_norm(t[0], t[1], 1e-5)); },
+       [](const Tensors& t) { DoNotOptimize(tessera::nn::rms_norm(t[0], t[1], 1e-5)); },
        true,
        1},
       {"foreach_add_200", lists,

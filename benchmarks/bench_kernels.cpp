@@ -7,6 +7,7 @@
 // The median of repetitions that take turns is what to read. bytes_per_second counts what must be
 // read and written at least.
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
@@ -28,8 +29,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
-#include "tessera/internals/detail/devices.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace {
 
@@ -48,7 +48,7 @@ struct Sizes {
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
-  const c10::Stream stream = detail::current_stream(device);
+  const c10::Stream stream = at::accelerator::getCurrentStream(device.index());
   c10::Event begin(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
       end(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   call();

@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(TesseraPch)
 
-if(NOT CMAKE_BUILD_TYPE)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 set(CMAKE_CXX_STANDARD 20)
@@ -16,24 +16,25 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 # One setting for libraries and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
-set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
-# From a library and from a program to the libraries.
-set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+# From a library and from a program to the libraries, and in a package to libtorch (TesseraPackage.cmake).
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 # A unit that includes libtorch takes about 1 GB: two at a time.
-set_property(GLOBAL PROPERTY JOB_POOLS heavy=2)
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS tessera_heavy=2)
 
-find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+find_program(TESSERA_CCACHE ccache)
+if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Without these ccache refuses every unit that uses a precompiled header.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${TESSERA_CCACHE})
 endif()
 
 # Sources that include libtorch share the cost of its headers: a clean build takes half the time.
 set(TESSERA_UNITY 0 CACHE STRING "Compile this many such sources of a target as one; 0: each alone")
+set(TESSERA_TEST_UNITY "" CACHE STRING "The same for tests; empty: as the layers")
 
 # Half of a build's time goes into the tests, whose own speed matters less.
 set(TESSERA_TEST_OPTIMIZE "" CACHE STRING "How tests are optimised, for example -O0; empty: as the layers")
@@ -56,11 +57,12 @@ if(TESSERA_SANITIZE)
 endif()
 
 # tessera_layer(<name> SOURCES <file>... [ALONE <file>...] [USES <target>...] [PRIVATE <target>...]
-#               [NO_TORCH])
+#               [NO_TORCH] [COLD])
 # A layer: the shared library libtessera_<name>.so, known as tessera::<name>. ALONE: sources that a
-# unity build must not join with others, because they have file-local names in common.
+# unity build must not join with others, because they have file-local names in common. COLD: as in
+# tessera_is_cold.
 function(tessera_layer name)
-  cmake_parse_arguments(ARG "NO_TORCH" "" "SOURCES;ALONE;USES;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;ALONE;USES;PRIVATE" ${ARGN})
   add_library(tessera_${name} SHARED ${ARG_SOURCES} ${ARG_ALONE})
   add_library(tessera::${name} ALIAS tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
@@ -78,9 +80,20 @@ function(tessera_layer name)
   tessera_use_unity(tessera_${name} "${ARG_ALONE}")
   if(NOT ARG_NO_TORCH)
     target_link_libraries(tessera_${name} PUBLIC tessera::libtorch)
-    tessera_use_pch(tessera_${name})
+    tessera_use_libtorch_pch(tessera_${name})
   endif()
-  install(TARGETS tessera_${name} EXPORT tesseraTargets)
+  if(TESSERA_INSTALL)
+    install(TARGETS tessera_${name} EXPORT tesseraTargets)
+  endif()
+  if(ARG_COLD)
+    tessera_is_cold(tessera_${name})
+  endif()
+endfunction()
+
+# tessera_is_cold(<target>): it sets up, reads, writes and reports. To optimise that as what runs for
+# each operator takes a third more of the compiler's time, and no run is faster for it.
+function(tessera_is_cold target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
 # libtessera_x.so.0.2: programs and libraries of different minor versions do not meet.
@@ -96,7 +109,9 @@ function(tessera_all_layers)
   add_library(tessera::tessera ALIAS tessera_all)
   set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
   target_link_libraries(tessera_all INTERFACE ${layers})
-  install(TARGETS tessera_all EXPORT tesseraTargets)
+  if(TESSERA_INSTALL)
+    install(TARGETS tessera_all EXPORT tesseraTargets)
+  endif()
 endfunction()
 
 # tessera_program(<name> SOURCES <file>... [USES <target>...] [NO_TORCH] [NO_INSTALL]
@@ -108,14 +123,14 @@ function(tessera_program name)
   target_link_libraries(${name} PRIVATE ${ARG_USES} tessera_options)
   if(NOT ARG_NO_TORCH)
     tessera_use_unity(${name} "")
-    tessera_use_pch(${name} ${ARG_OPTIMIZE})
+    tessera_use_libtorch_pch(${name} ${ARG_OPTIMIZE})
     # Opened when the program runs, so that nothing links it.
     if(TARGET tessera_cuda)
       add_dependencies(${name} tessera_cuda)
     endif()
   endif()
   target_compile_options(${name} PRIVATE ${ARG_OPTIMIZE})
-  if(NOT ARG_NO_INSTALL)
+  if(TESSERA_INSTALL AND NOT ARG_NO_INSTALL)
     install(TARGETS ${name})
   endif()
 endfunction()
@@ -135,9 +150,9 @@ function(tessera_test name)
   add_dependencies(tessera_tests ${name})
   target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  tessera_use_unity(${name} "${ARG_ALONE}")
+  tessera_use_unity(${name} "${ARG_ALONE}" ${TESSERA_TEST_UNITY})
   if(NOT ARG_NO_TORCH)
-    tessera_use_pch(${name} ${TESSERA_TEST_OPTIMIZE})
+    tessera_use_libtorch_pch(${name} ${TESSERA_TEST_OPTIMIZE})
   endif()
   target_compile_options(${name} PRIVATE ${TESSERA_TEST_OPTIMIZE})
   list(JOIN ARG_WAITING ":" waiting)
@@ -160,16 +175,19 @@ function(tessera_run_test test program half_cores filter)
     ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
+# tessera_use_unity(<target> <files that stay alone> [<sources to a unit, instead of TESSERA_UNITY>])
 function(tessera_use_unity target alone)
-  if(TESSERA_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY})
+  list(APPEND ARGN ${TESSERA_UNITY})
+  list(GET ARGN 0 sources)
+  if(sources)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${sources})
     set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
 endfunction()
 
-# tessera_use_pch(<target> [-O0]): one precompiled header, made once and reused by every target that
-# includes libtorch. Compilers refuse one that was optimised where the target is not.
-function(tessera_use_pch target)
+# tessera_use_libtorch_pch(<target> [-O0]): one precompiled header, made once and reused by every
+# target that includes libtorch. Compilers refuse one that was optimised where the target is not.
+function(tessera_use_libtorch_pch target)
   if(NOT TESSERA_PCH)
     return()
   endif()
@@ -185,5 +203,5 @@ function(tessera_use_pch target)
     target_compile_options(${owner} PRIVATE -O0)
   endif()
   tessera_reuse_pch(${target} ${owner})
-  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE heavy)
+  set_property(TARGET ${target} PROPERTY JOB_POOL_COMPILE tessera_heavy)
 endfunction()

@@ -29,11 +29,12 @@ endif()
 
 file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/headeronly/version.h _version_lines
   REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
-string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" _torch_version "${_version_lines}")
+string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" TESSERA_TORCH_VERSION "${_version_lines}")
 string(REGEX REPLACE "([0-9]+[.][0-9]+)[.][0-9]+" "\\1" _tested_minors "${TESSERA_TESTED_TORCH}")
-if(NOT _torch_version IN_LIST _tested_minors AND NOT TESSERA_ANY_TORCH)
+list(GET _tested_minors -1 TESSERA_NEWEST_TORCH)
+if(NOT TESSERA_TORCH_VERSION IN_LIST _tested_minors AND NOT TESSERA_ANY_TORCH)
   list(JOIN _tested_minors ", " _tested_minors)
-  message(FATAL_ERROR "libtorch ${_torch_version} in ${TESSERA_TORCH_ROOT} is not tested, ${_tested_minors} are: "
+  message(FATAL_ERROR "libtorch ${TESSERA_TORCH_VERSION} in ${TESSERA_TORCH_ROOT} is not tested, ${_tested_minors} are: "
     "run scripts/setup, pass another CMAKE_PREFIX_PATH, or try it with -DTESSERA_ANY_TORCH=ON.")
 endif()
 
@@ -78,6 +79,10 @@ if(NOT TARGET tessera::libtorch)
     ${TESSERA_TORCH_ROOT}/lib/libtorch_cpu.so ${TESSERA_TORCH_ROOT}/lib/libc10.so)
   target_link_options(tessera::libtorch INTERFACE
     "-Wl,-rpath,${TESSERA_TORCH_ROOT}/lib" "-Wl,--allow-shlib-undefined")
+  # g++ looks for garbage whenever its memory has doubled; libtorch's headers leave none. Once the
+  # first GB is full is early enough, and takes a tenth of the time off.
+  target_compile_options(tessera::libtorch INTERFACE
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1048576>)
 endif()
 
 if(TESSERA_TORCH_HAS_CUDA AND NOT TARGET tessera::libtorch_cuda)

@@ -6,8 +6,8 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/fused_linear.h"
-#include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/style_helpers.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -18,8 +18,9 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/internals/detail/running_backward.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/placeholder_gradient.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -34,6 +35,9 @@ constexpr const char* kSameValues =
     "give its copies the same values (one seed for all ranks, nn::init_weights, a checkpoint), let "
     "the plan split it, or, where each rank has another (experts), say so with "
     "ParameterSlot::set_distinct_along()";
+constexpr const char* kSameOrigin =
+    "give all ranks one seed (nn::init_weights, at::manual_seed before the model is made), or load "
+    "a checkpoint";
 constexpr const char* kSameInput =
     "give every rank of this mesh the same batch (is another dimension of the mesh meant?), or say "
     "what a part is: by DistributedTensor::from_local, or in the plan by prepare_module_input";
@@ -124,6 +128,7 @@ bool EqualCopies::add(nn::ModuleBase& module, const std::string& fqn) {
   module.add_forward_pre_hook([copies = shared_from_this()](auto&, nn::TensorList) {
     if (!std::exchange(copies->compared_, true)) {
       copies->compare(copies->copies(false), Equality::kBitwise, kSameValues);
+      copies->compare_origins();
     }
   });
   return true;
@@ -180,9 +185,10 @@ std::vector<Replica> EqualCopies::copies(bool gradients) const {
 }
 
 void EqualCopies::compare_before_forward(nn::TensorList inputs) {
-  const Equality equality = compared_ ? Equality::kRounded : Equality::kBitwise;
+  const bool is_first = !std::exchange(compared_, true);
+  const Equality equality = is_first ? Equality::kBitwise : Equality::kRounded;
   std::vector<Replica> replicas;
-  if (!std::exchange(compared_, true) || debug_) {
+  if (is_first || debug_) {
     replicas = copies(false);
   }
   std::string remedy = kSameValues;
@@ -192,6 +198,24 @@ void EqualCopies::compare_before_forward(nn::TensorList inputs) {
     remedy += detail::concat("; of inputs: ", kSameInput);
   }
   compare(replicas, equality, remedy);
+  if (is_first) {
+    compare_origins();
+  }
+}
+
+void EqualCopies::compare_origins() const {
+  std::vector<std::pair<std::string, std::int64_t>> origins;
+  for (const auto& [name, slot] : parameters_) {
+    if (!slot->persistent().is_meta() && !is_distinct_on(*slot, mesh_) && !has_copies(*slot)) {
+      origins.emplace_back(detail::concat("parameter '", name, "'"), nn::detail::origin_of(*slot));
+    }
+  }
+  if (origins.empty() || mesh_.size() == 1) {
+    return;
+  }
+  const std::string difference = nn::detail::different_origins(mesh_, origins);
+  TESSERA_CHECK(difference.empty(), "tensor parallelism on ", to_string(mesh_), ": ", difference,
+                "; ", kSameOrigin);
 }
 
 void EqualCopies::compare(const std::vector<Replica>& copies, Equality equality,

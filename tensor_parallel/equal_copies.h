@@ -15,9 +15,10 @@ namespace tessera::tensor_parallel {
 
 /// What the ranks of a plan's mesh have alike, as they are taken to: parameters that the plan
 /// replicates, and plain inputs. No rank knows that alone. So they compare a hash between the
-/// hosts: of the parameters before the first forward, of the root's plain inputs in the first one
-/// with gradients. With TESSERA_DEBUG=1 they compare the parameters at each forward, their
-/// gradients after each backward, and every plain tensor that meets a distributed one.
+/// hosts: of the parameters before the first forward, and of what the parts of split ones come
+/// from; of the root's plain inputs in the first one with gradients. With TESSERA_DEBUG=1 they
+/// compare the parameters at each forward, their gradients after each backward, and every plain
+/// tensor that meets a distributed one.
 ///
 /// Attached to the modules that have a style.
 class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
@@ -42,6 +43,8 @@ class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
   bool has_copies(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> copies(bool gradients) const;
   void compare_before_forward(nn::TensorList inputs);
+  /// Of parameters that the plan splits: whether the parts are those of one tensor.
+  void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& copies,
                tessera::detail::Equality equality, const std::string& remedy) const;
   void compare_gradients() const;

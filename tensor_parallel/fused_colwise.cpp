@@ -10,8 +10,8 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
-#include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/style_helpers.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 namespace {

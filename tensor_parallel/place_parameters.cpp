@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -3,8 +3,8 @@
 // gradients are terms of a sum over the ranks, which PendingGradients or FSDP completes.
 
 #include "tessera/core/error.h"
-#include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/style_helpers.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "examples/bench_mfu/results.h"
 #include "examples/llama/cli.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 
 namespace {
 
@@ -59,9 +59,9 @@ int measure_all(std::vector<std::string> arguments) {
     results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
     peaks.add(results.back());
     // After each: what was measured outlives an interruption.
-    tessera::detail::write_file(out / "results.json", to_json(results, options));
+    tessera::files::write_file(out / "results.json", to_json(results, options));
   }
-  tessera::detail::write_file(out / "results.html", to_html(results, options));
+  tessera::files::write_file(out / "results.html", to_html(results, options));
   std::cout << to_table(results) << "written: " << (out / "results.json").string() << ", "
             << (out / "results.html").string() << std::endl;
   const auto failed = [](const Result& result) { return !result.error.empty(); };

@@ -12,7 +12,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "tessera/core/detail/end_program.h"
+#include "tessera/core/end_program.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -320,7 +320,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
   } catch (const CLI::CallForHelp&) {
     return 0;
   } catch (const std::exception& error) {
-    tessera::detail::end_program(name, error.what());
+    tessera::end_program(name, error.what());
   }
 }
 

@@ -1,7 +1,6 @@
 // A module of your own, from its parameters to training on a mesh.
 //   tessera-run --nproc 4 -- build/bin/tutorial_08_your_own_module
 
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -9,6 +8,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "expect_gradients.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;
@@ -121,13 +121,7 @@ void compare_with_one_rank(Model& model) {
                 "the split model computes something else");
   expected.backward();
   loss.backward();
-  const auto slots = whole.named_slots();
-  const auto split_slots = model.named_slots();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const DistributedTensor grad(split_slots[i].second->persistent().grad());
-    TESSERA_CHECK(at::allclose(grad.full_tensor(), slots[i].second->get().grad(), 1e-4, 1e-6),
-                  "the gradient of ", slots[i].first, " is wrong");
-  }
+  expect_gradients(model, whole);
   model.train();
 }
 

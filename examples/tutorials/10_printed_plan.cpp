@@ -2,12 +2,12 @@
 // of your own for what belongs to the heads.
 //   tessera-run --nproc 4 -- build/bin/tutorial_10_printed_plan
 
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <iostream>
 
+#include "expect_gradients.h"
 #include "tessera/comm/meta_world.h"
 #include "tessera/tessera.hpp"
 
@@ -108,13 +108,7 @@ void run_rank() {
   const at::Tensor x = at::arange(5 * kDim, at::kFloat).view({5, kDim}) / 60;
   whole(x).square().sum().backward();
   split(x).square().sum().backward();
-  const auto expected = whole.named_slots();
-  const auto found = split.named_slots();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const at::Tensor grad = DistributedTensor(found[i].second->get().grad()).full_tensor();
-    TESSERA_CHECK(at::allclose(grad, expected[i].second->get().grad(), 1e-4, 1e-5),
-                  "the gradient of ", found[i].first, " is wrong");
-  }
+  expect_gradients(split, whole);
   if (world->rank() == 0) {
     std::cout << "every gradient is as one rank computes it" << std::endl;
   }

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "expect_gradients.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;
@@ -147,13 +148,7 @@ void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
   TESSERA_CHECK(std::abs(mean.item<double>() - expected.item<double>()) < 1e-5,
                 "the split model computes something else");
   TESSERA_CHECK(at::allclose(norm, expected_norm, 1e-4, 1e-6), "the norm is wrong");
-  const auto slots = whole.named_slots();
-  const auto split_slots = model.named_slots();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const DistributedTensor grad(split_slots[i].second->persistent().grad());
-    TESSERA_CHECK(at::allclose(grad.full_tensor(), slots[i].second->get().grad(), 1e-4, 1e-6),
-                  "the gradient of ", slots[i].first, " is wrong");
-  }
+  expect_gradients(model, whole);
 }
 
 void run_rank() {

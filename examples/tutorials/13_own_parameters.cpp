@@ -3,13 +3,13 @@
 // of one rank.
 //   tessera-run --nproc 2 -- build/bin/tutorial_13_own_parameters
 
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 
 #include <iostream>
 
+#include "expect_gradients.h"
 #include "tessera/tessera.hpp"
 
 using namespace tessera;
@@ -94,13 +94,7 @@ void run_rank() {
   const at::Tensor patches = at::arange(kPatches * kDim, at::kFloat).view({kPatches, kDim}) / 30;
   whole(patches).backward();
   split(patches).backward();
-  const auto expected = whole.named_slots();
-  const auto found = split.named_slots();
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const at::Tensor grad = DistributedTensor(found[i].second->get().grad()).full_tensor();
-    TESSERA_CHECK(at::allclose(grad, expected[i].second->get().grad(), 1e-4, 1e-5),
-                  "the gradient of ", found[i].first, " is wrong");
-  }
+  expect_gradients(split, whole);
   if (world->rank() == 0) {
     std::cout << "every gradient is as one rank computes it" << std::endl;
   }

@@ -3,25 +3,16 @@
 
 #include "agreement/origin_agreement.h"
 
-#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/detail/origins.h"
 
 namespace tessera::fsdp {
 namespace {
-
-using Origins = std::vector<std::int64_t>;
-
-Origins origins_of(const ParameterGroup& group) {
-  Origins origins;
-  for (const ShardedParameter& parameter : group.parameters()) {
-    origins.push_back(parameter.origin());
-  }
-  return origins;
-}
 
 /// What differs in `group`; empty: nothing. A rank without a part, or that loaded its part, has no
 /// origin to compare.
@@ -30,22 +21,11 @@ std::string compare(const ParameterGroup& group) {
   if (mesh.size() == 1) {
     return "";
   }
-  const std::vector<Origins> all = comm::gather_on_hosts(mesh.group(), origins_of(group));
-  for (std::size_t i = 0; i < group.parameters().size(); ++i) {
-    std::size_t first = all.size();
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank][i] == 0) {
-        continue;
-      }
-      first = std::min(first, rank);
-      if (all[rank][i] != all[first][i]) {
-        return detail::concat("the shards of ", describe(*group.parameters()[i].slot()),
-                              " on rank ", mesh.ranks()[first], " and rank ", mesh.ranks()[rank],
-                              " are parts of different tensors");
-      }
-    }
+  std::vector<std::pair<std::string, std::int64_t>> origins;
+  for (const ShardedParameter& parameter : group.parameters()) {
+    origins.emplace_back(describe(*parameter.slot()), parameter.origin());
   }
-  return "";
+  return nn::detail::different_origins(mesh, origins);
 }
 
 }  // namespace
@@ -53,8 +33,8 @@ std::string compare(const ParameterGroup& group) {
 std::int64_t OriginAgreement::hash_of(const std::vector<const ParameterGroup*>& groups) {
   std::uint64_t hash = 0;
   for (const ParameterGroup* group : groups) {
-    for (const std::int64_t origin : origins_of(*group)) {
-      hash = substream(hash, static_cast<std::uint64_t>(origin));
+    for (const ShardedParameter& parameter : group->parameters()) {
+      hash = substream(hash, static_cast<std::uint64_t>(parameter.origin()));
     }
   }
   return static_cast<std::int64_t>(hash);

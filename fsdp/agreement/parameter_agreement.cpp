@@ -12,7 +12,7 @@
 #include <bit>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"

@@ -4,7 +4,8 @@
 #include <optional>
 
 #include "memory/buffer_pool.h"
-#include "tessera/fsdp/collectives.h"
+#include "tessera/comm/streams.h"
+#include "tessera/fsdp/custom_collectives.h"
 
 namespace tessera::fsdp {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "group/encoded_gather.h"
 #include "group/group_shards.h"
 #include "group/unsharded_tensors.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "comm/comm_context.h"
 #include "comm/data_mesh.h"
+#include "group/comm_context.h"
 #include "group/group_layout.h"
 #include "parameter/sharded_parameter.h"
 #include "state/settings.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "group/gradient_reduction.h"
 #include "group/group_shards.h"
 #include "parameter/sharded_parameter.h"

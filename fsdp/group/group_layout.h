@@ -10,7 +10,7 @@
 #include "parameter/parameter_spec.h"
 #include "parameter/shard_shape.h"
 #include "tessera/export.h"
-#include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/options.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {

@@ -9,7 +9,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
-#include "tessera/fsdp/collectives.h"
+#include "tessera/fsdp/custom_collectives.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {

@@ -1,24 +1,17 @@
 // The tensors of one parameter: how its shard is cut and takes the place of the original in the
-// slot, how the unsharded tensor is shown in forward and backward, and how a reduced gradient
-// reaches the shard. Nothing here is collective except take_gradient().
+// slot, and how the unsharded tensor is shown in forward and backward. Nothing here is collective.
 
 #include "parameter/sharded_parameter.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
-#include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/dtensor/random.h"
-#include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/internals/detail/leaf_node.h"
-#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/internals/detail/version_counter.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/module.h"
 
@@ -44,15 +37,16 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// A few positions along each dimension: of other random numbers, any would tell.
-std::int64_t hash_of_sample(at::Tensor values) {
-  constexpr std::int64_t kPositions = 16;
-  for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
-    const std::int64_t step = std::max<std::int64_t>(values.size(dim) / kPositions, 1);
-    values = values.slice(dim, 0, std::nullopt, step);
+/// Of a slot whose tensor is about to be cut. Where that is a part already, what it is a part of;
+/// 0: nobody knows.
+std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
+  const at::Tensor& tensor = slot.get();
+  if (!slot.initialized() || tensor.is_meta()) {
+    return 0;
   }
-  const std::int64_t hash = detail::hash_of_values(values);
-  return hash != 0 ? hash : 1;
+  return local_tensor(tensor).sizes() == tensor.sizes()
+             ? nn::detail::origin_of_values(local_tensor(tensor).detach())
+             : nn::detail::origin_of(slot);
 }
 
 }  // namespace
@@ -73,13 +67,13 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
       cut(local_tensor(original).detach(), shape_, spec.mesh.shard.local_rank(), home_.device);
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
-  if (slot_->initialized() && !original.is_meta() && shape_.dim && shape_.ranks > 1) {
-    cut_from_ = hash_of_sample(local_tensor(original).detach());
-    cut_version_ = version();
-  }
+  const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
   // Whoever still holds the original would train values that nobody reads.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
+  if (origin != 0) {
+    nn::detail::note_origin(*slot_, origin);
+  }
   // The slot's current tensor follows its persistent one: until the first forward both are the
   // shard.
   show_sharded();
@@ -90,21 +84,7 @@ std::uint64_t ShardedParameter::version() const {
 }
 
 std::int64_t ShardedParameter::origin() const {
-  if (!shape_.dim || shard().numel() == 0) {
-    return 0;
-  }
-  if (cut_from_ != 0 && version() == cut_version_) {
-    return cut_from_;
-  }
-  const auto filled = slot_->owners().front().module->attached<nn::detail::FilledWith>();
-  if (filled == nullptr) {
-    return 0;
-  }
-  const auto fill = filled->fills.find(slot_.get());
-  const bool valid = fill != filled->fills.end() &&
-                     fill->second.tensor == detail::identity_of(sharded_) &&
-                     fill->second.version == version();
-  return valid ? static_cast<std::int64_t>(substream(fill->second.seed, 1) | 1) : 0;
+  return shape_.dim ? nn::detail::origin_of(*slot_) : 0;
 }
 
 bool ShardedParameter::is_replaced() const {
@@ -125,7 +105,6 @@ bool ShardedParameter::adopt() {
     return false;
   }
   sharded_ = current;
-  cut_from_ = 0;
   slot_->set_persistent(sharded_);
   return true;
 }
@@ -233,209 +212,6 @@ void ShardedParameter::settle_expected() {
     unreduced(sharded_.grad())->expects = false;
     settle_unreduced();
   }
-}
-
-at::Tensor& ShardedParameter::gradient_place() {
-  UnreducedGradient* waiting = unreduced(sharded_.grad());
-  return waiting != nullptr ? waiting->reduced : sharded_.mutable_grad();
-}
-
-const at::Tensor& ShardedParameter::gradient() const {
-  const UnreducedGradient* waiting = unreduced(sharded_.grad());
-  return waiting != nullptr ? waiting->reduced : sharded_.grad();
-}
-
-void ShardedParameter::keep(const UnshardedGradient& gradient, c10::ScalarType dtype) {
-  UnreducedGradient& waiting = unreduced_gradient();
-  if (!waiting.kept) {
-    waiting.kept.emplace();
-  }
-  add_gradient(*waiting.kept, gradient, dtype);
-}
-
-bool ShardedParameter::has_kept() const {
-  const UnreducedGradient* waiting = unreduced(sharded_.grad());
-  return waiting != nullptr && waiting->kept;
-}
-
-UnshardedGradient ShardedParameter::take_kept() {
-  UnshardedGradient sum = *std::exchange(unreduced_gradient().kept, std::nullopt);
-  settle_unreduced();
-  return sum;
-}
-
-void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
-  if (arrives()) {
-    add_gradient(unreduced_gradient().scattered, gradient, dtype);
-    settle_expected();
-  }
-}
-
-bool ShardedParameter::has_left_to_replicas() const {
-  const UnreducedGradient* waiting = unreduced(sharded_.grad());
-  return waiting != nullptr && waiting->scattered.local.defined();
-}
-
-UnshardedGradient ShardedParameter::take_left_to_replicas() {
-  if (!has_left_to_replicas()) {
-    return {};
-  }
-  UnshardedGradient sum = std::exchange(unreduced_gradient().scattered, {});
-  settle_unreduced();
-  return sum;
-}
-
-void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
-  if (!arrives()) {
-    return;
-  }
-  const c10::AutoGradMode no_grad(false);
-  settle_unreduced();
-  at::Tensor& sum = gradient_place();
-  // A new gradient begins, of which this is all, also where the program has dropped an earlier one.
-  if (!sum.defined()) {
-    accumulation_ = Accumulation::kStarted;
-    used_ = false;
-    // Only the first addition since the last agreement tells whether the gradient was there before:
-    // one that was stays, whoever used the parameter since.
-  } else if (accumulation_ == Accumulation::kSettled) {
-    accumulation_ = Accumulation::kAdded;
-  }
-  used_ |= used;
-  const at::Tensor term = has_hooks() ? call_hooks(gradient) : gradient;
-  if (!sum.defined()) {
-    // What is still to be added was for a gradient that the program has dropped.
-    arriving_.clear();
-    // A view of the reduction's result where type and place agree: no copy.
-    sum = distributed(at_home(term));
-  } else if (home_.offloaded) {
-    arriving_.push_back(at_home(term));
-  } else {
-    check_layout("the gradient", sum);
-    local_tensor(sum).add_(term);
-  }
-  awaited_ = home_.offloaded;
-  if (!awaited_) {
-    settle_expected();
-    call_hook();
-  }
-}
-
-void ShardedParameter::arrive() {
-  if (!std::exchange(awaited_, false)) {
-    return;
-  }
-  notice_drop();
-  settle_expected();
-  const auto arrived = std::exchange(arriving_, {});
-  // The program may have dropped the gradient meanwhile.
-  if (!gradient().defined()) {
-    return;
-  }
-  const c10::AutoGradMode no_grad(false);
-  for (const at::Tensor& term : arrived) {
-    local_tensor(gradient()).add_(term);
-  }
-  call_hook();
-}
-
-void ShardedParameter::forget_arrivals() {
-  arriving_.clear();
-  awaited_ = false;
-  expected_ = discarded_ = 0;
-  if (UnreducedGradient* waiting = unreduced(sharded_.grad())) {
-    waiting->expects = false;
-    settle_unreduced();
-  }
-  shown_expected_ = nullptr;
-}
-
-at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
-  return make_distributed(shard, sharding_, sharded_.sizes().vec());
-}
-
-/// Of register_hook.
-bool ShardedParameter::has_hooks() const {
-  return detail::has_hooks(sharded_);
-}
-
-/// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
-/// give takes the gradient's place.
-at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
-  at::Tensor shard = at_home(gradient);
-  if (home_.pinned) {
-    shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
-  }
-  const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
-  check_layout("what a hook made of the gradient", given);
-  return local_tensor(given);
-}
-
-void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
-  const bool distributed = tessera::is_distributed(tensor);
-  TESSERA_CHECK(
-      distributed && tensor.sizes() == sharded_.sizes() && sharding_spec(tensor) == sharding_, what,
-      " of ", describe(*slot_), " is ",
-      distributed ? detail::concat("laid out as ", to_string(*sharding_spec(tensor).layout),
-                                   ", of sizes ", tensor.sizes())
-                  : std::string("a plain tensor"),
-      ", but the parameter is distributed as ", to_string(*sharding_.layout), " on ",
-      to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
-}
-
-/// An optimizer that steps within backward.
-void ShardedParameter::call_hook() {
-  if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
-    detail::call_hook_after_grad(sharded_);
-  }
-}
-
-/// In the memory and of the type of the shard.
-at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
-  at::Tensor own = gradient;
-  if (home_.pinned) {
-    // Into pinned memory the copy runs beside the host; CommContext::settle waits for it.
-    own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
-    own.copy_(gradient, /*non_blocking=*/true);
-  }
-  return own.to(shard().options());
-}
-
-void ShardedParameter::drop_gradient() {
-  sharded_.mutable_grad().reset();
-  forget_arrivals();
-  // True: with the gradient gone, there is nothing that a rank's answer could take away.
-  settle_use(true);
-}
-
-void ShardedParameter::settle_use(bool by_any_rank) {
-  if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
-    gradient_place().reset();
-  }
-  accumulation_ = Accumulation::kSettled;
-  used_ = false;
-}
-
-UnshardedGradient take_gradient(const at::Tensor& unsharded) {
-  // Taken off at once: the next backward would add to it, and what is reduced now would count
-  // twice.
-  const at::Tensor gradient = unsharded.grad();
-  unsharded.mutable_grad().reset();
-  if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
-    return {gradient, nullptr, gradient.defined()};
-  }
-  TESSERA_CHECK(tessera::is_distributed(gradient),
-                "the gradient of a distributed parameter arrived as a plain tensor");
-  const ShardingSpec& from = sharding_spec(gradient);
-  const ShardingSpec& to = sharding_spec(unsharded);
-  if (from.layout == to.layout) {
-    return {local_tensor(gradient), nullptr, true};
-  }
-  // Summed after the reduction, a shard instead of all, and with those of other parameters.
-  if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
-    return {local_tensor(gradient), group, true};
-  }
-  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr, true};
 }
 
 }  // namespace tessera::fsdp

@@ -157,8 +157,6 @@ class ShardedParameter {
   ShardShape shape_;
   ShardHome home_;
   std::optional<AllGatherExtension> extension_;
-  std::int64_t cut_from_ = 0;  ///< while nobody has written to `sharded_`: its origin
-  std::uint64_t cut_version_ = 0;
   ShardingSpec sharding_;
   std::optional<ShardingSpec> unsharded_spec_;  ///< empty: the unsharded tensor is plain
   PendingSum pending_sum_;

@@ -3,9 +3,11 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/export.h"
+
 namespace tessera::fsdp {
 
-class Unit;
+class TESSERA_API Unit;
 
 /// The order in which the last forward of a root used the units that it gathered, by which the
 /// forward under way gathers ahead. Units that were unsharded before do not count: those may run on

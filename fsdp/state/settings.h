@@ -7,10 +7,11 @@
 
 #include "comm/collective_hooks.h"
 #include "tessera/comm/streams.h"
+#include "tessera/export.h"
 
 namespace tessera::fsdp {
 
-class Unit;
+class TESSERA_API Unit;
 
 /// What an error about ranks that call different collectives ends with.
 constexpr auto kHintOfUnusedUnits =

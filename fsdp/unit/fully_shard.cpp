@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"

@@ -3,13 +3,14 @@
 #include <memory>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "state/gather_order.h"
 #include "state/phases.h"
+#include "tessera/export.h"
 
 namespace tessera::fsdp {
 
-class Unit;
+class TESSERA_API Unit;
 
 /// What the units of one model share: the phase of the iteration, the order in which they ran
 /// forward, by which backward and the next forward prefetch, and what is to be done once backward

@@ -14,12 +14,8 @@
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/batch_ranks.h"
-#include "tessera/nn/detail/call_depth.h"
-#include "unit/attached_units.h"
 #include "unit/backward_hooks.h"
 #include "unit/boundary.h"
-#include "unit/forgotten_parameters.h"
-#include "unit/module_tree.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -132,71 +128,6 @@ void Unit::reshard() {
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
-  }
-}
-
-// The root's forward, and what it finds out about the model.
-
-void Unit::make_iteration() {
-  TESSERA_CHECK(modules_.size() == 1,
-                "forward of a module that is a unit together with others was called before that "
-                "of the root; apply fully_shard to the module that holds them and call that");
-  // A unit that is called while it knows no root is one. If it is not the model's, the real root
-  // gives it another iteration at its own first call.
-  const nn::ModuleBase& root = *modules_.front();
-  const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
-  iteration_ = std::make_shared<IterationState>(units);
-  const ModuleTree tree(root, false);
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->iteration_ = iteration_;
-    unit->groups_.set_comm_context(groups_.shared_comm_context());
-    unit->groups_.set_batch_mesh(groups_.mesh());
-    // Of its modules, the first below the root: others may be elsewhere.
-    const auto below = std::ranges::find_if(
-        unit->modules_, [&](const nn::ModuleBase* module) { return tree.fqn_of(module); });
-    unit->settings_->label =
-        unit->is_root() ? "the root unit" : "unit '" + *tree.fqn_of(*below) + "'";
-  }
-}
-
-void Unit::enter_as_root() {
-  if (iteration_ == nullptr) {
-    make_iteration();
-  }
-  if (is_root()) {
-    check_outside();
-    // Prepares every unit, this one too; throws within its own backward.
-    follows_abandoned_ = iteration_->begin_forward();
-  } else if (!iteration_->is_under_way()) {
-    await_compute();
-  }
-}
-
-/// Once, in training: an evaluation needs no gradients.
-void Unit::check_outside() {
-  if (checked_outside_ || !c10::GradMode::is_enabled() || nn::detail::outermost_call() == nullptr) {
-    return;
-  }
-  checked_outside_ = true;
-  refuse_forgotten_parameters(*nn::detail::outermost_call(), groups_.mesh());
-}
-
-void Unit::abandon_iteration() {
-  groups_.drop_gradients();
-  groups_.reshard_within_step();
-}
-
-void Unit::begin_iteration() {
-  // A forward or backward that failed may have left it anywhere.
-  to_run_.clear();
-  if (phase_ != UnitPhase::kNew) {
-    rest();
-  }
-  prepare();
-  if (may_be_unused_) {
-    // Past the order of gathers: the unit may run on some ranks alone.
-    groups_.start_unshard();
-    groups_.unshard();
   }
 }
 

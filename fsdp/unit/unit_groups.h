@@ -3,11 +3,13 @@
 #include <memory>
 #include <vector>
 
-#include "comm/comm_context.h"
+#include "group/comm_context.h"
 #include "group/parameter_group.h"
 #include "state/settings.h"
+#include "tessera/export.h"
 #include "unit/unit_spec.h"
 
+TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 /// The parameters of a unit, in groups, and the communicators that it moves them with. What each
@@ -80,3 +82,4 @@ class UnitGroups {
 };
 
 }  // namespace tessera::fsdp
+TESSERA_API_FOR_TEST_END

@@ -5,7 +5,7 @@
 
 #include "parameter/parameter_spec.h"
 #include "tessera/core/placement.h"
-#include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/options.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

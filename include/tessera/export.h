@@ -10,8 +10,10 @@
 
 /// Exports what is declared up to TESSERA_API_END: in every installed header.
 #define TESSERA_API_BEGIN _Pragma("GCC visibility push(default)")
+/// Ends what TESSERA_API_BEGIN has begun.
 #define TESSERA_API_END _Pragma("GCC visibility pop")
 
-/// The same in headers that are not installed, for the tests.
+/// As TESSERA_API_BEGIN, in headers that are not installed, for the tests.
 #define TESSERA_API_FOR_TEST_BEGIN TESSERA_API_BEGIN
+/// Ends what TESSERA_API_FOR_TEST_BEGIN has begun.
 #define TESSERA_API_FOR_TEST_END TESSERA_API_END

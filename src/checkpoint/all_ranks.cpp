@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/read_error.h"

@@ -2,7 +2,7 @@
 // Communicator, and so run on every back end. Each begins below autograd: the caller may be
 // recording a graph, in which these tensors have no place.
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>

@@ -2,7 +2,7 @@
 // that opens the final name never sees a part of the data, also after a crash. The life of a file:
 // a temporary name in the same folder (rename() is atomic within one file system only), write,
 // fsync, rename, fsync of the folder.
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -18,7 +18,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera::detail {
+namespace tessera::files {
 namespace {
 
 /// What follows the final name in temporary names of this host. Locks may hold on one host only, so
@@ -252,4 +252,4 @@ void create_folders(const std::filesystem::path& folder) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::files

@@ -1,10 +1,10 @@
-#include "tessera/core/detail/end_program.h"
+#include "tessera/core/end_program.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 
-namespace tessera::detail {
+namespace tessera {
 
 /// One write for the whole line: lines of several ranks must not mix.
 void end_program(const std::string& who, std::string message) {
@@ -15,4 +15,4 @@ void end_program(const std::string& who, std::string message) {
   std::_Exit(1);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,15 +12,16 @@
 #include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
-namespace tessera::detail {
+namespace tessera::files {
 namespace {
 
 /// Of errno.
 [[noreturn]] void fail_to_open(const std::filesystem::path& path, const std::string& what) {
   const int error = errno;
-  throw ReadError(concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ",
-                         what, " that exists and may be read"),
-                  error == ENOENT ? path : std::filesystem::path());
+  throw detail::ReadError(
+      detail::concat("cannot open '", path.string(), "': ", std::strerror(error), ": give ", what,
+                     " that exists and may be read"),
+      error == ENOENT ? path : std::filesystem::path());
 }
 
 /// Those of git-lfs are of about 130 bytes.
@@ -29,7 +30,7 @@ void check_content(const InputFile& file) {
   if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
     std::string text(file.size(), '\0');
     file.read_at(0, std::as_writable_bytes(std::span(text)));
-    refuse_lfs_pointer(file.path(), text);
+    detail::refuse_lfs_pointer(file.path(), text);
   }
 }
 
@@ -49,7 +50,8 @@ InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks syml
     }
     struct stat status {};
     if (fstat(fd_, &status) != 0) {
-      throw ReadError(concat("cannot read '", path_.string(), "': ", std::strerror(errno)));
+      throw detail::ReadError(
+          detail::concat("cannot read '", path_.string(), "': ", std::strerror(errno)));
     }
     TESSERA_CHECK(S_ISREG(status.st_mode), "'", path_.string(), "' is not a regular file: give ",
                   what);
@@ -78,8 +80,8 @@ void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
       continue;
     }
     if (got < 0) {
-      throw ReadError(concat("reading '", path_.string(), "' failed: ", std::strerror(errno),
-                             ": check the disk"));
+      throw detail::ReadError(detail::concat(
+          "reading '", path_.string(), "' failed: ", std::strerror(errno), ": check the disk"));
     }
     TESSERA_CHECK(got > 0, "'", path_.string(),
                   "' became shorter while it was read: let no one write to it, and read it again");
@@ -98,4 +100,4 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
   return text;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::files

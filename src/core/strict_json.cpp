@@ -7,7 +7,7 @@
 #include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 using nlohmann::json;
@@ -42,7 +42,7 @@ class Checker final : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    fail("bad JSON (", error.what(), ")", json_hint(error.what()));
+    fail("bad JSON (", error.what(), ")", detail::json_hint(error.what()));
   }
 
  private:
@@ -69,15 +69,19 @@ class Checker final : public nlohmann::json_sax<json> {
 
 }  // namespace
 
-json parse_strict_json(std::string_view text, const JsonLimits& limits) {
+void check_strict_json(std::string_view text, const JsonLimits& limits) {
   // No white space, no byte order mark, no other kind of value.
-  TESSERA_CHECK(!text.starts_with(kByteOrderMark),
+  TESSERA_CHECK(!text.starts_with(detail::kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
   // The parser takes a NUL as the end of its input and would ignore what follows.
   TESSERA_CHECK(text.find('\0') == text.npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
+}
+
+json detail::parse_strict_json(std::string_view text, const JsonLimits& limits) {
+  check_strict_json(text, limits);
   try {
     return json::parse(text);
   } catch (const json::exception& error) {
@@ -85,4 +89,4 @@ json parse_strict_json(std::string_view text, const JsonLimits& limits) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::data {
 namespace {
@@ -32,7 +32,7 @@ std::vector<std::uint64_t> piece_offsets(std::uint64_t bytes) {
 }  // namespace
 
 FileFingerprint fingerprint(const std::string& path) {
-  const detail::InputFile file(path, "a file of training data");
+  const files::InputFile file(path, "a file of training data");
   FileFingerprint result{std::filesystem::path(path).filename().string(), file.size(), 0};
   std::vector<std::byte> piece;
   for (const std::uint64_t offset : piece_offsets(file.size())) {

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::data {
 namespace {
@@ -60,7 +60,7 @@ class Shard {
  public:
   // All checks are made here, so that no read later begins behind the tokens.
   explicit Shard(const std::string& path) : path_(path) {
-    const detail::InputFile file = open();
+    const files::InputFile file = open();
     const std::uint64_t bytes = file.size();
     TESSERA_CHECK(bytes >= kShardHeaderBytes, "token shard '", path, "' has ", bytes,
                   " bytes, too few for its header of ", kShardHeaderBytes,
@@ -91,7 +91,7 @@ class Shard {
   }
 
  private:
-  detail::InputFile open() const { return {path_, "token shards"}; }
+  files::InputFile open() const { return {path_, "token shards"}; }
 
   // Token ids are int64 for libtorch, whatever the file has.
   template <class Token>
@@ -181,7 +181,7 @@ TokenSourcePtr open_token_shards(const std::vector<std::string>& files) {
 }
 
 TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, TokenWidth width)
-    : file_(std::make_unique<detail::AtomicFile>(path)), width_(width) {}
+    : file_(std::make_unique<files::AtomicFile>(path)), width_(width) {}
 
 TokenShardWriter::~TokenShardWriter() = default;
 

@@ -55,10 +55,15 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether a torch::autograd::Function made the node.
-TESSERA_WITHOUT_TYPE_CHECK bool is_function_of_program(const torch::autograd::Node& node) {
+/// Whether a torch::autograd::Function made the node, or its class is neither libtorch's nor the
+/// library's.
+TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
-  return mangled.starts_with("N5torch8autograd7CppNodeI") || mangled == "N5torch8autograd6PyNodeE";
+  if (mangled.starts_with("N5torch8autograd")) {
+    return mangled.starts_with("N5torch8autograd7CppNodeI") ||
+           mangled == "N5torch8autograd6PyNodeE";
+  }
+  return !mangled.starts_with("N7tessera");
 }
 
 bool has_hooks_of_program(torch::autograd::Node& node) {
@@ -88,9 +93,8 @@ BackwardCode backward_code() {
   if (node == nullptr) {
     return BackwardCode::kNone;
   }
-  return is_function_of_program(*node) || has_hooks_of_program(*node)
-             ? BackwardCode::kFormulaOrProgram
-             : BackwardCode::kFormula;
+  return is_node_of_program(*node) || has_hooks_of_program(*node) ? BackwardCode::kFormulaOrProgram
+                                                                  : BackwardCode::kFormula;
 }
 
 bool has_hooks(const at::Tensor& leaf) {

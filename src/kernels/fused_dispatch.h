@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "rows/row_kernels.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
 

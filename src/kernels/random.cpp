@@ -15,7 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/detail/distribution.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
 namespace {

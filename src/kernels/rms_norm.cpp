@@ -9,7 +9,7 @@
 
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {

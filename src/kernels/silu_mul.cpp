@@ -6,13 +6,13 @@
 
 #include "fused_dispatch.h"
 #include "parallel.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {
 
 /// Elements that are worth a thread.
-constexpr std::int64_t kGrain = 16384;  // a multiple of the vector width
+constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
 
 /// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). silu is not kept from the forward: to
 /// recompute it is cheaper than to read it.
@@ -38,7 +38,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor result = at::empty_like(a);
   with_row_kernels(gate, [&](const auto& kernels, auto element) {
     using T = decltype(element);
-    parallel_for(0, a.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, a.numel(), kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
       kernels.silu_mul(in<T>(a) + begin, in<T>(b) + begin, out<T>(result) + begin, end - begin);
     });
   });
@@ -59,7 +59,7 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
   const at::Tensor b_grad = at::empty_like(a);
   with_row_kernels(gate, [&](const auto& kernels, auto element) {
     using T = decltype(element);
-    parallel_for(0, a.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(0, a.numel(), kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
       kernels.silu_mul_backward(in<T>(g) + begin, in<T>(a) + begin, in<T>(b) + begin,
                                 out<T>(a_grad) + begin, out<T>(b_grad) + begin, end - begin);
     });

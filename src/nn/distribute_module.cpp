@@ -10,6 +10,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -52,7 +53,11 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
+  const bool is_part = local.numel() < whole.numel() && slot.initialized() && !whole.is_meta();
   slot.swap(std::move(parameter));
+  if (is_part) {
+    detail::note_origin(slot, detail::origin_of_values(whole));
+  }
 }
 
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,

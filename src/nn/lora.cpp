@@ -82,6 +82,7 @@ std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in,
     meta.emplace();
   }
   auto matrix = std::make_shared<Linear>(in, out, LinearOptions{.bias = false});
+  matrix->weight.slot()->set_of_adapter(true);
   matrix->to(weight.device(), weight.scalar_type());
   return matrix;
 }

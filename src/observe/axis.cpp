@@ -1,9 +1,9 @@
-#include "tessera/observe/detail/axis.h"
+#include "tessera/observe/axis.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/text.h"
 
 namespace tessera::observe {
 

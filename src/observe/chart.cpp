@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/observe/detail/axis.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/axis.h"
+#include "tessera/observe/text.h"
 
 namespace tessera::observe {
 namespace {

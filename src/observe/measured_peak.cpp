@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

@@ -7,10 +7,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/observe/detail/text.h"
 #include "tessera/observe/device.h"
+#include "tessera/observe/text.h"
 
 namespace tessera::observe {
 namespace {
@@ -188,7 +188,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
       kept += line + '\n';
     });
     // Complete or not at all: the records of a run are not made again.
-    detail::write_file(path, kept);
+    files::write_file(path, kept);
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
   TESSERA_CHECK(out_, "cannot write the metrics file '", path.string(),

@@ -1,11 +1,11 @@
 // Each function returns a piece of HTML.
-#include "tessera/observe/detail/page.h"
+#include "tessera/observe/page.h"
 
 #include <fmt/format.h>
 
 #include "report_style.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/core/atomic_file.h"
+#include "tessera/observe/text.h"
 
 namespace tessera::observe {
 
@@ -64,7 +64,7 @@ std::string html_list(const std::vector<std::pair<std::string, std::string>>& it
 void write_page(const std::string& title, const std::string& body,
                 const std::filesystem::path& path, std::string_view style) {
   // A full disk leaves an older page as it was.
-  detail::write_file(
+  files::write_file(
       path, fmt::format("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                         "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
                         "<title>{}</title>\n<style>{}{}</style></head>\n<body><main>\n{}"

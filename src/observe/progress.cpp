@@ -1,7 +1,7 @@
 // One line at the end of a terminal that is drawn again and again; nothing where the output goes to
 // a file.
 #include "tessera/observe/progress.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/text.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -10,8 +10,8 @@
 #include <numeric>
 
 #include "chart.h"
-#include "tessera/observe/detail/page.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/page.h"
+#include "tessera/observe/text.h"
 
 namespace tessera::observe {
 namespace {

@@ -15,7 +15,7 @@
 #include <span>
 #include <string_view>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/error.h"
 
@@ -137,7 +137,7 @@ Scalars titan_scalars(const StepMetrics& metrics, int world_size, const std::str
 }
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
-  detail::create_folders(folder);
+  files::create_folders(folder);
   // Another writer of this process, or a run in another container, may have made one just now.
   for (int count = 0; file_ == nullptr; ++count) {
     path_ = event_file(folder, count);

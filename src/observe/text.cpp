@@ -1,5 +1,5 @@
 // fmt is used without a locale: output is the same on every machine.
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/text.h"
 
 #include <fmt/format.h>
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <numeric>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 
 namespace tessera::observe {
 

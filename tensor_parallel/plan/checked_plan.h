@@ -5,11 +5,9 @@
 #include <vector>
 
 #include "plan/plan_matching.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 namespace tessera::tensor_parallel {
-
-class PlanRecorder;
 
 /// One entry of a plan on one module that its pattern matches.
 struct Application {
@@ -42,9 +40,5 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 /// Changes nothing and communicates nothing. Throws Error as parallelize_module() does.
 CheckedPlan check_entries(nn::ModuleBase& module, const DeviceMesh& mesh,
                           const ParallelizePlan& plan);
-
-/// Distributes the parameters and adds the styles' hooks, seen by `recorder`, if any.
-void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMesh& mesh,
-                const std::shared_ptr<PlanRecorder>& recorder = nullptr);
 
 }  // namespace tessera::tensor_parallel

@@ -1,5 +1,5 @@
 // How ranks compare what they have, and share a verdict of one of them.
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

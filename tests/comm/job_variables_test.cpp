@@ -1,4 +1,4 @@
-#include "rendezvous/job_variables.h"
+#include "host/job_variables.h"
 
 #include <gtest/gtest.h>
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/meeting.h"
 #include "testing/ranks.h"
 #include "watch/group_watch.h"
+#include "watch/meeting.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "testing/files.h"
 #include "testing/survives.h"
 
-namespace tessera::detail {
+namespace tessera::files {
 namespace {
 
 using testing::ReadFile;
@@ -121,4 +121,4 @@ TEST(AtomicFile, IsNewAlsoWhereTheFileSystemHasNoHardLinks) {
 }
 
 }  // namespace
-}  // namespace tessera::detail
+}  // namespace tessera::files

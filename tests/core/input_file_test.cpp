@@ -1,4 +1,4 @@
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 #include "testing/errors.h"
 #include "testing/files.h"
 
-namespace tessera::detail {
+namespace tessera::files {
 namespace {
 
 using testing::SystemCallFault;
@@ -54,4 +54,4 @@ TEST(InputFile, IsNotReadBeyondTheLimit) {
 }
 
 }  // namespace
-}  // namespace tessera::detail
+}  // namespace tessera::files

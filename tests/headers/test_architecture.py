@@ -1,10 +1,17 @@
-"""docs/architecture.md is true: its arrows are those of CMake, and sources include along them only."""
+"""docs/architecture.md is true: its arrows are those of CMake, sources include along them only, and
+a room of a layer includes only rooms above it in the table."""
+import collections
+import os
 import pathlib
 import re
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "mesh", "tensor_parallel", "fsdp")
+SOURCES = (".cpp", ".h", ".inl", ".inc", ".cu")
+# What a user's program is like.
+PROGRAMS = ("examples", "tools", "benchmarks")
 
 
 # What libtorch does not document for C++. Sources reach it by tessera/internals/detail/ only.
@@ -56,6 +63,71 @@ def below(layer, arrows):
     return reached
 
 
+def includes_of(path):
+    return re.findall(r'(?m)^#include "([^"]+)"', path.read_text())
+
+
+def rooms_in_order():
+    """The rooms of each layer, "src/nn", as the table lists them: a room uses those before it. "." are the
+    files in the layer's own folder."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.split("\n## Rooms\n")[1].split("\n## ")[0]
+    sections = re.split(r"(?m)^\| \*\*`([\w/]+)`\*\*", table)
+    return {layer: [room for line in text.splitlines()[1:] for room in re.findall(r"`(\w+|\.)/`", line.split("|")[1])]
+            for layer, text in zip(sections[1::2], sections[2::2])}
+
+
+class Rooms:
+    """Which file of a layer is in which room. A header in include/ is in the room of the source that bears its
+    name, and includes it; if there is none, in no room: what it includes counts for who includes it."""
+
+    def __init__(self, root, layer):
+        self.root, self.folder = root, root / layer
+        self.files = [path for path in sorted(self.folder.rglob("*")) if path.suffix in SOURCES]
+        public = root / "include/tessera" / self.folder.name
+        self.headers = {path.relative_to(root / "include").as_posix(): path for path in sorted(public.rglob("*.h"))}
+        self.room_of = {path: self._folder_of(path) for path in self.files}
+        sources = collections.defaultdict(list)
+        for path in self.files:
+            sources[path.stem].append(path)
+        for name, path in self.headers.items():
+            own = [source for source in sources[path.stem] if source.suffix != ".h" and name in includes_of(source)]
+            self.room_of[path] = self._folder_of(own[0]) if own else None
+
+    def _folder_of(self, path):
+        parts = path.relative_to(self.folder).parts
+        return parts[0] if len(parts) > 1 else "."
+
+    def _target(self, path, include):
+        """The file of this layer that an include names, or None."""
+        if include in self.headers:
+            return self.headers[include]
+        places = (self.folder / include, pathlib.Path(os.path.normpath(path.parent / include)))
+        return next((place for place in places if place in self.room_of), None)
+
+    def _rooms_reached(self, path, include, seen):
+        target = self._target(path, include)
+        if target is None or target in seen:
+            return set()
+        if self.room_of[target] is not None:
+            return {self.room_of[target]}
+        return {room for further in includes_of(target)
+                for room in self._rooms_reached(target, further, {*seen, target})}
+
+    def includes(self):
+        """(file, its room, room, include) of each include from room to room."""
+        for path, room in self.room_of.items():
+            for include in includes_of(path) if room is not None else ():
+                for used in self._rooms_reached(path, include, set()) - {room}:
+                    yield path.relative_to(self.root).as_posix(), room, used, include
+
+    def backward(self, order):
+        """Those that go back: to a room that is not before the file's own in `order`."""
+        place = {room: number for number, room in enumerate(order)}
+        return [f"{file} includes {include}: {room} uses {used}"
+                for file, room, used, include in self.includes() if place[used] >= place[room]]
+
+
 class Architecture(unittest.TestCase):
     def test_the_drawn_arrows_are_those_of_cmake(self):
         self.assertEqual(drawn_arrows(), cmake_arrows())
@@ -98,15 +170,22 @@ class Architecture(unittest.TestCase):
                 self.assertRegex(tests, rf"TEST(_F)?\({rows[name]},")
 
     def test_every_room_is_in_the_table(self):
-        page = (ROOT / "docs/architecture.md").read_text()
-        table = page.split("\n## Rooms\n")[1].split("\n## ")[0]
-        sections = re.split(r"(?m)^\| \*\*`([\w/]+)`\*\*", table)
-        named = {f"{layer}/{room}" for layer, text in zip(sections[1::2], sections[2::2])
-                 for line in text.splitlines()[1:] for room in re.findall(r"`(\w+)/`", line.split("|")[1])}
-        rooms = {path.parent.relative_to(ROOT).as_posix()
-                 for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")}
-        layers = set(sections[1::2])
-        self.assertEqual(named | layers, rooms | layers)
+        for layer, order in rooms_in_order().items():
+            with self.subTest(layer=layer):
+                rooms = {room for room in Rooms(ROOT, layer).room_of.values() if room is not None}
+                # A layer without rooms has no order to tell.
+                self.assertEqual(set(order) or {"."}, rooms)
+                self.assertEqual(len(order), len(set(order)))
+
+    def test_rooms_include_the_rooms_before_them_only(self):
+        for layer, order in rooms_in_order().items():
+            with self.subTest(layer=layer):
+                self.assertEqual(Rooms(ROOT, layer).backward(order or ["."]), [])
+
+    def test_programs_include_no_header_of_the_librarys_own(self):
+        for path in [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]:
+            with self.subTest(file=path.relative_to(ROOT).as_posix()):
+                self.assertEqual([name for name in includes_of(path) if "/detail/" in name], [])
 
     def test_every_room_is_drawn(self):
         drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",
@@ -114,6 +193,41 @@ class Architecture(unittest.TestCase):
         rooms = {part for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")
                  for part in path.parent.relative_to(ROOT).parts} - {"src"}
         self.assertEqual(rooms - drawn, set())
+
+
+class RoomsOfALayer(unittest.TestCase):
+    """The checker itself, on a layer with an include that goes back."""
+
+    def layer(self, files):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name)
+        for name, includes in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f'#include "{include}"\n' for include in includes))
+        return Rooms(root, "src/layer")
+
+    def test_an_include_that_goes_back_is_found(self):
+        rooms = self.layer({"src/layer/low/a.cpp": ["high/b.h"], "src/layer/high/b.h": [], "src/layer/high/b.cpp": ["high/b.h"]})
+        self.assertEqual(rooms.backward(["low", "high"]), ["src/layer/low/a.cpp includes high/b.h: low uses high"])
+        self.assertEqual(rooms.backward(["high", "low"]), [])
+
+    def test_a_public_header_is_in_the_room_of_its_source(self):
+        name = "tessera/layer/detail/b.h"
+        rooms = self.layer({"include/" + name: [], "src/layer/high/b.cpp": [name], "src/layer/low/a.cpp": [name],
+                            "src/layer/low/b.cpp": []})
+        self.assertEqual(rooms.backward(["low", "high"]), [f"src/layer/low/a.cpp includes {name}: low uses high"])
+
+    def test_a_header_of_no_room_passes_on_what_it_includes(self):
+        rooms = self.layer({"include/tessera/layer/all.h": ["tessera/layer/b.h", "tessera/layer/all.h"],
+                            "include/tessera/layer/b.h": [], "src/layer/high/b.cpp": ["tessera/layer/b.h"],
+                            "src/layer/a.cpp": ["tessera/layer/all.h"]})
+        self.assertEqual(rooms.backward([".", "high"]), ["src/layer/a.cpp includes tessera/layer/all.h: . uses high"])
+
+    def test_a_circle_has_no_order(self):
+        rooms = self.layer({"src/layer/one/a.h": ["two/b.h"], "src/layer/two/b.h": ["../one/a.h"]})
+        self.assertEqual([len(rooms.backward(order)) for order in (["one", "two"], ["two", "one"])], [1, 1])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,24 @@
 
 #include <vector>
 
+#include "tessera/internals/detail/graph_node.h"
+
+namespace own_program {
+
+using torch::autograd::variable_list;
+
+/// A node of a class that is neither libtorch's nor the library's.
+struct Noting : torch::autograd::Node {
+  explicit Noting(std::vector<tessera::detail::BackwardCode>& found) : codes(found) {}
+  variable_list apply(variable_list&& gradients) override {
+    codes.push_back(tessera::detail::backward_code());
+    return {gradients[0]};
+  }
+  std::vector<tessera::detail::BackwardCode>& codes;
+};
+
+}  // namespace own_program
+
 namespace tessera::detail {
 namespace {
 
@@ -72,6 +90,24 @@ TEST(BackwardCodeCanary, OfAFunctionIsTheProgramsAndOfOtherNodesAutograds) {
   add_own_hook(y, OwnHook::kNotice, noting(codes));
   y.sum().backward();
   EXPECT_EQ(codes, std::vector{BackwardCode::kFormula});
+}
+
+struct OfTheLibrary : own_program::Noting {
+  using Noting::Noting;
+};
+
+TEST(BackwardCodeCanary, OfANodeOfAnotherClassIsTheProgramsUnlessTheLibraryHasTheClass) {
+  std::vector<BackwardCode> codes;
+  const at::Tensor x = at::ones({2}).requires_grad_();
+  const auto behind = [&x](const NodePtr<torch::autograd::Node>& node) {
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+    at::Tensor y = x.detach().clone();
+    torch::autograd::set_history(y, node);
+    return y;
+  };
+  behind(make_node<own_program::Noting>(codes)).sum().backward();
+  behind(make_node<OfTheLibrary>(codes)).sum().backward();
+  EXPECT_EQ(codes, (std::vector{BackwardCode::kFormulaOrProgram, BackwardCode::kFormula}));
 }
 
 }  // namespace

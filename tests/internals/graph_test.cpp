@@ -133,8 +133,8 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
 }
 
 /// Says when it runs.
-struct Ordered final : Identity {
-  Ordered(std::uint64_t number, std::string* to, char what)
+struct NamedNode final : Identity {
+  NamedNode(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}
   variable_list apply(variable_list&& gradients) override {
     *order += who;
@@ -152,7 +152,7 @@ TEST(SequenceNumberCanary, DecidesWhichOfTheReadyNodesRuns) {
   at::Tensor sum;
   for (const auto& [number, name] : {std::pair(early, 'e'), std::pair(late, 'l')}) {
     const at::Tensor y = at::ones({2});
-    const auto node = make_node<Ordered>(number, &order, name);
+    const auto node = make_node<NamedNode>(number, &order, name);
     set_inputs(*node, x);
     set_node(y, node);
     sum = sum.defined() ? y + sum : y;

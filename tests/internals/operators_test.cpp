@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/internals/detail/composite_kernels.h"
+#include "tessera/internals/detail/quantile_ranks.h"
 #include "tessera/internals/detail/refused_gradient.h"
 #include "tessera/internals/detail/shapes_by_libtorch.h"
 #include "tessera/internals/detail/unboxed_call.h"
@@ -23,7 +24,15 @@ TEST(CompositeKernelsCanary, AreCompositionsStill) {
            {"aten::kron", "out"},
            {"aten::matmul", "out"},
            {"aten::max_pool1d", ""},
+           {"aten::nanquantile", ""},
+           {"aten::nanquantile", "scalar"},
+           {"aten::nanquantile", "out"},
+           {"aten::nanquantile", "scalar_out"},
            {"aten::one_hot", ""},
+           {"aten::quantile", ""},
+           {"aten::quantile", "scalar"},
+           {"aten::quantile", "out"},
+           {"aten::quantile", "scalar_out"},
            {"aten::reshape", ""},
            {"aten::tensor_split", "tensor_indices_or_sections"},
            {"aten::value_selecting_reduction_backward", ""}}) {
@@ -42,6 +51,14 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   composite::matmul_out(out, x, x.t());
   EXPECT_TRUE(at::equal(out, x.matmul(x.t())));
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
+}
+
+// 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above
+// 3 as a double.
+TEST(QuantileRanksCanary, AreOfTheTypeThatLibtorchTakes) {
+  const auto found = at::quantile(at::arange(11, at::kFloat), 0.3, {}, false, "higher");
+  const bool wide = type_of_quantile_ranks(at::kFloat) == at::kDouble;
+  EXPECT_EQ(found.item<float>(), wide ? 4 : 3);
 }
 
 TEST(UnboxedCallCanary, TakesResultsOffAStack) {

@@ -1,4 +1,4 @@
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::kernels {
 namespace {

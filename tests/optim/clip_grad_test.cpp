@@ -3,8 +3,16 @@
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "optim/parameters.h"
+#include "tessera/nn/distribute_module.h"
+#include "tessera/nn/linear.h"
+#include "tessera/optim/optimizer.h"
+#include "testing/errors.h"
 #include "testing/full_tensor.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
 
@@ -88,6 +96,29 @@ TEST(ClipGradNorm, CountsPlainGradientsOnceBesideDistributedOnes) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]))};
     expect_as_reference(slots, 0.5);
+  });
+}
+
+TEST(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes) {
+  RunRanks(3, [](Rank& rank) {
+    nn::Linear body(4, 6), head(6, 2);
+    testing::fill(body);
+    testing::fill(head);
+    nn::distribute_parameter(*body.slot("weight"), rank.mesh({3}, {"dp"}), {Shard{0}});
+    std::vector<nn::SlotPtr> slots = slots_of(body);
+    std::ranges::copy(slots_of(head), std::back_inserter(slots));
+    for (const nn::SlotPtr& slot : slots) {
+      slot->get().mutable_grad() = at::ones_like(slot->get());
+    }
+    EXPECT_NO_THROW(clip_grad_norm_(slots, 1));
+    nn::Linear other(6, 2);
+    testing::fill(other);
+    other.weight->mutable_grad() = at::full({2, 6}, rank.rank() == 2 ? 2.0 : 1.0);
+    std::ranges::copy(slots_of(other), std::back_inserter(slots));
+    EXPECT_ERROR(clip_grad_norm_(slots, 1),
+                 "the gradient of parameter 'weight' differs from rank 0 on ranks 2",
+                 "nobody sums it over the ranks", "fsdp::fully_shard");
+    EXPECT_ERROR(grad_norm(slots, {}), "differs from rank 0 on ranks 2");
   });
 }
 

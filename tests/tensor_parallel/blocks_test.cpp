@@ -11,6 +11,7 @@
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/parallelize.h"
 #include "testing/errors.h"
 #include "testing/full_tensor.h"
 #include "testing/module_values.h"

@@ -12,6 +12,7 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/declared_plan.h"
+#include "tessera/tensor_parallel/parallelize.h"
 #include "testing/errors.h"
 #include "testing/full_tensor.h"
 #include "testing/module_values.h"

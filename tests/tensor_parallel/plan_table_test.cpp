@@ -1,7 +1,7 @@
 // A plan's table says what the plan then does: placements, sizes and bytes, and in a recorded one
 // the collectives of a real step.
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/conv.h>
@@ -21,6 +21,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
 #include "testing/errors.h"
 #include "testing/module_values.h"
@@ -172,26 +173,50 @@ struct SmallConvolution : nn::Module<SmallConvolution> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-TEST(PlanTable, RecordsAConvolution) {
-  const ParallelizePlan plan{{"up", colwise_parallel()}, {"down", rowwise_parallel()}};
+/// A step of `Model` on `input` is recorded on paper as two ranks count it.
+template <class Model>
+void expect_recorded(const ParallelizePlan& plan, const at::Tensor& input) {
   const auto paper = [] {
     const nn::MetaDevice meta;
-    return std::make_shared<SmallConvolution>();
+    return std::make_shared<Model>();
   }();
   const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, 2), {2}, {"tp"});
-  const PlanTable table = record_plan(
-      *paper, mesh, plan, [&] { (*paper)(at::empty({5, 3, 8, 8}, c10::kMeta)).backward(); });
+  const PlanTable table =
+      record_plan(*paper, mesh, plan, [&] { (*paper)(input.to(c10::kMeta)).backward(); });
   RunRanks(2, [&](Rank& rank) {
-    SmallConvolution model;
+    Model model;
     testing::fill(model);
     parallelize_module(model, rank.mesh({2}, {"tp"}), plan);
     // What ranks agree on at their first step is not counted.
-    const auto step = [&] { model(at::ones({5, 3, 8, 8})).backward(); };
+    const auto step = [&] { model(input).backward(); };
     step();
     const comm::TrafficTable before = rank.world()->traffic().table();
     step();
     EXPECT_EQ(rows_of(rank.world()->traffic().since(before)), rows_of(traffic_of(table)));
   });
+}
+
+TEST(PlanTable, RecordsAConvolution) {
+  expect_recorded<SmallConvolution>({{"up", colwise_parallel()}, {"down", rowwise_parallel()}},
+                                    at::ones({5, 3, 8, 8}));
+}
+
+/// Looks rows up and compares them by operators of libtorch.
+struct SmallTable : nn::Module<SmallTable> {
+  SmallTable() { table = register_slot("table", {13, 8}); }
+  at::Tensor forward(const at::Tensor& ids) {
+    const at::Tensor nearest = table->square().sum(1).argmin(0, /*keepdim=*/true);
+    return at::embedding(*table, ids).sub(at::embedding(*table, nearest)).square().mean() +
+           table->gather(0, ids.unsqueeze(1)).sum() + table->norm();
+  }
+  nn::Parameter table;
+};
+
+TEST(PlanTable, RecordsWhatPicksRowsOfATableThatIsSplit) {
+  for (const std::int64_t dim : {0, 1}) {
+    expect_recorded<SmallTable>({{"", place_parameters({.placements = {{"table", Shard{dim}}}})}},
+                                at::arange(5));
+  }
 }
 
 TEST(PlanTable, SaysWhichStyleCausesACollectiveAndWhy) {

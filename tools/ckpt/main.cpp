@@ -19,8 +19,8 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -84,7 +84,7 @@ int export_hf(const Arguments& arguments) {
   const fs::path config_file = arguments.config.empty() ? fs::path(arguments.model) / "config.json"
                                                         : fs::path(arguments.config);
   const std::string config =
-      detail::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);
+      files::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);
   std::error_code missing;
   TESSERA_CHECK(
       arguments.model.empty() || !fs::equivalent(arguments.model, arguments.other, missing),

@@ -1,17 +1,17 @@
 #include "options.h"
 
-#include <sched.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
-#include <string_view>
-#include <system_error>
 
+#include "command_line/devices.h"
+#include "command_line/place.h"
+#include "command_line/settings.h"
+#include "command_line/torchrun_only.h"
+#include "command_line/words.h"
 #include "tessera/core/error.h"
 
 namespace tessera::run {
@@ -23,154 +23,194 @@ constexpr int kMostRanks = 4096;
 // CLI11's own usage line knows neither "--" nor the program behind it.
 class Help : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: tessera-run --nproc N [--nnodes M --node-rank R --rdzv HOST:PORT] -- PROGRAM "
+    return "Usage: tessera-run --nproc N [--nnodes M --node-rank R --rdzv HOST:PORT] [--] PROGRAM "
            "ARGS...\n       tessera-run --explain DIR\n";
   }
 };
 
-// GPUs that this process may use.
-int count_gpus() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
-    const std::string_view list(visible);
-    return list.empty() || list.starts_with('-')
-               ? 0
-               : 1 + static_cast<int>(std::ranges::count(list, ','));
-  }
-  int gpus = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
-    const std::string name = entry.path().filename().string();
-    gpus += name.starts_with("nvidia") && name.size() > 6 &&
-                    name.find_first_not_of("0123456789", 6) == std::string::npos
-                ? 1
-                : 0;
-  }
-  return gpus;
+void declare_ranks(CLI::App& app) {
+  app.add_option("--nproc,--nproc-per-node",
+                 "Ranks to start on this node (1); auto: one a GPU, or without GPUs one a core; "
+                 "gpu, cpu: one of each")
+      ->option_text("N");
+  declare_place(app);
+  app.add_option("--restarts,--max-restarts",
+                 "How often the job is started again after a rank has failed (0)")
+      ->option_text("N");
 }
 
-int ranks_by_devices() {
-  cpu_set_t cores;
-  const bool known = sched_getaffinity(0, sizeof cores, &cores) == 0;
-  const int gpus = count_gpus();
-  return gpus > 0 ? gpus : std::max(known ? CPU_COUNT(&cores) : 1, 1);
+void declare_times(CLI::App& app) {
+  app.add_option("--timeout", "Seconds until a rank gives up on a peer (TESSERA_TIMEOUT, or 600)")
+      ->option_text("S");
+  app.add_option("--watchdog",
+                 "Seconds until a wait is reported; 0: never (TESSERA_WATCHDOG, or 30)")
+      ->option_text("S");
+  app.add_option("--grace",
+                 "Seconds that the ranks have to end after SIGTERM or Ctrl-C (5); then they are "
+                 "killed")
+      ->option_text("S");
 }
 
-// HOST:PORT, where an IPv6 address stands in brackets.
-void set_rendezvous(Options& options, std::string_view address) {
-  const auto colon = address.rfind(':');
-  TESSERA_CHECK(colon != std::string_view::npos && colon > 0, "--rdzv ", address,
-                " names no port: write HOST:PORT");
-  const auto digits = address.substr(colon + 1);
-  const auto* end = digits.data() + digits.size();
-  const auto [stop, error] = std::from_chars(digits.data(), end, options.port);
-  TESSERA_CHECK(error == std::errc() && stop == end && options.port > 0 && options.port < 65536,
-                "--rdzv ", address, " has no port from 1 to 65535 after the colon");
-  auto host = address.substr(0, colon);
-  if (host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
+void declare_outputs(CLI::App& app) {
+  app.add_option("--run-dir",
+                 "Where the ranks write down what they do (TESSERA_RUN_DIR, or a temporary folder, "
+                 "kept if the job fails)")
+      ->option_text("DIR");
+  app.add_option("--explain",
+                 "Read such a folder: which rank left the common order, and what each did last")
+      ->option_text("DIR");
+  app.add_option("--log-dir",
+                 "Write what the ranks print to files in a new folder there, one each; alone it is "
+                 "with --tee 3")
+      ->option_text("DIR");
+  app.add_option("--tee,-t",
+                 "What goes to files too: 1 output, 2 errors, 3 both; or 0:3,2:1 for "
+                 "local ranks 0 and 2")
+      ->option_text("WHAT");
+  app.add_option("--redirects,-r", "What goes to files alone, in the same words")
+      ->option_text("WHAT");
+  app.add_option("--local-ranks-filter", "Show the outputs of these local ranks alone")
+      ->option_text("0,2");
+}
+
+// Ranks are programs, started as they are, and their ends are noticed at once: that is what these
+// ask torchrun for.
+void declare_fulfilled(CLI::App& app) {
+  app.add_flag("--no-python")->group("");
+  app.add_option("--monitor-interval")->group("");
+  app.add_option("--start-method")->group("");
+}
+
+int read_nproc(const CLI::App& app) {
+  const auto setting = find_setting(app, "--nproc", "PET_NPROC_PER_NODE");
+  if (!setting) {
+    return 1;
   }
-  options.host = host;
-}
-
-// `seconds` as the ranks will read it.
-void check_seconds(const char* option, const std::string& seconds, bool may_be_zero) {
-  double value = 0;
-  const char* end = seconds.data() + seconds.size();
-  const auto [stop, error] = std::from_chars(seconds.data(), end, value);
-  const bool right =
-      error == std::errc() && stop == end && (value > 0 || (may_be_zero && value == 0));
-  TESSERA_CHECK(seconds.empty() || right, option, " ", seconds, " is no number of seconds ",
-                may_be_zero ? "from 0 on" : "above 0");
+  if (setting->value == "cpu") {
+    return usable_cores();
+  }
+  if (setting->value == "gpu" || setting->value == "auto") {
+    const int gpus = count_gpus();
+    TESSERA_CHECK(gpus > 0 || setting->value == "auto", setting->text,
+                  ", but this node has no GPU: give a number, or cpu");
+    return gpus > 0 ? gpus : usable_cores();
+  }
+  return integer_of(*setting, 1, kMostRanks);
 }
 
 // What the ranks have in common is one launcher: those of several nodes would have to agree.
-void check_restarts(const Options& options) {
-  TESSERA_CHECK(options.restarts >= 0, "--restarts ", options.restarts,
-                " is out of range: at least 0");
-  TESSERA_CHECK(options.restarts == 0 || options.nnodes == 1, "--restarts ", options.restarts,
-                " is for the ranks of one node: with --nnodes ", options.nnodes,
+int read_restarts(const CLI::App& app, int nnodes) {
+  const auto setting = find_setting(app, "--restarts", "PET_MAX_RESTARTS");
+  const int restarts = setting ? integer_of(*setting, 0, std::numeric_limits<int>::max()) : 0;
+  TESSERA_CHECK(restarts == 0 || nnodes == 1, setting->text,
+                " is for the ranks of one node: with --nnodes ", nnodes,
                 " leave it to the batch system");
+  return restarts;
 }
 
-// What one option says about another; CLI11 checks each alone.
-void check(const Options& options, bool rendezvous_given) {
-  TESSERA_CHECK(options.nproc != 0, "--nproc is missing: give the number of ranks on this node");
-  TESSERA_CHECK(options.nproc >= 1 && options.nproc <= kMostRanks, "--nproc ", options.nproc,
-                " is out of range: give the number of ranks on this node, 1 to ", kMostRanks);
-  check_seconds("--timeout", options.timeout, /*may_be_zero=*/false);
-  check_seconds("--watchdog", options.watchdog, /*may_be_zero=*/true);
-  TESSERA_CHECK(options.nnodes >= 1, "--nnodes ", options.nnodes, " is out of range: at least 1");
-  TESSERA_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, "--node-rank ",
-                options.node_rank, " is out of range: 0 to ", options.nnodes - 1, " with --nnodes ",
-                options.nnodes);
-  constexpr double kLongestGrace = 1e6;
-  TESSERA_CHECK(options.grace.count() >= 0 && options.grace.count() <= kLongestGrace, "--grace ",
-                options.grace.count(), " is no number of seconds from 0 to ", kLongestGrace);
-  check_restarts(options);
-  TESSERA_CHECK(options.nnodes == 1 || rendezvous_given, "--nnodes ", options.nnodes,
-                " needs --rdzv HOST:PORT, a port of node 0 that every node can reach");
+// As text, as the ranks will read it.
+std::string read_seconds(const CLI::App& app, const char* option, bool may_be_zero) {
+  const auto setting = find_setting(app, option);
+  if (setting) {
+    seconds_of(*setting, may_be_zero);
+  }
+  return setting ? setting->value : "";
+}
+
+std::chrono::duration<double> read_grace(const CLI::App& app) {
+  const auto setting = find_setting(app, "--grace");
+  if (!setting) {
+    return Options().grace;
+  }
+  constexpr double kLongest = 1e6;
+  const double seconds = seconds_of(*setting, /*may_be_zero=*/true);
+  TESSERA_CHECK(seconds <= kLongest, setting->text, " is more than ", kLongest, " seconds");
+  return std::chrono::duration<double>(seconds);
+}
+
+LogOptions read_logs(const CLI::App& app) {
+  LogOptions logs;
+  const auto folder = find_setting(app, "--log-dir", "PET_LOG_DIR");
+  const auto redirects = find_setting(app, "--redirects", "PET_REDIRECTS");
+  const auto tee = find_setting(app, "--tee", "PET_TEE");
+  logs.folder = folder ? folder->value : "";
+  logs.redirects = redirects ? Streams(*redirects) : Streams();
+  logs.tee = tee ? Streams(*tee) : Streams();
+  if (folder && !redirects && !tee) {
+    logs.tee = Streams::all();
+  }
+  if (const auto shown = find_setting(app, "--local-ranks-filter", "PET_LOCAL_RANKS_FILTER")) {
+    logs.shown = local_ranks(*shown);
+  }
+  return logs;
+}
+
+std::string value_of(const CLI::App& app, const char* option, const char* variable) {
+  const auto setting = find_setting(app, option, variable);
+  return setting ? setting->value : "";
+}
+
+Options read_options(const CLI::App& app) {
+  refuse_torchrun_only(app);
+  Options options;
+  options.nproc = read_nproc(app);
+  const Place place = read_place(app);
+  options.nnodes = place.nnodes;
+  options.node_rank = place.node_rank.value_or(0);
+  options.is_numbered = place.node_rank.has_value();
+  options.host = place.host;
+  options.port = place.port;
+  options.job_id = value_of(app, "--rdzv-id", "PET_RDZV_ID");
+  options.timeout = read_seconds(app, "--timeout", /*may_be_zero=*/false);
+  options.watchdog = read_seconds(app, "--watchdog", /*may_be_zero=*/true);
+  options.run_dir = value_of(app, "--run-dir", "TESSERA_RUN_DIR");
+  options.logs = read_logs(app);
+  options.grace = read_grace(app);
+  options.restarts = read_restarts(app, place.nnodes);
+  return options;
+}
+
+// False where --help was asked for and printed.
+bool parse(CLI::App& app, std::vector<std::string> words) {
+  try {
+    std::ranges::reverse(words);  // as CLI11 takes them
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return false;
+  } catch (const CLI::ParseError& error) {
+    fail(error.what(), " (tessera-run --help lists the options)");
+  }
+  return true;
 }
 
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv) {
-  const auto* const* last = argv + argc;
-  // What stands behind the first "--" is the program's: CLI11 does not see it, so that a program
-  // may have options of the same names. Without a "--" the separator is the end.
-  const auto* const* separator =
-      std::find_if(argv, last, [](std::string_view word) { return word == "--"; });
-
-  Options options;
-  std::string rendezvous;
-  double grace = options.grace.count();
-  CLI::App app("Runs PROGRAM as the ranks of one job and ends them all when one fails.",
-               "tessera-run");
+  CLI::App app(
+      "Runs PROGRAM as the ranks of one job and ends them all when one fails. Takes "
+      "torchrun's options and variables too.",
+      "tessera-run");
   app.formatter(std::make_shared<Help>());
-  app.add_option("--nproc", options.nproc,
-                 "Ranks to start on this node; auto: one a GPU, or without GPUs one a core")
-      ->transform([](const std::string& text) {
-        return text == "auto" ? std::to_string(ranks_by_devices()) : text;
-      });
-  app.add_option("--nnodes", options.nnodes, "Nodes of the job");
-  app.add_option("--node-rank", options.node_rank, "Which of the nodes this one is, from 0");
-  app.add_option("--rdzv", rendezvous, "Where the ranks meet: a free port of node 0");
-  app.add_option("--timeout", options.timeout,
-                 "Seconds until a rank gives up on a peer (TESSERA_TIMEOUT, or 600)");
-  app.add_option("--watchdog", options.watchdog,
-                 "Seconds until a wait is reported; 0: never (TESSERA_WATCHDOG, or 30)");
-  app.add_option("--grace", grace,
-                 "Seconds that the ranks have to end after SIGTERM or Ctrl-C (5); then they are "
-                 "killed");
-  app.add_option("--restarts", options.restarts,
-                 "How often the job is started again after a rank has failed (0)");
-  app.add_option("--run-dir", options.run_dir,
-                 "Where the ranks write down what they do (TESSERA_RUN_DIR, or a temporary folder, "
-                 "kept if the job fails)");
-  app.add_option("--explain", options.explain,
-                 "Read such a folder: which rank left the common order, and what each did last");
-  try {
-    app.parse(static_cast<int>(separator - argv), argv);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  declare_ranks(app);
+  declare_times(app);
+  declare_outputs(app);
+  declare_fulfilled(app);
+  declare_torchrun_only(app);
+  const Words words = split_words(app, argc, argv);
+  if (!parse(app, words.own)) {
     return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    fail(error.what(), " (tessera-run --help lists the options)");
   }
-  if (!options.explain.empty()) {
+  if (const auto folder = find_setting(app, "--explain")) {
+    Options options;
+    options.explain = folder->value;
     return options;
   }
-  TESSERA_CHECK(last - separator >= 2, "no program was given: tessera-run --nproc ", options.nproc,
-                " -- PROGRAM ARGS...");
-  options.program.assign(separator + 1, last);
-  if (const char* folder = std::getenv("TESSERA_RUN_DIR");
-      folder != nullptr && options.run_dir.empty()) {
-    options.run_dir = folder;
-  }
-  options.grace = std::chrono::duration<double>(grace);
-  if (!rendezvous.empty()) {
-    set_rendezvous(options, rendezvous);
-  }
-  check(options, !rendezvous.empty());
+  TESSERA_CHECK(!words.program.empty() && !words.program.front().empty(),
+                "no program was given: tessera-run --nproc N PROGRAM ARGS...");
+  Options options = read_options(app);
+  options.program = words.program;
   return options;
 }
 

@@ -2,7 +2,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,29 +9,44 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 
+#include "command_line/devices.h"
 #include "tessera/core/error.h"
 
 namespace tessera::run {
 namespace {
 
-// getaddrinfo()'s list, which frees itself.
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-// Throws Error for an unknown host. An empty one with AI_PASSIVE stands for every interface.
-AddressList resolve(const std::string& host, int port, int flags) {
+int look_up(const std::string& host, int port, int flags, addrinfo*& found) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | flags;
+  return getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints,
+                     &found);
+}
+
+// What a name service says of one that it does not know yet.
+bool is_known(const std::string& host) {
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(),
-                                &hints, &found);
+  const int error = look_up(host, 0, 0, found);
+  if (error == 0) {
+    freeaddrinfo(found);
+  }
+  return error != EAI_NONAME && error != EAI_AGAIN;
+}
+
+// Throws Error for an unknown host. An empty one with AI_PASSIVE stands for every interface.
+AddressList resolve(const std::string& host, int port, int flags) {
+  addrinfo* found = nullptr;
+  const int error = look_up(host, port, flags, found);
   TESSERA_CHECK(error == 0, "the host ", host,
                 " of --rdzv cannot be resolved: ", gai_strerror(error));
   return {found, &freeaddrinfo};
@@ -92,12 +106,6 @@ int bound_port(const FileDescriptor& socket) {
   fail_errno("cannot listen on " + where);
 }
 
-// Those that this process may use; a container or a batch system may allow fewer than there are.
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 // As a map, so that what is set for a rank replaces what the launcher itself was given.
 std::map<std::string, std::string> own_environment() {
   std::map<std::string, std::string> variables;
@@ -113,18 +121,46 @@ std::map<std::string, std::string> own_environment() {
 
 }  // namespace
 
-Rendezvous make_rendezvous(const Options& options) {
-  Rendezvous rendezvous{options.host, options.port, {}};
-  if (options.node_rank != 0) {
-    return rendezvous;
+void wait_for_host(const Options& options) {
+  if (options.node_rank != 0 || is_known(options.host)) {
+    return;
   }
-  auto addresses = resolve(options.host, options.port, 0);
+  const double limit = options.timeout.empty() ? 60 : std::min(60.0, std::stod(options.timeout));
+  std::cerr << "tessera-run: waits for the host " << options.host << " of --rdzv to be known, "
+            << limit << " s at most\n";
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  } while (!is_known(options.host) && std::chrono::steady_clock::now() < end);
+}
+
+AddressList find_addresses(const Options& options) {
+  return resolve(options.host, options.port, 0);
+}
+
+FileDescriptor try_listen(const Options& options) {
+  auto addresses = find_addresses(options);
   if (is_own_name(options.host, *addresses)) {
     addresses = resolve("", options.port, AI_PASSIVE);
   }
-  // A host may have several addresses, IPv6 and IPv4; the first that can be bound is taken.
-  for (const auto* a = addresses.get(); a != nullptr && !rendezvous.listener; a = a->ai_next) {
-    rendezvous.listener = listen_on(*a);
+  // A host may have several addresses, IPv6 and IPv4; the first that can be bound is taken. Not the
+  // one behind a port in use: others would reach who has that.
+  for (const auto* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    FileDescriptor listener = listen_on(*a);
+    if (listener || errno == EADDRINUSE) {
+      return listener;
+    }
+  }
+  return {};
+}
+
+Rendezvous make_rendezvous(const Options& options, FileDescriptor listener) {
+  Rendezvous rendezvous{options.host, options.port, std::move(listener)};
+  if (options.node_rank != 0) {
+    return rendezvous;
+  }
+  if (!rendezvous.listener) {
+    rendezvous.listener = try_listen(options);
   }
   if (!rendezvous.listener) {
     fail_to_bind(options);
@@ -139,7 +175,7 @@ std::string job_token(const Options& options) {
     return given;
   }
   if (options.nnodes > 1) {
-    return {};
+    return options.job_id;
   }
   std::array<std::uint8_t, 16> bytes{};
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {

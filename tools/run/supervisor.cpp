@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "rendezvous.h"
-#include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
+#include "tessera/core/flight.h"
 #include "tessera/core/stop_signals.h"
 
 namespace tessera::run {
@@ -51,25 +51,15 @@ std::vector<pid_t> children_of_this_process() {
 
 }  // namespace
 
-Supervisor::Rank::Rank(int number, RankProcess process, OutputSink& out_sink, OutputSink& err_sink,
-                       LineMerger& errors)
-    : rank(number),
-      pid(process.pid),
-      err(std::move(process.err), err_sink,
-          [number, &errors](const std::string& line) { errors.add(number, line); }) {
-  if (process.out) {
-    out.emplace(std::move(process.out), out_sink, [number, &out_sink](const std::string& line) {
-      out_sink.add("[" + flight::name_ranks({number}) + "] " + line + "\n");
-    });
-  }
-}
-
-Supervisor::Supervisor(const Options& options)
+Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start,
+                       FileDescriptor listener)
     : options_(options),
+      listener_(std::move(listener)),
       run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
-      errors_(err_, options.nproc == 1 ? 0ms : kHoldTime) {
+      errors_(err_, options.nproc == 1 ? 0ms : kHoldTime),
+      routes_(options_, logs, start, out_, errors_) {
   // Processes that ranks started and left behind become our children, so that we can end them too.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
@@ -83,16 +73,24 @@ Supervisor::~Supervisor() {
 
 void Supervisor::start() {
   // Closed at the end of this function: from then on rank 0 alone holds the listening socket.
-  Rendezvous rendezvous = make_rendezvous(options_);
+  Rendezvous rendezvous = make_rendezvous(options_, std::move(listener_));
   const std::string token = job_token(options_);
   for (int local = 0; local < options_.nproc; ++local) {
     const int rank = options_.first_rank() + local;
-    // Rank 0 has the launcher's standard output, terminal or not, for its progress line.
-    RankCommand command{options_.program,
-                        rank_environment(options_, rendezvous, token, run_folder_.path(), local),
-                        rank == 0 ? rendezvous.listener.get() : -1, rank == 0};
-    RankProcess process = start_rank(command, guardian_);
-    ranks_.push_back(std::make_unique<Rank>(rank, std::move(process), out_, err_, errors_));
+    start_rank_of(local, {options_.program,
+                          rank_environment(options_, rendezvous, token, run_folder_.path(), local),
+                          rank == 0 ? rendezvous.listener.get() : -1, /*own_stdin=*/rank == 0,
+                          routes_.has_own_stdout(local)});
+  }
+}
+
+void Supervisor::start_rank_of(int local_rank, const RankCommand& command) {
+  RankProcess process = start_rank(command, guardian_);
+  LineRelay errors(std::move(process.err), err_, routes_.err(local_rank));
+  ranks_.push_back(
+      std::make_unique<Rank>(options_.first_rank() + local_rank, process.pid, std::move(errors)));
+  if (process.out) {
+    ranks_.back()->out.emplace(std::move(process.out), out_, routes_.out(local_rank));
   }
 }
 
@@ -116,6 +114,10 @@ Supervisor::Outcome Supervisor::run() {
     relay->finish();
   }
   errors_.release_all();
+  flush();
+  for (const auto& loss : routes_.losses()) {
+    say(loss);
+  }
   keep_records();
   // From here on only the reader of the output is waited for.
   deadline_.reset();
@@ -147,7 +149,7 @@ void Supervisor::wait_for_events() {
       waits.push_back({relay->fd(), POLLIN, 0});
     }
   }
-  for (const auto* sink : {&out_, &err_}) {
+  for (const auto* sink : sinks()) {
     if (sink->pending()) {
       waits.push_back({sink->fd(), POLLOUT, 0});
     }
@@ -162,8 +164,7 @@ void Supervisor::read_outputs() {
     }
   }
   release_errors();
-  out_.flush();
-  err_.flush();
+  flush();
 }
 
 void Supervisor::release_errors() {
@@ -353,12 +354,10 @@ void Supervisor::end_leftovers() {
 // Writes the rest of the output. A slow reader may take its time, unless the launcher is told to
 // stop.
 bool Supervisor::drain() {
-  out_.flush();
-  err_.flush();
-  while (out_.pending() || err_.pending()) {
+  flush();
+  while (std::ranges::any_of(sinks(), &OutputSink::pending)) {
     wait_for_events();
-    out_.flush();
-    err_.flush();
+    flush();
     while (const auto signal = signals_.next()) {
       if (is_stop_signal(*signal)) {
         return false;
@@ -395,6 +394,19 @@ std::vector<LineRelay*> Supervisor::relays() {
     all.push_back(&rank->err);
   }
   return all;
+}
+
+std::vector<OutputSink*> Supervisor::sinks() {
+  std::vector<OutputSink*> all = routes_.sinks();
+  all.push_back(&out_);
+  all.push_back(&err_);
+  return all;
+}
+
+void Supervisor::flush() {
+  for (auto* sink : sinks()) {
+    sink->flush();
+  }
 }
 
 void Supervisor::say(const std::string& text) {

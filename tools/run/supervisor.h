@@ -3,10 +3,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "options.h"
 #include "process/guardian.h"
+#include "process/output_routes.h"
 #include "process/rank_output.h"
 #include "process/rank_process.h"
 #include "process/signal_queue.h"
@@ -18,7 +20,9 @@ namespace tessera::run {
 /// the launcher is told to stop.
 class Supervisor {
  public:
-  explicit Supervisor(const Options& options);
+  /// `logs` outlives this object. `start`: how often the job was started before. `listener`: the
+  /// socket of rank 0's store, where there is one already.
+  Supervisor(const Options& options, const LogFolder& logs, int start, FileDescriptor listener);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -37,11 +41,12 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
 
   struct Rank {
-    Rank(int number, RankProcess process, OutputSink& out, OutputSink& err, LineMerger& errors);
+    Rank(int number, pid_t process, LineRelay errors)
+        : rank(number), pid(process), err(std::move(errors)) {}
 
     int rank;
     pid_t pid;
-    std::optional<LineRelay> out;  // none for rank 0, which has the launcher's own output
+    std::optional<LineRelay> out;  // none for a rank that has the launcher's own output
     LineRelay err;
     std::optional<ExitStatus> status;
   };
@@ -81,9 +86,13 @@ class Supervisor {
   Outcome outcome() const;
   int poll_timeout() const;
   std::vector<LineRelay*> relays();
+  std::vector<OutputSink*> sinks();
+  void flush();
+  void start_rank_of(int local_rank, const RankCommand& command);
   void say(const std::string& text);
 
   Options options_;
+  FileDescriptor listener_;
   RunFolder run_folder_;
   // Made before the signals are blocked and any rank is started: it is a fork of this process.
   Guardian guardian_;
@@ -91,6 +100,7 @@ class Supervisor {
   OutputSink out_;
   OutputSink err_;
   LineMerger errors_;
+  OutputRoutes routes_;
   // By pointer: `failed_` points to them, and the relays stay where they are.
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<Rank*> failed_;  // the cause first

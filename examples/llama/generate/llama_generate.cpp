@@ -20,7 +20,7 @@
 #include "examples/llama/generate/perplexity.h"
 #include "examples/llama/generate/prompts.h"
 #include "examples/llama/generate/texts.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/data/text.h"
 #include "tessera/tessera.hpp"
 

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "examples/llama/model/text_ends.h"
-#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/data/text.h"
 
 namespace llama {
@@ -23,7 +23,8 @@ PromptText prompt_of_json(const std::string& line, const std::string& place,
     return {chat->prompt(line, place), /*is_chat=*/true};
   }
   try {
-    const nlohmann::json json = tessera::detail::parse_strict_json(line, {.depth = 16});
+    tessera::check_strict_json(line, {.depth = 16});
+    const nlohmann::json json = nlohmann::json::parse(line);
     if (json.contains("prompt") && json.at("prompt").is_string() && json.at("prompt") != "") {
       return {json.at("prompt").get<std::string>()};
     }

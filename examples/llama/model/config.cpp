@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "examples/llama/model/config_reader.h"
-#include "tessera/core/detail/input_file.h"
-#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+#include "tessera/core/strict_json.h"
 
 namespace llama {
 namespace {
@@ -215,8 +215,9 @@ void check_heads(const Config& c, const std::string& origin) {
 Json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
-    return tessera::detail::parse_strict_json(
-        std::string_view(text).substr(begin == text.npos ? 0 : begin), {.depth = 16});
+    const std::string_view object = std::string_view(text).substr(begin == text.npos ? 0 : begin);
+    tessera::check_strict_json(object, {.depth = 16});
+    return Json::parse(object);
   } catch (const tessera::Error& error) {
     tessera::fail(origin, " is not a JSON object (", error.what(),
                   "); expected a Hugging Face config.json");
@@ -281,7 +282,7 @@ Config parse_config(const std::string& text, const std::string& origin) {
 /// Read as bytes: the text goes back into the export unchanged.
 Config read_config(const std::filesystem::path& file) {
   return parse_config(
-      tessera::detail::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
+      tessera::files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
       file.string());
 }
 
@@ -293,8 +294,8 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Con
   const Json model = parse_object(config.json, of_model);
   const Json generation =
       std::filesystem::exists(file)
-          ? parse_object(tessera::detail::read_file(file, "a Hugging Face generation_config.json",
-                                                    kMaxConfigBytes),
+          ? parse_object(tessera::files::read_file(file, "a Hugging Face generation_config.json",
+                                                   kMaxConfigBytes),
                          of_generation)
           : Json::object();
   const auto tokens = [&](const char* key) {

@@ -8,11 +8,11 @@
 
 #include "examples/llama/model/scalar_type.h"
 #include "examples/llama/train/setup.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/comm/streams.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace llama {
 

@@ -12,9 +12,9 @@
 
 #include "examples/llama/plan/machine.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/comm/streams.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/memory_log.h"
 
 namespace llama {

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/text.h"
 
 namespace llama {
 

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace llama {
 namespace {
 
-using tessera::detail::InputFile;
+using tessera::files::InputFile;
 
 constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::array<unsigned char, 2> kGzipMagic{0x1f, 0x8b};

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "examples/llama/fingerprints.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/data/fingerprint.h"
 
 namespace llama {
@@ -66,7 +66,7 @@ ShardSet::ShardSet(std::string prefix, Json description, data::TokenWidth width,
       width_(width),
       shard_tokens_(shard_tokens) {
   if (std::filesystem::exists(manifest())) {
-    resume(tessera::detail::read_file(manifest(), "a file of llama_tokenize", kMaxManifestBytes));
+    resume(tessera::files::read_file(manifest(), "a file of llama_tokenize", kMaxManifestBytes));
   }
   check_shards();
 }
@@ -190,7 +190,7 @@ void ShardSet::write_manifest() const {
                        {"line", next_.line},
                        {"tokens_taken", taken_}}},
                      {"complete", complete_}};
-  tessera::detail::write_file(manifest(), json.dump(1) + "\n");
+  tessera::files::write_file(manifest(), json.dump(1) + "\n");
 }
 
 }  // namespace llama

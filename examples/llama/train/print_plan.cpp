@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "examples/llama/train/planned_run.h"
-#include "tessera/comm/detail/fake_world.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/comm/fake_world.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/sharding_table.h"
 #include "tessera/observe/tensor_memory.h"
 #include "tessera/tensor_parallel/plan_table.h"

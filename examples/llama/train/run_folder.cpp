@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -23,7 +23,7 @@ std::string file_of_a_run(const std::filesystem::path& folder) {
 
 void take_run_folder(const TrainOptions& options) {
   const std::filesystem::path folder(options.output_dir);
-  tessera::detail::create_folders(folder);
+  tessera::files::create_folders(folder);
   const std::string text =
       "# The flags of a run of llama_train, given or not. To make it again:\n"
       "# llama_train --config-file THIS_FILE --output-dir NEW_FOLDER\n" +
@@ -31,7 +31,7 @@ void take_run_folder(const TrainOptions& options) {
   if (!resumes(options)) {
     std::string found = file_of_a_run(folder);
     // Of two runs that begin at the same time one writes it.
-    if (found.empty() && !tessera::detail::write_new_file(folder / "config.toml", text)) {
+    if (found.empty() && !tessera::files::write_new_file(folder / "config.toml", text)) {
       found = "config.toml";
     }
     TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " has a run already (", found,
@@ -39,7 +39,7 @@ void take_run_folder(const TrainOptions& options) {
     return;
   }
   std::string name = "config.toml";
-  for (int i = 2; !tessera::detail::write_new_file(folder / name, text); ++i) {
+  for (int i = 2; !tessera::files::write_new_file(folder / name, text); ++i) {
     name = "config-" + std::to_string(i) + ".toml";
   }
 }

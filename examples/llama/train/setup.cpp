@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "examples/llama/model/scalar_type.h"
 #include "examples/llama/train/fine_tuning_record.h"
-#include "tessera/comm/detail/ranks_of_world.h"
 
 namespace llama {
 
@@ -110,7 +111,9 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
 }  // namespace
 
 comm::CommunicatorPtr hosts_at_start(comm::World& world) {
-  return world.host_group(comm::ranks_of_world(world.size()), "start");
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.host_group(ranks, "start");
 }
 
 Config model_config(const TrainOptions& o) {

@@ -13,7 +13,7 @@
 #include "examples/llama/train/run_folder.h"
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/trainer.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 
 namespace llama {

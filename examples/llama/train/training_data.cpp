@@ -19,7 +19,7 @@
 #include "examples/llama/texts/document_reader.h"
 #include "examples/llama/texts/input_files.h"
 #include "examples/llama/train/setup.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/prompt_completions.h"

@@ -6,15 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/find_step.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 // Sharded checkpoints seen from outside, without ranks and without loading a tensor.
-
-/// The folder of a step: `path` itself, or the newest step in it. Throws Error if there is none.
-std::filesystem::path find_step(const std::filesystem::path& path);
 
 /// What a step holds, in lines to be read: its run, mesh and entries, and its tensors. Throws Error
 /// for a manifest that is not valid.

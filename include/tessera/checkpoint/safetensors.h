@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
 #include "tessera/export.h"
 
 namespace at {
@@ -30,7 +30,7 @@ struct TensorEntry {
   std::uint64_t bytes = 0;
 };
 
-using detail::Symlinks;
+using files::Symlinks;
 
 /// A safetensors file, opened for reading. The constructor reads and checks the header alone. It
 /// throws Error, naming the file, the tensor and the fault, for what the format forbids (overlaps,

@@ -11,7 +11,7 @@
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
-namespace tessera::detail {
+namespace tessera::files {
 class AtomicFile;
 }
 
@@ -49,7 +49,7 @@ class TokenShardWriter {
   template <class Token>
   void write(std::span<const std::int64_t> tokens);
 
-  std::unique_ptr<tessera::detail::AtomicFile> file_;
+  std::unique_ptr<tessera::files::AtomicFile> file_;
   TokenWidth width_;
   std::int64_t size_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -9,33 +10,13 @@
 
 #include "tessera/core/layout.h"
 #include "tessera/core/placement.h"
+#include "tessera/dtensor/redistribute_options.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
-
-/// How a tensor is distributed: on which mesh, and with which layout.
-struct ShardingSpec {
-  DeviceMesh mesh;
-  LayoutPtr layout = nullptr;
-  friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
-};
-
-/// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
-std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
-
-/// Options of a redistribution.
-struct RedistributeOptions {
-  /// The tensor is cast to this type first; the result has it.
-  std::optional<c10::ScalarType> forward_dtype{};
-  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
-  std::optional<c10::ScalarType> backward_dtype{};
-  /// Return while the last collective is under way. The first use of the values waits for it, and
-  /// throws there if it failed; on CPU every later synchronous collective of a redistribution waits
-  /// for it too. The gradient is redistributed in the same way.
-  bool async = false;
-};
 
 /// Whose values a tensor is distributed from.
 struct DistributeOptions {
@@ -111,29 +92,6 @@ class DistributedTensor {
  private:
   at::Tensor tensor_;
 };
-
-namespace detail {
-
-/// The type of is_distributed.
-struct IsDistributed {
-  bool operator()(const at::Tensor& tensor) const;
-};
-
-}  // namespace detail
-
-/// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
-/// an unrelated function, is not found beside it; that and x.is_distributed() are false of every
-/// tensor.
-inline constexpr detail::IsDistributed is_distributed{};
-/// The spec of a distributed tensor. Throws Error for a plain one.
-const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor, without autograd; a plain tensor itself. Not
-/// collective.
-const at::Tensor& local_tensor(const at::Tensor& tensor);
-/// A distributed tensor of global `sizes` with local tensor `local`, without autograd history.
-/// Throws Error if `local` has other sizes than this rank's shard. Not collective.
-at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
-                            std::vector<std::int64_t> sizes);
 
 /// From now on the gradient of `leaf` stays as backward makes it, possibly Partial, and is not
 /// redistributed to the leaf's layout: for a caller that reduces many gradients together. Returns

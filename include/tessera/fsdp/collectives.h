@@ -1,37 +1,16 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <functional>
+#include <concepts>
+#include <utility>
 #include <vector>
 
-#include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
+#include "tessera/fsdp/custom_collectives.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
-
-/// Gathers a unit's packed parameters: output (ranks, n) = all ranks' inputs (n), in the type of
-/// computation, or bytes where a parameter has an all-gather extension. Collective over `group`.
-/// May return nullptr if it is done; otherwise the unit waits for what it returns.
-using AllGather = std::function<comm::WorkPtr(comm::Communicator& group, const at::Tensor& output,
-                                              const at::Tensor& input)>;
-/// Sums a unit's packed gradients: output (n) = row `rank` of the sum of all ranks' inputs
-/// (ranks, n), in reduce_dtype. Collective over `group`. May return nullptr if it is done.
-using ReduceScatter = std::function<comm::WorkPtr(
-    comm::Communicator& group, const at::Tensor& output, const at::Tensor& input)>;
-/// A flat tensor of `numel` elements, not initialised, of the type and on the device that `options`
-/// name: what a unit sends or receives over `group`.
-using AllocateBuffer = std::function<at::Tensor(comm::Communicator& group, std::int64_t numel,
-                                                const c10::TensorOptions& options)>;
-/// Changes a unit's reduced gradients in place, before they are divided: all of a type together,
-/// flat, in reduce_dtype; on one rank, where nothing is reduced, one by one. Under HSDP they have
-/// been all-reduced. To reduce them further, over a group of the caller's own. It is called where
-/// the reduction runs: the next unit's waits for it.
-using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 
 // They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
 // them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed; ranks
@@ -63,6 +42,18 @@ void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather,
 /// output is dropped once the gradients in it are.
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                AllocateBuffer allocate = {}, bool recurse = true);
+/// How 0.1 was told `recurse` alone. A template, so that braces mean an allocate.
+template <std::same_as<bool> Recurse>
+[[deprecated("pass allocate = {} before recurse")]] void set_custom_all_gather(
+    nn::ModuleBase& module, AllGather all_gather, Recurse recurse) {
+  set_custom_all_gather(module, std::move(all_gather), {}, recurse);
+}
+/// The same of the reduce-scatter.
+template <std::same_as<bool> Recurse>
+[[deprecated("pass allocate = {} before recurse")]] void set_custom_reduce_scatter(
+    nn::ModuleBase& module, ReduceScatter reduce_scatter, Recurse recurse) {
+  set_custom_reduce_scatter(module, std::move(reduce_scatter), {}, recurse);
+}
 /// FSDP2's set_all_reduce_hook.
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
 ///   });

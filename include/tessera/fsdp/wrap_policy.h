@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
@@ -115,6 +116,18 @@ std::ostream& operator<<(std::ostream& stream, const WrapPlan& plan);
 void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& plan);
 /// On world_mesh(world).
 void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan);
+/// apply_plan's name before 0.2. A template, so that braces mean options and never a plan.
+template <std::same_as<WrapPlan> Plan>
+[[deprecated("use apply_plan")]] void fully_shard(nn::ModuleBase& root, const DeviceMesh& mesh,
+                                                  const Plan& plan) {
+  apply_plan(root, mesh, plan);
+}
+/// The same, on world_mesh(world).
+template <std::same_as<WrapPlan> Plan>
+[[deprecated("use apply_plan")]] void fully_shard(nn::ModuleBase& root, const comm::WorldPtr& world,
+                                                  const Plan& plan) {
+  apply_plan(root, world, plan);
+}
 
 }  // namespace tessera::fsdp
 TESSERA_API_END

@@ -77,10 +77,6 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed);
 /// Makes buffers as init_weights does, and leaves alone parameters and the persistent buffers that
 /// have been filled: for a model whose parameters are loaded. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
-/// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
-/// or if they have none (meta device). The outermost call of a module asks this too. `asked`: the
-/// caller, for messages.
-void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
 /// Says that a load has filled a slot.
 void mark_initialized(const SlotPtr& slot);
 

@@ -326,5 +326,10 @@ class Module : public ModuleBase {
   }
 };
 
+/// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
+/// or if they have none (meta device). The outermost call of a module asks this too. `asked`: the
+/// caller, for messages.
+void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
+
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -80,6 +80,11 @@ class ParameterSlot {
   bool replicated_by_default() const { return replicated_by_default_; }
   void set_replicated_by_default(bool by_default) { replicated_by_default_ = by_default; }
 
+  /// Whether it is of an adapter beside the model's own parameters (apply_lora): tables of
+  /// initialisers leave those alone.
+  bool of_adapter() const { return of_adapter_; }
+  void set_of_adapter(bool of_adapter) { of_adapter_ = of_adapter; }
+
   /// Where files hold the parameter by parts. Saving and loading read it, nothing else does.
   const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
   void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
@@ -110,6 +115,7 @@ class ParameterSlot {
   std::string fqn_;
   bool gathered_ = false;
   bool replicated_by_default_ = false;
+  bool of_adapter_ = false;
   bool initialized_;
   std::uint64_t unfilled_version_ = 0;  ///< of persistent(), when nobody had written to it
   std::vector<Owner> owners_;

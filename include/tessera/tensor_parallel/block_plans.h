@@ -7,7 +7,7 @@
 #include "tessera/export.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/mlp.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tessera/export.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {

@@ -9,7 +9,7 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/export.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {

@@ -9,7 +9,7 @@
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
 
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {

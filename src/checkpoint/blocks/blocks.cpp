@@ -11,14 +11,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-using Sizes = std::span<const std::int64_t>;
-
-std::int64_t product(Sizes sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
-}
+using SizesRef = std::span<const std::int64_t>;
 
 /// Elements between neighbours along each dimension of a row-major tensor.
-std::vector<std::int64_t> row_major_strides(Sizes sizes) {
+std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t dim = sizes.size(); dim-- > 1;) {
     strides[dim - 1] = strides[dim] * sizes[dim];
@@ -28,7 +24,7 @@ std::vector<std::int64_t> row_major_strides(Sizes sizes) {
 
 /// Number of leading dimensions that a run steps over: those behind the last of them are whole,
 /// except for the first, which may be a range.
-std::size_t outer_dims(Sizes sizes, Sizes block) {
+std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
     --dim;
@@ -37,7 +33,7 @@ std::size_t outer_dims(Sizes sizes, Sizes block) {
 }
 
 /// Steps `index` through `block` in row-major order; false after the last.
-bool advance(std::vector<std::int64_t>& index, Sizes block) {
+bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
       return true;
@@ -50,7 +46,11 @@ bool advance(std::vector<std::int64_t>& index, Sizes block) {
 }  // namespace
 
 /// The last comparison is written as a difference: offset + block could overflow.
-void check_block(Sizes sizes, Sizes offset, Sizes block) {
+std::int64_t product(SizesRef sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   TESSERA_CHECK(offset.size() == sizes.size() && block.size() == sizes.size(), "a block of ",
                 block.size(), " dimensions was asked for of a tensor of ", sizes.size());
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -63,7 +63,7 @@ void check_block(Sizes sizes, Sizes offset, Sizes block) {
 
 /// A run spans all trailing dimensions that the block has whole, and the one before them; the index
 /// steps through the dimensions in front of that.
-void for_each_run(Sizes sizes, Sizes offset, Sizes block,
+void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
   // The loop below visits at least once.
   if (std::find(block.begin(), block.end(), 0) != block.end()) {
@@ -82,8 +82,8 @@ void for_each_run(Sizes sizes, Sizes offset, Sizes block,
 }
 
 /// All dimensions before the first whose rows fit are stepped through one by one.
-void for_each_piece(Sizes sizes, std::int64_t most_elements,
-                    const std::function<void(Sizes, Sizes)>& visit) {
+void for_each_piece(SizesRef sizes, std::int64_t most_elements,
+                    const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
     return;
   }
@@ -108,7 +108,7 @@ void for_each_piece(Sizes sizes, std::int64_t most_elements,
   } while (advance(outer, sizes.first(cut)));
 }
 
-std::vector<std::int64_t> moved(Sizes from, Sizes by) {
+std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   std::vector<std::int64_t> place(from.begin(), from.end());
   std::ranges::transform(place, by, place.begin(), std::plus<>());
   return place;
@@ -129,7 +129,7 @@ std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   return owned_boxes(*spec.layout, std::span(sizes.data(), sizes.size()), spec.mesh.coordinate());
 }
 
-at::Tensor block_at(const at::Tensor& tensor, Sizes offset, Sizes sizes) {
+at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   at::Tensor block = tensor;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
     block = block.narrow(static_cast<std::int64_t>(dim), offset[dim], sizes[dim]);

@@ -17,6 +17,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
+/// How many elements a block of these sizes has.
+std::int64_t product(std::span<const std::int64_t> sizes);
+
 /// Throws Error unless the block [offset, offset + block) lies inside a tensor of `sizes`.
 void check_block(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                  std::span<const std::int64_t> block);

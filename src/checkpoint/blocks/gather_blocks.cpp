@@ -20,10 +20,6 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-std::int64_t product(std::span<const std::int64_t> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
-}
-
 /// A rank that holds elements which no rank before it holds.
 struct Part {
   std::size_t index;  ///< in the mesh's ranks

@@ -19,7 +19,7 @@ constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
 
 }  // namespace
 
-std::uint32_t read_and_sum(const detail::InputFile& file, std::uint64_t offset,
+std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -48,7 +48,7 @@ void GranuleSums::add(std::uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
-CheckedFile::CheckedFile(detail::InputFile file, std::vector<std::uint32_t> sums)
+CheckedFile::CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
     : file_(std::move(file)), sums_(std::move(sums)) {
   TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
                 "' has ", file_.size(), " bytes, but checksums of ", sums_.size(),

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 
@@ -26,7 +26,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 /// Fills `out`, of at most a granule, with the bytes of a file at `offset`, and returns their
 /// CRC-32C. Each part is summed while it is in the processor's cache, and noted as progress of this
 /// thread.
-std::uint32_t read_and_sum(const detail::InputFile& file, std::uint64_t offset,
+std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
 /// The CRC-32C of each granule of a file that is written from its start to its end.
@@ -48,7 +48,7 @@ class CheckedFile {
  public:
   /// `sums`: of each granule; none: nothing is compared. Throws Error if the file's size needs
   /// another number of them.
-  CheckedFile(detail::InputFile file, std::vector<std::uint32_t> sums);
+  CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums);
 
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
@@ -68,7 +68,7 @@ class CheckedFile {
   Kept& kept_of_this_thread() const;
   std::uint64_t bytes_of_granule(std::uint64_t index) const;
 
-  detail::InputFile file_;
+  files::InputFile file_;
   std::vector<std::uint32_t> sums_;
   // The last one of each thread, as its short runs come in rising order. The mutex is for the map
   // alone: threads do not wait for each other's reads.

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -31,7 +31,7 @@ constexpr std::array kNames = {"tokenizer.json",
 constexpr const char* kTemplates = "additional_chat_templates";
 
 std::string content_of(const fs::path& path) {
-  return detail::read_file(path, "a file of a model", kMaxBytes);
+  return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
 /// Links count, whether they lead to a file or not.
@@ -84,8 +84,8 @@ void copy_beside_weights(const FilesBesideWeights& files, const fs::path& folder
   check_beside_weights(files, folder);
   for (const auto& [name, source] : files) {
     if (!fs::exists(folder / name)) {
-      detail::create_folders((folder / name).parent_path());
-      detail::write_file(folder / name, content_of(source));
+      files::create_folders((folder / name).parent_path());
+      files::write_file(folder / name, content_of(source));
     }
   }
 }

@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "hugging_face/model_files.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -95,7 +95,7 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
   if (!std::filesystem::exists(path)) {
     return;
   }
-  const std::string text = detail::read_file(path, "a model configuration", kMaxConfigBytes);
+  const std::string text = files::read_file(path, "a model configuration", kMaxConfigBytes);
   const bool same =
       text == config_json || nlohmann::json(parsed(text)) == nlohmann::json(parsed(config_json));
   TESSERA_CHECK(same, "the folder '", folder.string(), "' holds a model with another ", config_file,
@@ -159,9 +159,9 @@ std::int64_t bytes_of_all(const std::vector<Item>& items) {
 ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vector<Item>& items,
                            std::string config_json, std::int64_t max_shard_bytes)
     : folder_(folder), config_json_(std::move(config_json)) {
-  detail::create_folders(folder);
+  files::create_folders(folder);
   // Their names never come again, so that no later writer of the same file would find them.
-  detail::remove_leftovers(
+  files::remove_leftovers(
       folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
   const auto shards = split_in_shards(items, max_shard_bytes);
   const std::string prefix = shard_prefix();
@@ -191,7 +191,7 @@ void ExportFolder::publish() {
     writer.publish();
   }
   if (writers_.size() > 1) {
-    detail::write_file(folder_ / kIndexFile, index_json());
+    files::write_file(folder_ / kIndexFile, index_json());
     remove(kSingleFile);  // which readers prefer
   } else {
     remove(kIndexFile);
@@ -199,7 +199,7 @@ void ExportFolder::publish() {
   remove_older_shards();
   // With it a new folder is a model. An older one's says the same: see check_export_folder().
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
-    detail::write_file(folder_ / kConfigFile, config_json_);
+    files::write_file(folder_ / kConfigFile, config_json_);
   }
 }
 
@@ -227,7 +227,7 @@ std::string ExportFolder::index_json() const {
 
 void ExportFolder::remove(const std::string& name) const {
   if (std::filesystem::remove(folder_ / name)) {
-    detail::sync_folder(folder_);
+    files::sync_folder(folder_);
   }
 }
 

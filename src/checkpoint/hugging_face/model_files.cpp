@@ -12,9 +12,9 @@
 
 #include "safetensors/format.h"
 #include "step/shards_of_others.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -65,7 +65,7 @@ Index parse_index(const json& root) {
 
 /// Adds to each fault the file that has it.
 Index read_index(const std::filesystem::path& path) {
-  const std::string text = detail::read_file(path, "an index of weights", kMaxIndexBytes);
+  const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
     return parse_index(detail::parse_strict_json(text));
   } catch (const Error& error) {

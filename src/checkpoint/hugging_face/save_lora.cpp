@@ -21,7 +21,7 @@
 #include "tessera/checkpoint/adapter.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/lora.h"
@@ -190,7 +190,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
     parameters = sent_adapters(module);
     if (world.rank() == 0) {
       config = checked_config(module, folder, base_model);
-      detail::create_folders(folder);
+      files::create_folders(folder);
       file.emplace(folder / kAdapterFile, items_of(parameters));
     }
   });
@@ -203,7 +203,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
       receiver.check();
       file->finish();
       // With it the folder is an adapter. An older one's says the same.
-      detail::write_file(folder / kAdapterConfig, config);
+      files::write_file(folder / kAdapterConfig, config);
     }
   });
 }

@@ -18,8 +18,8 @@
 #include "step/step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -75,8 +75,8 @@ class Verification {
 
  private:
   void check_bytes(const FileRecord& record) {
-    const detail::InputFile file(folder_ / record.name, "a file of the step",
-                                 detail::Symlinks::kRefuse);
+    const files::InputFile file(folder_ / record.name, "a file of the step",
+                                files::Symlinks::kRefuse);
     TESSERA_CHECK(file.size() == record.bytes, "'", file.path().string(), "' has ", file.size(),
                   " bytes, but the manifest says ", record.bytes);
     std::vector<std::byte> buffer(kGranuleBytes);
@@ -142,18 +142,6 @@ class Verification {
 };
 
 }  // namespace
-
-std::filesystem::path find_step(const std::filesystem::path& path) {
-  std::error_code error;
-  if (std::filesystem::exists(path / kManifestFile, error) || has_shards_of_others(path)) {
-    return path;
-  }
-  refuse_torch_checkpoint(path);
-  const auto step = newest_step_in(path);
-  TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
-                "': give a folder with a step that was saved whole, which has a ", kManifestFile);
-  return path / step_folder_name(*step);
-}
 
 std::string describe_step(const std::filesystem::path& step) {
   const Manifest manifest = manifest_to_inspect(step);

@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 /// Top-level object, a tensor's object, its lists.
-constexpr detail::JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
+constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
 /// A type that the format has and libtorch lacks is fine here: only reading such a tensor fails.
 const SafetensorsDtype& parse_dtype(const json& value) {

@@ -26,7 +26,7 @@ const SafetensorsDtype& dtype_of(const Item& item) {
 }
 
 /// The parser's library escapes as the format requires, and finds text that is no UTF-8.
-std::string quoted(const std::string& text) {
+std::string json_text(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
@@ -38,13 +38,13 @@ std::string quoted(const std::string& text) {
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
-    pairs.push_back(quoted(key) + ":" + quoted(value));
+    pairs.push_back(json_text(key) + ":" + json_text(value));
   }
   return fmt::format(R"("__metadata__":{{{}}})", fmt::join(pairs, ","));
 }
 
 std::string entry_json(const std::string& name, const TensorEntry& entry) {
-  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(name),
+  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(name),
                      entry.dtype_name, fmt::join(entry.sizes, ","), entry.offset,
                      entry.offset + entry.bytes);
 }

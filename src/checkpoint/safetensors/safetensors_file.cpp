@@ -14,8 +14,8 @@
 #include "safetensors/run_reader.h"
 #include "safetensors/safetensors_header.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::checkpoint {
@@ -28,7 +28,7 @@ constexpr const char* kHowToMend = ": copy or write it again";
 }  // namespace
 
 struct SafetensorsFile::Impl {
-  Impl(detail::InputFile opened, std::vector<std::uint32_t> sums)
+  Impl(files::InputFile opened, std::vector<std::uint32_t> sums)
       : file(std::move(opened), std::move(sums)) {}
 
   CheckedFile file;
@@ -93,7 +93,7 @@ bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path, Symlinks symlinks,
                                  std::vector<std::uint32_t> sums)
-    : impl_(std::make_unique<Impl>(detail::InputFile(path, "a safetensors file", symlinks),
+    : impl_(std::make_unique<Impl>(files::InputFile(path, "a safetensors file", symlinks),
                                    std::move(sums))) {
   impl_->read_header();
 }

@@ -16,7 +16,7 @@
 #include "safetensors/safetensors_header.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/detail/work_progress.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
@@ -71,7 +71,7 @@ struct SafetensorsWriter::Impl {
 
   std::string path;
   HeaderPlan plan;
-  detail::AtomicFile file;
+  files::AtomicFile file;
   OnWrite on_write;
   std::uint64_t data_begin = 0;
   std::map<std::string, std::uint64_t> missing;  ///< bytes of each tensor still to be written

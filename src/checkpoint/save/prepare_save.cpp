@@ -17,7 +17,7 @@
 #include "save/save_plan.h"
 #include "step/dropout_calls.h"
 #include "step/objects.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 

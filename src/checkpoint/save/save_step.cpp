@@ -19,7 +19,7 @@
 #include "all_ranks.h"
 #include "save/write_shards.h"
 #include "step/manifest.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -5,7 +5,7 @@
 #include "all_ranks.h"
 #include "step/objects.h"
 #include "tessera/checkpoint/state_dict.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 

@@ -20,7 +20,7 @@
 #include "safetensors/format.h"
 #include "state_dict/state_items.h"
 #include "step/tiling.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

@@ -18,9 +18,9 @@
 #include "safetensors/natural_numbers.h"
 #include "step/tiling.h"
 #include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -30,8 +30,7 @@ using nlohmann::json;
 constexpr int kVersion = 1;
 /// A hundred times that of a model of 400 billion parameters.
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
-constexpr detail::JsonLimits kManifestLimits{
-    .depth = 32, .keys = 50'000'000, .values = 200'000'000};
+constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
 
 std::string hex(std::uint32_t number) {
   return fmt::format("{:08x}", number);
@@ -220,8 +219,8 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
 }
 
 std::string read_manifest_text(const std::filesystem::path& folder) {
-  return detail::read_file(folder / kManifestFile, "the manifest of a checkpoint",
-                           kMaxManifestBytes, detail::Symlinks::kRefuse);
+  return files::read_file(folder / kManifestFile, "the manifest of a checkpoint", kMaxManifestBytes,
+                          files::Symlinks::kRefuse);
 }
 
 Manifest read_manifest(const std::filesystem::path& folder) {

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 /// As deep as the manifest may be, but for the levels above a state.
-constexpr detail::JsonLimits kStateLimits{.depth = 29};
+constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
   return state.dump(-1, ' ', false, json::error_handler_t::replace);

@@ -20,10 +20,10 @@
 #include "step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/detail/work_progress.h"
-#include "tessera/core/detail/atomic_file.h"
-#include "tessera/core/detail/input_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -79,9 +79,9 @@ void remove_under_marker(const fs::path& folder) {
 /// save of the run finds the rest.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
-  detail::sync_folder(folder);
+  files::sync_folder(folder);
   remove_under_marker(folder);
-  detail::sync_folder(folder);
+  files::sync_folder(folder);
   remove_file(folder / kMarker);
   TESSERA_CHECK(rmdir(folder.c_str()) == 0, "cannot remove '", folder.string(),
                 "': ", std::strerror(errno), ": remove it by hand");
@@ -147,8 +147,8 @@ std::optional<std::string> marker_of(const fs::path& folder) {
   if (!is_marked(folder)) {
     return std::nullopt;
   }
-  return detail::read_file(folder / kMarker, "the marker of a step", kMaxMarkerBytes,
-                           detail::Symlinks::kRefuse);
+  return files::read_file(folder / kMarker, "the marker of a step", kMaxMarkerBytes,
+                          files::Symlinks::kRefuse);
 }
 
 bool lacks_manifest(const fs::path& folder) {
@@ -164,7 +164,7 @@ StepFolder::StepFolder(fs::path dir, std::int64_t step, std::string run_id)
 
 /// The marker is what decides between runs that begin the same step at the same instant.
 void StepFolder::claim() const {
-  detail::create_folders(dir_);
+  files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
@@ -172,7 +172,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(fs::is_directory(path_, error), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();
-  if (is_untouched(path_) && detail::write_new_file(path_ / kMarker, run_id_)) {
+  if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
       remove_file(path_ / kMarker);  // the other run has come to its end since
     }
@@ -181,7 +181,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  detail::sync_folder(path_);  // also the marker of a save that was killed before it had done so
+  files::sync_folder(path_);  // also the marker of a save that was killed before it had done so
 }
 
 void StepFolder::check_not_there() const {
@@ -190,8 +190,8 @@ void StepFolder::check_not_there() const {
 }
 
 void StepFolder::commit(const std::string& manifest) const {
-  detail::sync_folder(dir_);
-  detail::write_file(path_ / kManifestFile, manifest);
+  files::sync_folder(dir_);
+  files::write_file(path_ / kManifestFile, manifest);
 }
 
 void StepFolder::release() const {
@@ -212,9 +212,9 @@ void StepFolder::check_withdrawable() const {
 
 void StepFolder::withdraw() const {
   check_withdrawable();
-  detail::write_file(path_ / kMarker, run_id_);
+  files::write_file(path_ / kMarker, run_id_);
   remove_file(path_ / kManifestFile);
-  detail::sync_folder(path_);
+  files::sync_folder(path_);
 }
 
 void StepFolder::discard() const noexcept {
@@ -249,7 +249,7 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
       remove_step(folder);
     }
   } else if (keep > 0 && manifest->run_id == run_id_ && ++kept > keep) {
-    detail::write_file(folder / kMarker, run_id_);
+    files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
     remove_file(folder / kMarker);  // of a save that was killed after its commit

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "group_info.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

@@ -12,7 +12,7 @@
 #include "backends.h"
 #include "checked/call_history.h"
 #include "checked/timed_work.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "watch/watchdog.h"

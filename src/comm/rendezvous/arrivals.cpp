@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "group_info.h"
-#include "rendezvous/host.h"
+#include "host/host.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/job_variables.h"
+#include "host/job_variables.h"
 #include "tessera/comm/world.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d_store.h"

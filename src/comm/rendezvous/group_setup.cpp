@@ -9,9 +9,9 @@
 
 #include "backends.h"
 #include "checked/checked_communicator.h"
-#include "rendezvous/meeting.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/quiet_log.h"
+#include "watch/meeting.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {

@@ -5,8 +5,8 @@
 #include <exception>
 #include <string>
 
-#include "rendezvous/job_variables.h"
-#include "tessera/core/detail/end_program.h"
+#include "host/job_variables.h"
+#include "tessera/core/end_program.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -31,7 +31,7 @@ int run_main(const std::function<void()>& body) {
     body();
     return 0;
   } catch (const std::exception& error) {
-    tessera::detail::end_program(name_of_rank() + "error", error.what());
+    tessera::end_program(name_of_rank() + "error", error.what());
   }
 }
 

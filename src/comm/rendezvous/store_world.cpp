@@ -19,12 +19,12 @@
 #include "cuda/cuda_backend.h"
 #include "group_info.h"
 #include "rendezvous/group_setup.h"
-#include "rendezvous/meeting.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/comm/detail/work_progress.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
 #include "watch/group_watch.h"
+#include "watch/meeting.h"
 #include "watch/watchdog.h"
 
 namespace tessera::comm {

@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "group_info.h"
+#include "host/host.h"
+#include "host/job_variables.h"
 #include "rendezvous/arrivals.h"
-#include "rendezvous/host.h"
-#include "rendezvous/job_variables.h"
 #include "rendezvous/job_warnings.h"
 #include "rendezvous/store_world.h"
 #include "tessera/comm/detail/ranks_of_world.h"

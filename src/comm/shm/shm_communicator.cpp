@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "backends.h"
-#include "rendezvous/host.h"
-#include "rendezvous/meeting.h"
+#include "host/host.h"
 #include "shm/shm_group.h"
 #include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/core/error.h"
+#include "watch/meeting.h"
 
 namespace tessera::comm {
 namespace {

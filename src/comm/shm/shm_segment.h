@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "group_info.h"
-#include "rendezvous/host.h"
+#include "host/host.h"
 
 namespace tessera::comm {
 

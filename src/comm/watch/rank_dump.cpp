@@ -6,7 +6,7 @@
 #include <iomanip>
 #include <sstream>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/flight_report.h"
 #include "tessera/core/error.h"
 
@@ -65,10 +65,10 @@ void write_dump(const std::string& folder, int world, const flight::Record& reco
     const std::string name = flight::record_name(world, record.rank);
     const std::string path = folder + "/" + name;
     if (!is_record_file(path, record)) {
-      detail::write_file(path, std::string(reinterpret_cast<const char*>(&record), sizeof record));
+      files::write_file(path, std::string(reinterpret_cast<const char*>(&record), sizeof record));
     }
-    detail::write_file(std::filesystem::path(path).replace_extension(".txt"),
-                       dump_text(flight::read(record), stacks));
+    files::write_file(std::filesystem::path(path).replace_extension(".txt"),
+                      dump_text(flight::read(record), stacks));
   } catch (const std::exception&) {
     // See the header.
   }
@@ -80,7 +80,7 @@ std::string device_record_path(const std::string& folder, int rank) {
 
 void write_device_record(const std::string& folder, int rank, const std::string& record) {
   try {
-    detail::write_file(device_record_path(folder, rank), record);
+    files::write_file(device_record_path(folder, rank), record);
   } catch (const std::exception&) {
     // As above.
   }

@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "rendezvous/host.h"
+#include "host/host.h"
 
 namespace tessera::comm {
 namespace {

@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "rendezvous/host.h"
-#include "rendezvous/job_variables.h"
+#include "host/host.h"
+#include "host/job_variables.h"
 #include "watch/rank_dump.h"
 #include "watch/thread_activity.h"
 #include "watch/watchdog.h"

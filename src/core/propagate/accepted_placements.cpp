@@ -12,14 +12,15 @@
 namespace tessera {
 namespace {
 
-using Sizes = std::vector<std::vector<std::int64_t>>;
+using SizesOfEach = std::vector<std::vector<std::int64_t>>;
 
 /// Makes the rule of one call, entry by entry.
 class AcceptedRule {
  public:
   // `results` are the sizes of the results, which a rule needs for its factors and a list of
   // placements does not say.
-  AcceptedRule(const OpCall& call, const Sizes& results) : call_(call), rule_(rules::start(call)) {
+  AcceptedRule(const OpCall& call, const SizesOfEach& results)
+      : call_(call), rule_(rules::start(call)) {
     for (const auto& sizes : results) {
       rule_.outputs.emplace_back(sizes.size());
     }
@@ -114,7 +115,7 @@ class AcceptedRule {
   }
 
   // Also for results, whose sizes propagate() reads off the factors.
-  void fill(std::vector<ShardingRule::TensorFactors>& tensors, const Sizes& sizes) {
+  void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
         if (tensors[i][dim].empty()) {
@@ -133,7 +134,7 @@ class AcceptedRule {
 
   const OpCall& call_;
   ShardingRule rule_;
-  Sizes input_sizes_, output_sizes_;
+  SizesOfEach input_sizes_, output_sizes_;
   int factor_ = -1;
 };
 
@@ -142,7 +143,7 @@ class AcceptedRule {
 void register_rule(std::string op, std::vector<AcceptedPlacements> accepted, ResultSizes results) {
   // One result like the first tensor: pointwise operators, the most frequent case.
   if (!results) {
-    results = [](const OpCall& call) { return Sizes{call.tensors.at(0).sizes}; };
+    results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
   }
   register_rule(std::move(op),
                 [accepted = std::move(accepted),

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "bpe/byte_alphabet.h"
 #include "bpe/merge_symbols.h"
+#include "pipeline/byte_alphabet.h"
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera::data {
+#include "pipeline/token_id.h"
 
-using TokenId = std::uint32_t;
+namespace tessera::data {
 
 /// Two neighbours become one token; the lowest rank first.
 struct Merge {

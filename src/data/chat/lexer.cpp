@@ -6,7 +6,7 @@
 
 #include "chat/value.h"
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data::chat {
 namespace {

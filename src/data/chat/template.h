@@ -1,27 +1,14 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "chat/value.h"
+#include "chat/state.h"
 
 namespace tessera::data::chat {
-
-/// Where a template is at: its variables, and what it has written.
-struct State {
-  std::vector<Fields> scopes;
-  std::string out;
-  std::vector<std::pair<std::size_t, std::size_t>> generated;  ///< of `out`: {% generation %}
-  std::size_t steps = 0;
-  int depth = 0;
-};
-enum class Flow { kNext, kBreak, kContinue };
-using Expression = std::function<Value(State&)>;
-using Statement = std::function<Flow(State&)>;
 
 /// A template in the part of Jinja that models' chat templates use. Immutable.
 class Template {

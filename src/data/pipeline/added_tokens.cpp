@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "pipeline/white_space.h"
-#include "tokenizer/utf8.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bpe/merge_table.h"
+#include "pipeline/token_id.h"
 
 namespace tessera::data {
 

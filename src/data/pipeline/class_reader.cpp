@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {
 
-constexpr int kMaxDepth = 16;
+constexpr int kMaxClassDepth = 16;
 
 bool is_ascii_alphanumeric(char c) {
   return static_cast<unsigned char>(c) < 0x80 && std::isalnum(static_cast<unsigned char>(c)) != 0;
@@ -222,7 +222,7 @@ CodeSet ClassReader::take_items() {
 /// Classes in a class are added, "&&" binds less. Case is that of the whole class, before "^".
 CodeSet ClassReader::take_class(bool fold) {
   const std::string_view begin = rest_;
-  refuse_if(++depth_ > kMaxDepth, "[[");
+  refuse_if(++depth_ > kMaxClassDepth, "[[");
   const bool negated = rest_.starts_with("[^");
   skip(negated ? 2 : 1);
   refuse_if(rest_.starts_with(']'), "[]");

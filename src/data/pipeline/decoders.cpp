@@ -1,8 +1,8 @@
 #include "pipeline/decoders.h"
 
-#include "bpe/byte_alphabet.h"
+#include "pipeline/byte_alphabet.h"
 #include "pipeline/replacement.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

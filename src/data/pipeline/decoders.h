@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tokenizer/json_field.h"
+#include "pipeline/json_field.h"
 
 namespace tessera::data {
 

@@ -4,9 +4,9 @@
 
 #include "pipeline/replacement.h"
 #include "pipeline/white_space.h"
-#include "tokenizer/utf8.h"
 #include "unicode/normalization.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

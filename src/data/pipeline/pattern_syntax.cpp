@@ -10,8 +10,8 @@
 
 #include "pipeline/class_reader.h"
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

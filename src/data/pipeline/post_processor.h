@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "bpe/merge_table.h"
-#include "tokenizer/json_field.h"
+#include "pipeline/json_field.h"
+#include "pipeline/token_id.h"
 
 namespace tessera::data {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "bpe/byte_alphabet.h"
+#include "pipeline/byte_alphabet.h"
 #include "pipeline/pattern.h"
 #include "pipeline/replacement.h"
 #include "pipeline/split_behavior.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/json_field.h"
+#include "pipeline/json_field.h"
 
 namespace tessera::data {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
+#include "pipeline/json_field.h"
 #include "pipeline/pattern.h"
-#include "tokenizer/json_field.h"
 
 namespace tessera::data {
 

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "tokenizer/json_field.h"
+#include "pipeline/json_field.h"
 
 namespace tessera::data {
 

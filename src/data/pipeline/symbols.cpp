@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -1,7 +1,7 @@
 #include "pipeline/white_space.h"
 
-#include "tokenizer/utf8.h"
 #include "unicode/properties.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/data/json_lines.h"
 
 namespace tessera::data {
@@ -175,7 +175,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options) {
   // Opened as other input is, which refuses what is no regular file.
-  const detail::InputFile input(file, "a JSON Lines file");
+  const files::InputFile input(file, "a JSON Lines file");
   std::ifstream in(file, std::ios::binary);
   std::int64_t number = 0;
   const JsonLines lines = [&]() -> std::optional<JsonLine> {

@@ -10,9 +10,9 @@
 #include <string_view>
 
 #include "bpe/bpe_tokenizer.h"
-#include "tessera/core/detail/input_file.h"
+#include "pipeline/json_field.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tokenizer/json_field.h"
+#include "tessera/core/input_file.h"
 
 namespace tessera::data {
 namespace {
@@ -30,7 +30,7 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
     return {};
   }
   files.read.push_back(file);
-  const std::string text = detail::read_file(file, "a file of a tokenizer", kMaxBytes);
+  const std::string text = files::read_file(file, "a file of a tokenizer", kMaxBytes);
   try {
     return detail::parse_strict_json(text, {.depth = 64});
   } catch (const Error& error) {
@@ -169,7 +169,7 @@ void read_chat_templates(const JsonField& field, FilesBeside& files) {
 void read_chat_template_file(const std::filesystem::path& file, FilesBeside& files) {
   if (std::filesystem::exists(file)) {
     files.read.push_back(file);
-    files.chat_template = detail::read_file(file, "a chat template", kMaxBytes);
+    files.chat_template = files::read_file(file, "a chat template", kMaxBytes);
     files.tool_template.reset();
   }
 }

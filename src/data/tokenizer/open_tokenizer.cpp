@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <span>
 
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/text_faults.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tokenizer/forms.h"
 
@@ -17,7 +17,7 @@ enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 /// The beginning of a file; a line of tiktoken's form is in it.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 16 * 1024;
-  const tessera::detail::InputFile file(path, "a tokenizer");
+  const tessera::files::InputFile file(path, "a tokenizer");
   std::string text(std::min(file.size(), kBytes), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
   return text;
@@ -58,7 +58,22 @@ std::string file_of(const std::string& path) {
   return *file;
 }
 
+/// Of begin_tokens() or end_tokens().
+std::optional<std::int64_t> the_one(const std::vector<std::int64_t>& tokens, const char* verb) {
+  TESSERA_CHECK(tokens.size() <= 1, "the one token that ", verb,
+                "s a text was asked for, there are ", tokens.size(), ": call ", verb, "_tokens()");
+  return tokens.empty() ? std::nullopt : std::optional(tokens.front());
+}
+
 }  // namespace
+
+std::optional<std::int64_t> Tokenizer::begin_token() const {
+  return the_one(begin_tokens(), "begin");
+}
+
+std::optional<std::int64_t> Tokenizer::end_token() const {
+  return the_one(end_tokens(), "end");
+}
 
 std::optional<std::string> find_tokenizer(const std::string& folder) {
   for (const char* name : {"tokenizer.json", "tokenizer.model"}) {

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tokenizer/forms.h"
-#include "tokenizer/utf8.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 
@@ -59,7 +59,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
       : begins_texts_(beside.adds_begin) {
     std::string model =
-        detail::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
+        files::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
     const std::string fault = load(processor_, model);
     TESSERA_CHECK(fault.empty(), "'", path, "' is not a SentencePiece model (", fault,
                   "): give a tokenizer.model");

@@ -4,8 +4,8 @@
 #include <charconv>
 
 #include "bpe/bpe_tokenizer.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tokenizer/base64.h"
 #include "tokenizer/tiktoken_models.h"
 
@@ -84,7 +84,7 @@ BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens, const Tiktoken
 
 TokenizerPtr tiktoken_tokenizer(const std::string& path, std::optional<TiktokenModel> model) {
   const std::string text =
-      tessera::detail::read_file(path, "a tokenizer.model of Llama 3 or 4", kMaxModelFileBytes);
+      tessera::files::read_file(path, "a tokenizer.model of Llama 3 or 4", kMaxModelFileBytes);
   try {
     std::vector<std::string> tokens = read_ranks(text);
     const TiktokenModelParts& parts = parts_of(model ? *model : tiktoken_model_of(tokens.size()));

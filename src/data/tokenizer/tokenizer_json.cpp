@@ -3,20 +3,20 @@
 #include <algorithm>
 
 #include "bpe/bpe_tokenizer.h"
-#include "bpe/byte_alphabet.h"
-#include "bpe/join_files_beside.h"
+#include "pipeline/byte_alphabet.h"
+#include "pipeline/json_field.h"
 #include "pipeline/post_processor.h"
-#include "tessera/core/detail/input_file.h"
 #include "tessera/core/detail/strict_json.h"
+#include "tessera/core/input_file.h"
 #include "tokenizer/forms.h"
-#include "tokenizer/json_field.h"
+#include "tokenizer/join_files_beside.h"
 
 namespace tessera::data {
 namespace {
 
 /// Three times the largest that are known.
 constexpr std::uint64_t kMaxTokenizerBytes = 100'000'000;
-constexpr tessera::detail::JsonLimits kTokenizerLimits{
+constexpr tessera::JsonLimits kTokenizerLimits{
     .depth = 16, .keys = 5'000'000, .values = 20'000'000};
 
 void set_text(std::vector<std::string>& texts, TokenId id, const std::string& text) {
@@ -180,7 +180,7 @@ TokenizerPtr hugging_face_tokenizer(const std::string& path) {
 
 TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) {
   const std::string text =
-      tessera::detail::read_file(path, "a Hugging Face tokenizer.json", kMaxTokenizerBytes);
+      tessera::files::read_file(path, "a Hugging Face tokenizer.json", kMaxTokenizerBytes);
   try {
     const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
     const nlohmann::json root =

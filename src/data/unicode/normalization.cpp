@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "tokenizer/utf8.h"
 #include "unicode/code_table.h"
 #include "unicode/tables.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "tessera/core/error.h"
-#include "tokenizer/utf8.h"
 #include "unicode/tables.h"
+#include "unicode/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <string_view>
 #include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::detail {
 
@@ -27,10 +29,5 @@ void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
 /// same values on all ranks of the mesh. Collective.
 void check_replicated(const DeviceMesh& mesh, std::string_view what,
                       const std::vector<at::Tensor>& tensors);
-
-/// What `make` returns. If checks_agreement(), a rank on which it throws still takes part in the
-/// comparison, so that all ranks of the mesh throw. `make` must not communicate.
-DistributedTensor make_agreed(const DeviceMesh& mesh,
-                              const std::function<DistributedTensor()>& make);
 
 }  // namespace tessera::detail

@@ -8,42 +8,13 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 
-#include "dispatch/rank_state.h"
+#include "rank/rank_state.h"
 #include "redistribute/redistribute.h"
 #include "tessera/internals/detail/wrapped_number.h"
 
 namespace tessera::detail {
-
-/// For rule_of_call, which must see a number as the key has seen it: what the plan depends on has
-/// to be in the key.
-CallKey::NumberType CallKey::type_of(const c10::IValue& value) {
-  return value.isInt()             ? type_of(value.toInt())
-         : value.isDouble()        ? type_of(value.toDouble())
-         : value.isBool()          ? NumberType::kBool
-         : value.isNone()          ? NumberType::kNone
-         : value.isComplexDouble() ? type_of(value.toComplexDouble())
-                                   : NumberType::kOther;
-}
-
-/// A wrapped number, as at::mul(x, 2.0) makes of its 2.0, is on the host and may be read at once.
-/// The value of any other tensor is data: reading it could wait for a GPU, and a plan may not
-/// depend on it.
-CallKey::NumberType CallKey::type_of(const at::Tensor& tensor) {
-  if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
-    return NumberType::kNone;
-  }
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Double:
-      return type_of(*tensor.const_data_ptr<double>());
-    case c10::ScalarType::Long:
-      return type_of(*tensor.const_data_ptr<std::int64_t>());
-    case c10::ScalarType::ComplexDouble:
-      return type_of(*tensor.const_data_ptr<c10::complex<double>>());
-    default:
-      return NumberType::kNone;
-  }
-}
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -66,7 +37,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
               kPlainTensor));
   // at::mul(x, 2.0) has its number as a tensor: an infinite one is planned otherwise.
   if (wrapped != 0) {
-    add_type(type_of(tensor));
+    add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
@@ -156,24 +127,52 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
+/// The caches of each rank's threads, while these live.
+struct CachesOfRanks {
+  std::mutex mutex;
+  std::unordered_multimap<const RankState*, const CallCache*> caches;
+};
+
+/// Never destroyed: threads may end while the process does.
+CachesOfRanks& caches_of_ranks() {
+  static auto& all = *new CachesOfRanks;
+  return all;
+}
+
 /// Lists a thread's cache with its rank, for as long as it lives.
 class CacheListing {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
-    const std::lock_guard lock(rank_->mutex);
-    rank_->caches.push_back(&cache_);
+    const std::lock_guard lock(caches_of_ranks().mutex);
+    caches_of_ranks().caches.emplace(rank_.get(), &cache_);
   }
   CacheListing(const CacheListing&) = delete;
   CacheListing& operator=(const CacheListing&) = delete;
   ~CacheListing() {
-    const std::lock_guard lock(rank_->mutex);
-    std::erase(rank_->caches, &cache_);
+    const std::lock_guard lock(caches_of_ranks().mutex);
+    std::erase_if(caches_of_ranks().caches,
+                  [this](const auto& listed) { return listed.second == &cache_; });
   }
 
  private:
   std::shared_ptr<RankState> rank_ = RankState::here();
   const CallCache& cache_;
 };
+
+/// The sum of the statistics of a rank's caches.
+DispatchCacheStatistics statistics_of(const RankState& rank) {
+  const std::lock_guard lock(caches_of_ranks().mutex);
+  DispatchCacheStatistics sum;
+  const auto [first, last] = caches_of_ranks().caches.equal_range(&rank);
+  for (auto listed = first; listed != last; ++listed) {
+    const DispatchCacheStatistics one = listed->second->statistics();
+    sum.plans += one.plans;
+    sum.capacity += one.capacity;
+    sum.hits += one.hits;
+    sum.misses += one.misses;
+  }
+  return sum;
+}
 
 }  // namespace
 
@@ -226,17 +225,7 @@ namespace tessera {
 DispatchCacheStatistics dispatch_cache_statistics() {
   // The caller's own is there, also before its first call.
   detail::CallCache::of_thread();
-  const auto rank = detail::RankState::here();
-  const std::lock_guard lock(rank->mutex);
-  DispatchCacheStatistics sum;
-  for (const detail::CallCache* cache : rank->caches) {
-    const DispatchCacheStatistics one = cache->statistics();
-    sum.plans += one.plans;
-    sum.capacity += one.capacity;
-    sum.hits += one.hits;
-    sum.misses += one.misses;
-  }
-  return sum;
+  return detail::statistics_of(*detail::RankState::here());
 }
 
 void clear_dispatch_cache() {

@@ -7,7 +7,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <bit>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <memory>
@@ -16,7 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/operator_info.h"
+#include "operators/number_type.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/dtensor/dispatch_cache.h"
@@ -79,7 +79,7 @@ class CallKey {
       push(std::bit_cast<std::uint64_t>(value));
     }
   }
-  void add(Kind, const c10::complex<double>& value) { add_type(type_of(value)); }
+  void add(Kind, const c10::complex<double>& value) { add_type(number_type(value)); }
   void add(Kind kind, const c10::SymInt& value) { add(kind, value.guard_int(__FILE__, __LINE__)); }
   void add(Kind kind, const at::Scalar& value) {
     if (value.isBoolean()) {
@@ -109,37 +109,6 @@ class CallKey {
   void add(Kind kind, const std::optional<T>& value) {
     value ? add(kind, *value) : add_none(kind);
   }
-
-  /// What counts of a number that no rule reads: its type, and whether a sum may be multiplied or
-  /// divided by it term by term.
-  enum class NumberType : std::uint8_t {
-    kInteger = 1,
-    kDouble,
-    kBool,
-    kNone,
-    kOther,
-    kZeroInteger,
-    kZero,
-    kNotFinite,
-    kNotFiniteOther
-  };
-  // Zero and numbers that are not finite count as types of their own (see rule_of_call).
-  static NumberType type_of(bool) { return NumberType::kBool; }
-  static NumberType type_of(std::int64_t value) {
-    return value == 0 ? NumberType::kZeroInteger : NumberType::kInteger;
-  }
-  static NumberType type_of(double value) {
-    return !std::isfinite(value) ? NumberType::kNotFinite
-           : value == 0          ? NumberType::kZero
-                                 : NumberType::kDouble;
-  }
-  static NumberType type_of(const c10::complex<double>& value) {
-    const bool finite = std::isfinite(value.real()) && std::isfinite(value.imag());
-    return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
-  }
-  static NumberType type_of(const c10::IValue& value);
-  /// Of a plain tensor; one that is not a wrapped number: kNone.
-  static NumberType type_of(const at::Tensor& tensor);
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
   /// Fibonacci hashing, word by word. The shift brings the high bits, which the product mixes best,
@@ -173,7 +142,7 @@ class CallKey {
   /// Adds the type of a number; true where its value counts too, and is to follow.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
-    add_type(kind == Kind::kScalar ? type_of(value) : type);
+    add_type(kind == Kind::kScalar ? number_type(value) : type);
     return kind != Kind::kScalar;
   }
   void add_plain(const at::Tensor& tensor);

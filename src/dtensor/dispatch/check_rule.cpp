@@ -16,7 +16,7 @@
 #include <string>
 #include <thread>
 
-#include "dispatch/operator_info.h"
+#include "operators/operator_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"

@@ -11,12 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "dispatch/run_by_position.h"
+#include "execute/backward_zeros.h"
 #include "execute/foreach.h"
+#include "execute/random_operators.h"
+#include "execute/run_form.h"
 #include "execute/run_local.h"
-#include "overrides/backward_zeros.h"
-#include "plan/bound_call.h"
-#include "random/random_operators.h"
-#include "tensor/below_autograd.h"
+#include "operators/bound_call.h"
+#include "rank/below_autograd.h"
+#include "rank/rank_state.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -61,7 +64,7 @@ void run_allowed(PlannedCall& call, const Run& run) {
   check_rows_together(call);
   const comm::CallerScope caller(call.info.name);
   if (call.plan.moves) {
-    count_implicit_redistribution();
+    ++RankState::here()->implicit_redistributions;
   }
   run(call);
 }

@@ -15,18 +15,18 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/leaf_gradient.h"
 #include "dispatch/call_cache.h"
 #include "dispatch/fallback.h"
 #include "dispatch/local_list.h"
 #include "execute/foreach.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/unboxed_call.h"
 #include "tessera/internals/detail/version_counter.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {
 

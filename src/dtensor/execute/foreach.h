@@ -13,9 +13,6 @@ namespace tessera::detail {
 /// writes what another one uses, and a copy of that would be written. The same on all ranks.
 bool positions_depend(const PlannedCall& call);
 
-/// Runs it so. Collective if the plan moves data.
-void run_by_position(PlannedCall& call);
-
 /// The version counts of the tensors that a call of the _foreach_add_ kind writes to. libtorch
 /// counts those writes in no layer above the kernels: CUDA's kernels bump the versions themselves,
 /// others by the operators that they are made of, which bump nothing where they run on local

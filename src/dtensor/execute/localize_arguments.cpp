@@ -2,15 +2,17 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include "autograd/autograd_functions.h"
+#include "autograd/leaf_gradient.h"
 #include "execute/run_local.h"
-#include "tensor/autograd_functions.h"
-#include "tensor/below_autograd.h"
+#include "execute/storage_offset.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/alias_tensor.h"
 #include "tessera/internals/detail/wrapped_number.h"
 #include "views/view_geometry.h"
+#include "views/view_writes.h"
 
 namespace tessera::detail {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "agreement/agreement.h"
 #include "execute/foreach.h"
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "random/seeded_generator.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/internals/detail/key_scopes.h"
 #include "views/view_geometry.h"

@@ -1,7 +1,7 @@
 // The last step of run_local: distributed tensors of the local results.
 
+#include "autograd/autograd_functions.h"
 #include "execute/run_local.h"
-#include "tensor/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/version_counter.h"

@@ -5,6 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/memory_under_tensors.h"
 #include "views/view_geometry.h"
+#include "views/view_writes.h"
 
 namespace tessera::detail {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "forms/form.h"
 #include "forms/shard_slices.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
@@ -237,9 +237,9 @@ Candidates gather(const Candidates& own, comm::Communicator& group) {
 /// The best candidate; among equal ones, and among NaNs, the one with the lowest global index.
 template <bool kLargest>
 Candidates best_of(const Candidates& all) {
-  // amax and amin give NaN where there is one.
+  // amax and amin give NaN where there is one; a NaN is not itself.
   const auto best = kLargest ? all.values.amax(0) : all.values.amin(0);
-  const auto wins = all.values.eq(best).logical_or_(all.values.isnan());
+  const auto wins = all.values.eq(best).logical_or_(all.values.ne(all.values));
   return {best, all.indices.masked_fill(wins.logical_not(), kNowhere).amin(0)};
 }
 
@@ -253,9 +253,7 @@ Candidates find_best(const ExtremumCall& call) {
     found = best_of_shard<kLargest>(call);
     // The ranks that share out the reduced dimensions; others have other results.
     const auto mesh_dims = sharding_mesh_dims(sharding.layout, call.dims);
-    if (!found.values.is_meta()) {
-      found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
-    }
+    found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
   }
   const ShardingSpec of_result{sharding.mesh, result.layout};
   const auto shape = local_sizes(of_result, result.sizes);

@@ -7,14 +7,12 @@
 #include <string_view>
 #include <vector>
 
-#include "dispatch/operator_info.h"
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
-
-struct PlannedCall;
 
 /// Another way to run an operator than its rule knows, for calls that would gather an input: each
 /// rank works on its shard, and what is exchanged is of the size of the result. A composition of
@@ -39,11 +37,12 @@ struct FormChoice {
 };
 FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
-/// Runs the form of the call's plan.
-void run_form(PlannedCall& call);
+/// All forms of an operator.
+std::span<const Form* const> forms_of(const OperatorInfo& info);
 
-/// All forms of an operator, named without "aten::". OperatorTraits keeps them.
-std::vector<const Form*> forms_of(std::string_view name);
+/// Adds the forms of an operator of this library, which are defined beside it. `forms` must live as
+/// long as the program. Only while libraries are loaded.
+void add_forms(std::span<const Form> forms);
 
 /// The tables, by what the operators do.
 std::span<const Form> extremum_forms();
@@ -54,7 +53,7 @@ std::span<const Form> batch_norm_forms();
 std::span<const Form> convolution_forms();
 std::span<const Form> spatial_convolution_forms();
 std::span<const Form> selection_forms();
-std::span<const Form> cross_entropy_forms();
+/// These and those that were added.
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail

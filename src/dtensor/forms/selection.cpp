@@ -9,8 +9,8 @@
 
 #include "forms/form.h"
 #include "forms/shard_slices.h"
+#include "rank/below_autograd.h"
 #include "redistribute/redistribute.h"
-#include "tensor/below_autograd.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::detail {

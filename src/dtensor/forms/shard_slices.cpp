@@ -12,7 +12,6 @@
 #include <range/v3/view/iota.hpp>
 
 #include "redistribute/redistribute.h"
-#include "tensor/autograd_functions.h"
 #include "tessera/core/layout_math.h"
 
 namespace tessera::detail {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "tensor/distributed_impl.h"
 
 namespace tessera::detail {

@@ -15,8 +15,8 @@
 #include "forms/form.h"
 #include "forms/halo.h"
 #include "forms/shard_slices.h"
+#include "rank/below_autograd.h"
 #include "redistribute/redistribute.h"
-#include "tensor/below_autograd.h"
 
 namespace tessera::detail {
 namespace {

@@ -51,8 +51,8 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
       .repeats_heads;
 }
 
-at::Tensor run(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-               const OptionalTensor& mask, double dropout) {
+at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                         const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
     // Shapes alone; libtorch's C++ has no meta kernel of what masks a score.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
@@ -71,7 +71,7 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
   library.def(
       "attention(Tensor q, Tensor k, Tensor v, bool causal=False, Tensor? mask=None, "
       "float dropout=0.0) -> Tensor",
-      &run);
+      &run_attention);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask, double dropout) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::attention", "")
-                             .typed<decltype(run)>();
+                             .typed<decltype(run_attention)>();
   return op.call(q, k, v, causal, optional_mask(mask), dropout);
 }
 

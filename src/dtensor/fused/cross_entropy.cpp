@@ -8,7 +8,7 @@
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 #include "fused/fused_operator.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/row_losses.h"
@@ -48,18 +48,19 @@ RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets
   return row_losses(logits, targets, shard, options);
 }
 
-TwoTensors run(const at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
-               double label_smoothing, double z_loss) {
+TwoTensors run_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                             std::int64_t ignore_index, double label_smoothing, double z_loss) {
   const VocabularyShard whole{logits.dim() == 2 ? logits.size(1) : 0, 0, nullptr};
   RowLosses rows =
       checked_row_losses(logits, targets, whole, {ignore_index, label_smoothing, z_loss});
   return {std::move(rows.losses), std::move(rows.log_sum_exp)};
 }
 
-at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
-                        const at::Tensor& log_sum_exp, std::int64_t ignore_index,
-                        double label_smoothing, double z_loss, std::int64_t first_column,
-                        std::int64_t vocabulary) {
+at::Tensor run_cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logits,
+                                      const at::Tensor& targets, const at::Tensor& log_sum_exp,
+                                      std::int64_t ignore_index, double label_smoothing,
+                                      double z_loss, std::int64_t first_column,
+                                      std::int64_t vocabulary) {
   at::Tensor gradient = at::empty_like(logits, at::MemoryFormat::Contiguous);
   const VocabularyShard shard{vocabulary < 0 ? logits.size(1) : vocabulary, first_column, nullptr};
   write_logits_gradient(logits, targets, log_sum_exp, grad, shard,
@@ -67,7 +68,7 @@ at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& logits, const 
   return gradient;
 }
 
-std::optional<ShardingRule> rule(const OpCall& call) {
+std::optional<ShardingRule> cross_entropy_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_loss_sizes(sizes, call.tensor(1).sizes);
   ShardingRule rule = rules::start(call);
@@ -79,7 +80,7 @@ std::optional<ShardingRule> rule(const OpCall& call) {
   return rule;
 }
 
-std::optional<ShardingRule> backward_rule(const OpCall& call) {
+std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   if (call.integer(8) >= 0) {
     return std::nullopt;
   }
@@ -152,8 +153,9 @@ struct CrossEntropyNode final : FusedNode {
   }
 };
 
-TwoTensors differentiable(const at::Tensor& logits, const at::Tensor& targets,
-                          std::int64_t ignore_index, double label_smoothing, double z_loss) {
+TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                        std::int64_t ignore_index, double label_smoothing,
+                                        double z_loss) {
   const auto node = node_for<CrossEntropyNode>(logits);
   if (node != nullptr) {
     node->save(logits, targets);
@@ -169,15 +171,13 @@ TwoTensors differentiable(const at::Tensor& logits, const at::Tensor& targets,
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<CrossEntropy>(library, &run, rule, &differentiable);
-  define<CrossEntropyBackward>(library, &run_backward, backward_rule);
+  define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
+                       &differentiable_cross_entropy);
+  define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule);
+  add_forms(kCrossEntropyForms);
 }
 
 }  // namespace
-
-std::span<const Form> cross_entropy_forms() {
-  return kCrossEntropyForms;
-}
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options) {

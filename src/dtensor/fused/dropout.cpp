@@ -38,8 +38,9 @@ kernels::GlobalPlace place_of(const at::Tensor& x, c10::IntArrayRef place, std::
   return {std::move(part.boxes), std::move(part.sizes), first};
 }
 
-at::Tensor run(const at::Tensor& x, double p, const at::Scalar& seed, const at::Scalar& stream,
-               const at::Scalar& first_element, c10::SymIntArrayRef place) {
+at::Tensor run_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
+                       const at::Scalar& stream, const at::Scalar& first_element,
+                       c10::SymIntArrayRef place) {
   TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1)");
   if (x.is_meta()) {
@@ -49,7 +50,7 @@ at::Tensor run(const at::Tensor& x, double p, const at::Scalar& seed, const at::
                           {bits_of(seed), bits_of(stream)});
 }
 
-std::optional<ShardingRule> rule(const OpCall& call) {
+std::optional<ShardingRule> dropout_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = elementwise_rule(1)(call);
   rule->place_arguments = {{.arg = 5, .input = 0}};
   return rule;
@@ -67,9 +68,9 @@ struct DropoutNode final : FusedNode {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& x, double p, const at::Scalar& seed,
-                          const at::Scalar& stream, const at::Scalar& first_element,
-                          c10::SymIntArrayRef place) {
+at::Tensor differentiable_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
+                                  const at::Scalar& stream, const at::Scalar& first_element,
+                                  c10::SymIntArrayRef place) {
   const auto node = node_for<DropoutNode>(x);
   if (node != nullptr) {
     node->p = p;
@@ -86,7 +87,7 @@ at::Tensor differentiable(const at::Tensor& x, double p, const at::Scalar& seed,
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<Dropout>(library, &run, rule, &differentiable);
+  define<Dropout>(library, &run_dropout, dropout_rule, &differentiable_dropout);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {
@@ -28,8 +28,8 @@ struct EmbeddingBackward
       "(Tensor grad, Tensor indices, Tensor weight, int first_row=0) -> Tensor";
 };
 
-at::Tensor run(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row,
-               std::int64_t total_rows) {
+at::Tensor run_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                         std::int64_t first_row, std::int64_t total_rows) {
   TESSERA_CHECK(weight.dim() == 2, "embedding: the table has sizes ", weight.sizes(),
                 "; it must have two dimensions");
   TESSERA_CHECK(indices.scalar_type() == c10::ScalarType::Long,
@@ -39,8 +39,8 @@ at::Tensor run(const at::Tensor& weight, const at::Tensor& indices, std::int64_t
                                  total_rows < 0 ? weight.size(0) : total_rows);
 }
 
-at::Tensor run_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& weight,
-                        std::int64_t first_row) {
+at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indices,
+                                  const at::Tensor& weight, std::int64_t first_row) {
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
@@ -65,7 +65,7 @@ struct EmbeddingFactors {
   }
 };
 
-std::optional<ShardingRule> rule(const OpCall& call) {
+std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   if (call.tensor(0).ndim() != 2 || call.integer(3) >= 0) {
     return std::nullopt;
   }
@@ -82,7 +82,7 @@ std::optional<ShardingRule> rule(const OpCall& call) {
 }
 
 /// The table is split as it was: no other tensor of the call says how.
-std::optional<ShardingRule> backward_rule(const OpCall& call) {
+std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
   rules::input_of(rule, 0) = factors.result;
@@ -107,8 +107,8 @@ struct EmbeddingNode final : FusedNode {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& weight, const at::Tensor& indices,
-                          std::int64_t first_row, std::int64_t total_rows) {
+at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                                    std::int64_t first_row, std::int64_t total_rows) {
   const auto node = node_for<EmbeddingNode>(weight);
   if (node != nullptr) {
     // Another version counter: the table's values may change meanwhile.
@@ -123,8 +123,8 @@ at::Tensor differentiable(const at::Tensor& weight, const at::Tensor& indices,
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<Embedding>(library, &run, rule, &differentiable);
-  define<EmbeddingBackward>(library, &run_backward, backward_rule);
+  define<Embedding>(library, &run_embedding, embedding_rule, &differentiable_embedding);
+  define<EmbeddingBackward>(library, &run_embedding_backward, embedding_backward_rule);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "tensor/autograd_functions.h"
+#include "autograd/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"

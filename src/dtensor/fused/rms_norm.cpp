@@ -5,7 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {
@@ -28,7 +28,7 @@ struct RmsNormBackward
       "(Tensor grad, Tensor x, Tensor? weight, Tensor rstd) -> (Tensor, Tensor)";
 };
 
-void check_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
+void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
                 "rms_norm of sizes ", x, " was asked for with a weight of sizes ",
@@ -39,15 +39,15 @@ at::Tensor defined_or_not(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
-TwoTensors run(const at::Tensor& x, const OptionalTensor& weight, double eps) {
+TwoTensors run_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps) {
   const at::Tensor scale = defined_or_not(weight);
-  check_sizes(x.sizes(), scale.defined() ? std::optional(scale.sizes()) : std::nullopt);
+  check_rms_norm_sizes(x.sizes(), scale.defined() ? std::optional(scale.sizes()) : std::nullopt);
   auto [out, rstd] = kernels::rms_norm(x, scale, eps);
   return {std::move(out), std::move(rstd)};
 }
 
-TwoTensors run_backward(const at::Tensor& grad, const at::Tensor& x, const OptionalTensor& weight,
-                        const at::Tensor& rstd) {
+TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                 const OptionalTensor& weight, const at::Tensor& rstd) {
   return kernels::rms_norm_backward(grad, x, defined_or_not(weight), rstd);
 }
 
@@ -74,10 +74,10 @@ void set_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-std::optional<ShardingRule> rule(const OpCall& call) {
-  check_sizes(call.tensor(0).sizes, call.has_tensor(1)
-                                        ? std::optional<c10::IntArrayRef>(call.tensor(1).sizes)
-                                        : std::nullopt);
+std::optional<ShardingRule> rms_norm_rule(const OpCall& call) {
+  check_rms_norm_sizes(
+      call.tensor(0).sizes,
+      call.has_tensor(1) ? std::optional<c10::IntArrayRef>(call.tensor(1).sizes) : std::nullopt);
   ShardingRule rule = rules::start(call);
   const NormFactors factors(rule, call.tensor(0).sizes);
   rules::input_of(rule, call.tensor_index(0)) = factors.x;
@@ -86,7 +86,7 @@ std::optional<ShardingRule> rule(const OpCall& call) {
   return rule;
 }
 
-std::optional<ShardingRule> backward_rule(const OpCall& call) {
+std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const NormFactors factors(rule, call.tensor(1).sizes);
   rules::input_of(rule, call.tensor_index(0)) = factors.x;
@@ -107,7 +107,7 @@ struct RmsNormNode final : FusedNode {
   }
 };
 
-TwoTensors differentiable(const at::Tensor& x, const OptionalTensor& weight, double eps) {
+TwoTensors differentiable_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps) {
   const auto node = node_for<RmsNormNode>(x, weight);
   if (node != nullptr) {
     node->save(x, defined_or_not(weight));
@@ -122,8 +122,8 @@ TwoTensors differentiable(const at::Tensor& x, const OptionalTensor& weight, dou
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<RmsNorm>(library, &run, rule, &differentiable);
-  define<RmsNormBackward>(library, &run_backward, backward_rule);
+  define<RmsNorm>(library, &run_rms_norm, rms_norm_rule, &differentiable_rms_norm);
+  define<RmsNormBackward>(library, &run_rms_norm_backward, rms_norm_backward_rule);
 }
 
 }  // namespace

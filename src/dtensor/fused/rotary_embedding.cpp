@@ -6,7 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {
@@ -19,7 +19,7 @@ struct RotaryEmbedding
       "(Tensor x, Tensor cos, Tensor sin, bool transposed=False) -> Tensor";
 };
 
-void check_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayRef sin) {
+void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayRef sin) {
   TESSERA_CHECK(x.size() == 4 && x[3] % 2 == 0, "rotary_embedding of sizes ", x,
                 " was asked for; it takes (batch, sequence, heads, head_dim), head_dim even");
   for (const c10::IntArrayRef table : {cos, sin}) {
@@ -29,15 +29,16 @@ void check_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayRef sin)
   }
 }
 
-at::Tensor run(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool transposed) {
-  check_sizes(x.sizes(), cos.sizes(), sin.sizes());
+at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                      bool transposed) {
+  check_rotary_sizes(x.sizes(), cos.sizes(), sin.sizes());
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
 /// The pairs that turn are within a head; the tables are split as the sequence is.
-std::optional<ShardingRule> rule(const OpCall& call) {
+std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
-  check_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
+  check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
   ShardingRule rule = rules::start(call);
   rules::TensorFactors x = rules::add_factors(rule, sizes);
   rules::keep_unsharded(rule, x[3]);
@@ -57,8 +58,8 @@ struct RotaryNode final : FusedNode {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                          bool transposed) {
+at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                                 bool transposed) {
   TESSERA_CHECK(!is_recorded(cos, sin), "rotary_embedding takes tables that need no gradient");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {
@@ -74,7 +75,7 @@ at::Tensor differentiable(const at::Tensor& x, const at::Tensor& cos, const at::
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<RotaryEmbedding>(library, &run, rule, &differentiable);
+  define<RotaryEmbedding>(library, &run_rotary, rotary_rule, &differentiable_rotary);
 }
 
 }  // namespace

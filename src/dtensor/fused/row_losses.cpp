@@ -12,7 +12,7 @@
 #include <limits>
 #include <vector>
 
-#include "tensor/autograd_functions.h"
+#include "autograd/autograd_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"

@@ -4,7 +4,7 @@
 #include "fused/fused_operator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/kernels/detail/fused.h"
+#include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
 namespace {
@@ -22,25 +22,26 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-void check_sizes(c10::IntArrayRef gate, c10::IntArrayRef up) {
+void check_silu_mul_sizes(c10::IntArrayRef gate, c10::IntArrayRef up) {
   TESSERA_CHECK(gate == up, "silu_mul of tensors of sizes ", gate, " and ", up,
                 " was asked for; they must agree");
 }
 
-at::Tensor run(const at::Tensor& gate, const at::Tensor& up) {
-  check_sizes(gate.sizes(), up.sizes());
+at::Tensor run_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+  check_silu_mul_sizes(gate.sizes(), up.sizes());
   TESSERA_CHECK(gate.scalar_type() == up.scalar_type(), "silu_mul of tensors of types ",
                 gate.scalar_type(), " and ", up.scalar_type(), " was asked for; they must agree");
   return kernels::silu_mul(gate, up);
 }
 
-std::tuple<at::Tensor, at::Tensor> run_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                const at::Tensor& up) {
+std::tuple<at::Tensor, at::Tensor> run_silu_mul_backward(const at::Tensor& grad,
+                                                         const at::Tensor& gate,
+                                                         const at::Tensor& up) {
   return kernels::silu_mul_backward(grad, gate, up);
 }
 
-std::optional<ShardingRule> rule(const OpCall& call) {
-  check_sizes(call.tensor(0).sizes, call.tensor(1).sizes);
+std::optional<ShardingRule> silu_mul_rule(const OpCall& call) {
+  check_silu_mul_sizes(call.tensor(0).sizes, call.tensor(1).sizes);
   return elementwise_rule(1)(call);
 }
 
@@ -54,7 +55,7 @@ struct SiluMulNode final : FusedNode {
   }
 };
 
-at::Tensor differentiable(const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   const auto node = node_for<SiluMulNode>(gate, up);
   if (node != nullptr) {
     // Inputs alone, which the matmuls before this have made anyway.
@@ -68,8 +69,8 @@ at::Tensor differentiable(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<SiluMul>(library, &run, rule, &differentiable);
-  define<SiluMulBackward>(library, &run_backward, elementwise_rule(2));
+  define<SiluMul>(library, &run_silu_mul, silu_mul_rule, &differentiable_silu_mul);
+  define<SiluMulBackward>(library, &run_silu_mul_backward, elementwise_rule(2));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // takes libtorch's own path for plain ones; the operators of a composition come back to the
 // fallback. operator_traits.cpp lists the names (kOwnKernel, kHelperTensors).
 
+#include "overrides/composite_kernels.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
@@ -19,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
@@ -43,8 +45,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// As check_policy, for operators of which only parts come to that: they would be refused late, and
-/// after collectives.
+}  // namespace
+
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -61,6 +63,22 @@ void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensor
                 "ranks");
   compare_plain(mesh, name, tensors);
 }
+
+bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
+  const auto fits = [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
+  };
+  return std::ranges::any_of(tensors, tessera::is_distributed) &&
+         std::ranges::all_of(tensors, fits);
+}
+
+at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
+  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
+                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
+  return out.copy_(result);
+}
+
+namespace {
 
 bool all_distributed(std::initializer_list<at::Tensor> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
@@ -107,14 +125,6 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
 
 // Those that write to their `out` through operators that the dispatcher does not know as views
 // (_unsafe_view, set_). For a distributed `out` the result is computed and copied.
-
-/// Where libtorch would resize `out`, a distributed one cannot follow: its layout may not fit other
-/// sizes.
-at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
-  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
-                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
-  return out.copy_(result);
-}
 
 at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
   if (!tessera::is_distributed(out)) {
@@ -171,16 +181,6 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
 
 // Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
 // same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
-
-/// Whether the caller passed a distributed tensor, and no plain one (of more than one element):
-/// whether such a plain tensor counts as replicated is the caller's choice.
-bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
-  const auto fits = [](const at::Tensor& tensor) {
-    return tessera::is_distributed(tensor) || tensor.numel() <= 1;
-  };
-  return std::ranges::any_of(tensors, tessera::is_distributed) &&
-         std::ranges::all_of(tensors, fits);
-}
 
 /// A result that began as one of those plain tensors is as equal on all ranks as they are.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {

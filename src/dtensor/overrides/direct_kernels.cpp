@@ -5,7 +5,7 @@
 #include <ATen/ops/detach.h>
 #include <torch/library.h>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/alias_tensor.h"

@@ -7,7 +7,7 @@
 #include <ATen/ops/_linalg_check_errors.h>
 
 #include "agreement/agreement.h"
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/lent_keys.h"
 

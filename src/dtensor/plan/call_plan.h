@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "dispatch/operator_info.h"
 #include "forms/form.h"
+#include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/export.h"
@@ -139,9 +139,6 @@ void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at
 /// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
 /// module have not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
-
-/// Adds one to implicit_redistributions() of this rank.
-void count_implicit_redistribution();
 
 }  // namespace tessera::detail
 TESSERA_API_FOR_TEST_END

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "dispatch/call_cache.h"
-#include "overrides/part_operators.h"
+#include "operators/number_type.h"
+#include "plan/part_operators.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/flat_place.h"
@@ -66,15 +66,14 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
 /// one by one: infinity times terms of both signs would be no number. Not where it only stands
 /// beside the sum.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
-  using NumberType = CallKey::NumberType;
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
   }
   const bool divides = info.traits.has(Trait::kDivides);
   const auto is_bad = [divides](const c10::IValue& value) {
     const NumberType type = value.isTensor() && value.toTensor().defined()
-                                ? CallKey::type_of(value.toTensor())
-                                : CallKey::type_of(value);
+                                ? number_type(value.toTensor())
+                                : number_type(value);
     const bool zero = type == NumberType::kZero || type == NumberType::kZeroInteger;
     return type == NumberType::kNotFinite || type == NumberType::kNotFiniteOther ||
            (divides && zero);

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 
 namespace tessera::detail {

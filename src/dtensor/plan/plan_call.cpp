@@ -8,10 +8,9 @@
 #include <algorithm>
 
 #include "agreement/agreement.h"
-#include "plan/bound_call.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "plan/plan_by_rule.h"
-#include "tensor/autograd_functions.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/wrapped_number.h"
@@ -316,8 +315,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   plan_form(plan, info, bound);
   // A strict scope lets the caller ask for one value, unless the whole tensor is gathered for it
   // where a form would not have to.
-  plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
-                   (plan.form != nullptr || info.traits.forms().empty());
+  plan.asked_for =
+      info.traits.has(Trait::kReadsOneValue) && (plan.form != nullptr || forms_of(info).empty());
   // The kinds come last: they depend on everything above.
   plan.otherwise = own_kind(plan, info, bound, arguments);
   plan.kind = kind_of(plan, info);

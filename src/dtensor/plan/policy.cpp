@@ -1,6 +1,6 @@
-// The scopes of strict_scope.h, and check_policy of call_plan.h, which asks them at each call. A
-// plan is kept by its key, and a scope is in no key: so a plan says what it would do, and the
-// scopes of the calling thread say whether it may.
+// check_policy of call_plan.h, which asks the scopes of strict_scope.h at each call. A plan is kept
+// by its key, and a scope is in no key: so a plan says what it would do, and the scopes of the
+// calling thread say whether it may.
 
 #include <algorithm>
 #include <mutex>
@@ -13,49 +13,18 @@
 #include <fmt/ranges.h>
 
 #include "agreement/agreement.h"
-#include "dispatch/rank_state.h"
-#include "plan/bound_call.h"
+#include "autograd/leaf_gradient.h"
+#include "operators/bound_call.h"
 #include "plan/call_plan.h"
 #include "plan/plan_by_rule.h"
-#include "tensor/leaf_gradient.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/wrapped_number.h"
 
-namespace tessera {
-namespace {
-
-// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
-// it.
-thread_local bool replicate_here = false;
-
-}  // namespace
-
-bool is_strict() {
-  const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
-  return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
-}
-
-ReplicationScope::ReplicationScope(bool replicate) : outer_(replicate_here) {
-  replicate_here = replicate;
-}
-ReplicationScope::~ReplicationScope() {
-  replicate_here = outer_;
-}
-
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
-// hook or a function of the program brings along is the program's.
-bool plain_tensors_are_replicated() {
-  return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
-}
-
-std::int64_t implicit_redistributions() {
-  return detail::RankState::here()->implicit_redistributions;
-}
-
-namespace detail {
+namespace tessera::detail {
 namespace {
 
 /// The argument of a call that each of its tensors is: "argument 1"; of a list, "argument 0[2]".
@@ -254,7 +223,7 @@ std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors) {
   std::erase_if(tensors, [](const at::Tensor& tensor) {
     return tessera::is_distributed(tensor) || tensor.layout() != c10::kStrided ||
-           tensor.unsafeGetTensorImpl()->is_wrapped_number();
+           is_wrapped_number(tensor);
   });
   if (!tensors.empty()) {
     check_replicated(mesh, what, tensors);
@@ -274,10 +243,4 @@ void check_policy(const PlannedCall& call) {
   }
 }
 
-void count_implicit_redistribution() {
-  ++RankState::here()->implicit_redistributions;
-}
-
-}  // namespace detail
-
-}  // namespace tessera
+}  // namespace tessera::detail

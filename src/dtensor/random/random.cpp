@@ -5,7 +5,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/kernels/detail/distribution.h"
 
 namespace tessera {

@@ -10,10 +10,10 @@
 
 #include <c10/core/GradMode.h>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/lent_keys.h"
 

@@ -5,7 +5,7 @@
 
 #include <ATen/Context.h>
 
-#include "dispatch/rank_state.h"
+#include "rank/rank_state.h"
 #include "tessera/dtensor/manual_seed.h"
 
 namespace tessera {

@@ -14,8 +14,8 @@
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/zip.hpp>
 
+#include "rank/below_autograd.h"
 #include "redistribute/redistribute_steps.h"
-#include "tensor/below_autograd.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 

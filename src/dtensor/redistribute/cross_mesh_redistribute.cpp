@@ -1,7 +1,7 @@
 // Redistribution to another mesh, in terms of two things that exist already: redistributions on one
 // mesh, and one BoxExchange among ranks that are arranged in two ways. It works if the ranks of one
 // mesh are a slice of the other; meshes of the same ranks are the slice over all dimensions. Below
-// autograd: tensor/autograd_functions.cpp has the gradient, which is the redistribution back.
+// autograd: autograd/autograd_functions.cpp has the gradient, which is the redistribution back.
 
 #include <algorithm>
 #include <optional>
@@ -11,7 +11,6 @@
 
 #include "redistribute/box_exchange.h"
 #include "redistribute/redistribute.h"
-#include "tensor/autograd_functions.h"
 #include "tessera/core/error.h"
 
 namespace tessera::detail {

@@ -11,7 +11,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {
 

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "agreement/agreement.h"
+#include "rank/below_autograd.h"
 #include "redistribute/redistribute_steps.h"
-#include "tensor/below_autograd.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
@@ -119,26 +119,6 @@ at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const Device
 }
 
 }  // namespace
-
-bool is_reducible(c10::ScalarType type, ReduceOp op) {
-  const bool complex = c10::isComplexType(type);
-  if (op == ReduceOp::kSum) {
-    return type != c10::ScalarType::Bool;
-  }
-  if (op == ReduceOp::kAvg) {
-    return complex || c10::isFloatingType(type);
-  }
-  return !complex;
-}
-
-void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked) {
-  for (const auto& partial : layout.partial()) {
-    TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
-                  ") of ", c10::toString(type),
-                  " has no meaning: bool has max, min and product, integers all but avg, complex "
-                  "numbers sum and avg; choose one of these, or convert");
-  }
-}
 
 void clear_plans() {
   plans().clear();

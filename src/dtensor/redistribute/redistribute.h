@@ -6,23 +6,12 @@
 #include <memory>
 #include <string_view>
 
-#include "redistribute/transfer.h"
+#include "rank/transfer.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/redistribute_plan.h"
 
 namespace tessera::detail {
-
-// What may be reduced.
-
-/// Whether elements of `type` can be reduced with `op`: bool has no sum and average, integers have
-/// no average, complex numbers have sum and average only, which act on real and imaginary part
-/// alike.
-bool is_reducible(c10::ScalarType type, ReduceOp op);
-
-/// Throws Error if `layout` is partial with a reduction that elements of `type` do not have.
-/// `asked`: who asks, for the message.
-void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 // On one mesh.
 

@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "redistribute/transfer.h"
+#include "rank/transfer.h"
 #include "tessera/core/redistribute_plan.h"
 #include "tessera/mesh/device_mesh.h"
 

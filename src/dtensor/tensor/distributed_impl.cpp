@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "tensor/below_autograd.h"
+#include "rank/below_autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/internals/detail/running_backward.h"

@@ -4,10 +4,10 @@
 
 #include <utility>
 
-#include "redistribute/transfer.h"
+#include "rank/transfer.h"
+#include "tensor/detached_view.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/internals/detail/tensor_wrapper.h"
-#include "views/detached_view.h"
 
 namespace tessera::detail {
 

@@ -182,6 +182,38 @@ std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
+std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
+                                         bool agreed) {
+  return agreed ? strides_in_order_of(sizes, local_strides) : detail::contiguous_strides(sizes);
+}
+
+LayoutPtr gradient_layout(LayoutPtr layout) {
+  if (!layout->is_partial()) {
+    return layout;
+  }
+  return Layout::intern(layout->mesh_sizes(), layout->dims());
+}
+
+bool is_reducible(c10::ScalarType type, ReduceOp op) {
+  const bool complex = c10::isComplexType(type);
+  if (op == ReduceOp::kSum) {
+    return type != c10::ScalarType::Bool;
+  }
+  if (op == ReduceOp::kAvg) {
+    return complex || c10::isFloatingType(type);
+  }
+  return !complex;
+}
+
+void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked) {
+  for (const auto& partial : layout.partial()) {
+    TESSERA_CHECK(is_reducible(type, partial.op), asked, ": Partial(", to_string(partial.op),
+                  ") of ", c10::toString(type),
+                  " has no meaning: bool has max, min and product, integers all but avg, complex "
+                  "numbers sum and avg; choose one of these, or convert");
+  }
+}
+
 // Not every layout has a list of placements: to_placements throws then.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes) {
   try {

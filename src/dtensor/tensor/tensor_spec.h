@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/internals/detail/shape_geometry.h"
 
 namespace tessera::detail {
@@ -48,6 +50,25 @@ bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
 /// Strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
+
+/// The global strides of a tensor whose local tensor has `local_strides`: in the same order of
+/// dimensions, or contiguous ones where ranks could disagree on that order (`agreed` is false; see
+/// shards_agree_on_stride_order).
+std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
+                                         bool agreed);
+
+/// The layout of the gradient of a tensor with `layout`: the same, but replicated where the tensor
+/// is partial, since the derivative of a sum is the same for each of its terms.
+LayoutPtr gradient_layout(LayoutPtr layout);
+
+/// Whether elements of `type` can be reduced with `op`: bool has no sum and average, integers have
+/// no average, complex numbers have sum and average only, which act on real and imaginary part
+/// alike.
+bool is_reducible(c10::ScalarType type, ReduceOp op);
+
+/// Throws Error if `layout` is partial with a reduction that elements of `type` do not have.
+/// `asked`: who asks, for the message.
+void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// The placements, or the layout where no list of placements describes it. For messages.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);

@@ -11,9 +11,6 @@
 
 namespace tessera::detail {
 
-struct CallPlan;
-struct OperatorInfo;
-
 /// The strides that the results of a view operator have on tensors of global sizes, lists
 /// flattened: the operator is run on meta tensors. Local strides would not do: a dimension of local
 /// size 1 may have any stride, and ranks would disagree. Throws what the operator throws, on every
@@ -43,15 +40,5 @@ at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides)
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
 /// Copies `value` to `to`. Positions of `to` that share an element get one value.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
-
-// as_strided: sizes and strides in memory, wherever that begins.
-
-/// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
-/// as_strided and its variants. A distributed tensor's own offset is 0, wherever its local tensor
-/// begins. Throws Error, on all ranks, if the tensor had to be gathered and has other strides now
-/// than the distributed tensor, or if memory between its elements is asked for, which was not
-/// gathered.
-void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
-                              std::span<c10::IValue> arguments);
 
 }  // namespace tessera::detail

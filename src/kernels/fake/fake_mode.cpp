@@ -1,7 +1,7 @@
 // A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and which
 // only a FakeMode includes: whatever operator a program comes to arrives here, with local tensors.
 
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>

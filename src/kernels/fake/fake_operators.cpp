@@ -278,14 +278,44 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
+/// Operators on elements by whose out= libtorch computes others (abs, logical_or_).
+constexpr std::array<std::string_view, 6> kOutOfElements{
+    "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
+    "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
+
+/// Gives `out`, which is the last argument, the sizes of the others.
+void run_out_of_elements(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  const std::vector<c10::IValue> arguments =
+      torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  Sizes sizes;
+  for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
+    sizes = at::infer_size(sizes, arguments[i].toTensor().sizes());
+  }
+  const at::Tensor& out = arguments.back().toTensor();
+  if (out.sizes() != sizes) {
+    out.resize_(sizes);
+  }
+  torch::jit::drop(*stack, arguments.size());
+  stack->emplace_back(out);
+}
+
+void implement_if_missing(torch::Library& library, std::string_view name,
+                          torch::CppFunction kernel) {
+  const auto op = c10::Dispatcher::singleton().findOp(parse_name(name));
+  if (op && !has(*op, c10::DispatchKey::Meta)) {
+    library.impl(std::string(name).c_str(), std::move(kernel));
+  }
+}
+
 /// The same on the meta device. In a program with Python, its kernels are there already.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
-    const auto op = c10::Dispatcher::singleton().findOp(parse_name(each.name));
-    if (op && !has(*op, c10::DispatchKey::Meta)) {
-      library.impl(std::string(each.name).c_str(),
-                   torch::CppFunction::makeFromBoxedFunction<&run_rule>());
-    }
+    implement_if_missing(library, each.name,
+                         torch::CppFunction::makeFromBoxedFunction<&run_rule>());
+  }
+  for (const std::string_view name : kOutOfElements) {
+    implement_if_missing(library, name,
+                         torch::CppFunction::makeFromBoxedFunction<&run_out_of_elements>());
   }
 }
 

@@ -8,17 +8,15 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "module/meta_buffers.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/internals/detail/tensor_identity.h"
-#include "tessera/nn/detail/filled_with.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/lora.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
@@ -78,49 +76,6 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   slot.set_initialized(false);
 }
 
-/// Those of libtorch's kind.
-void refuse_meta_buffers(const ModuleBase& module, const std::string& asked) {
-  for (const auto& buffer : module.named_buffers()) {
-    TESSERA_CHECK(!buffer.value().is_meta(), asked, ": buffer '", buffer.key(),
-                  "' is on the meta device and cannot be swapped; make it by register_buffer_slot");
-  }
-}
-
-void note_fill(const ParameterSlot& slot, std::uint64_t seed) {
-  for (const ParameterSlot::Owner& owner : slot.owners()) {
-    auto filled = owner.module->attached<detail::FilledWith>();
-    if (filled == nullptr) {
-      filled = std::make_shared<detail::FilledWith>();
-      owner.module->attach(filled);
-    }
-    const at::Tensor& tensor = slot.persistent();
-    filled->fills[&slot] = {seed, tessera::detail::identity_of(tensor),
-                            detail::written_version(tensor)};
-  }
-}
-
-struct Unfilled {
-  std::vector<std::string> names;
-  bool on_meta = false;
-
-  void add(const NamedSlots& slots) {
-    for (const auto& [name, slot] : slots) {
-      if (!slot->initialized()) {
-        names.push_back(name);
-        on_meta = on_meta || slot->persistent().is_meta();
-      }
-    }
-  }
-  /// Three names show which part of the model was forgotten.
-  std::string first_names() const {
-    std::string first;
-    for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
-      first += (i == 0 ? "'" : ", '") + names[i] + "'";
-    }
-    return names.size() > 3 ? first + ", ..." : first;
-  }
-};
-
 }  // namespace
 
 void InitContext::fill(const Parameter& parameter, const Initializer& initializer) const {
@@ -145,17 +100,16 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   // added to the model.
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
   slot->set_initialized(true);
-  note_fill(*slot, run_.seed);
+  detail::note_origin(*slot, detail::origin_of_seed(run_.seed));
 }
 
 void InitContext::fill(const ModuleBase& module, const Initializers& table) const {
   const NamedSlots slots = module.named_slots();
-  // A table of weights ("**.weight") was not written with adapters in mind, which begin as nothing.
-  const NamedSlots adapters = lora_slots(module);
   std::vector<bool> used(table.size());
-  for (const auto& entry : slots) {
-    const auto& [name, slot] = entry;
-    if (std::ranges::find(adapters, entry) != adapters.end()) {
+  for (const auto& [name, slot] : slots) {
+    // A table of weights ("**.weight") was not written with adapters in mind, which begin as
+    // nothing.
+    if (slot->of_adapter()) {
       continue;
     }
     bool taken = false;
@@ -226,20 +180,6 @@ void init_buffers(ModuleBase& module, std::uint64_t seed) {
   // Modules make their buffers in reset_parameters, beside parameters, which are skipped.
   run.buffers_only = true;
   run.reset_all(module);
-}
-
-void check_initialized(const ModuleBase& module, const std::string& asked) {
-  Unfilled unfilled;
-  unfilled.add(module.named_slots());
-  unfilled.add(module.named_buffer_slots());
-  TESSERA_CHECK(!unfilled.on_meta, asked, ": of the parameters and buffers, ",
-                unfilled.names.size(), " were never filled (", unfilled.first_names(),
-                "), and some are on the meta device, without storage; call nn::to_empty, then "
-                "nn::init_weights, or load a checkpoint");
-  TESSERA_CHECK(unfilled.names.empty(), asked, ": the storage of ", unfilled.names.size(),
-                " parameters or buffers was never filled (", unfilled.first_names(),
-                "); call nn::init_weights, load a checkpoint, or fill them in reset_parameters");
-  refuse_meta_buffers(module, asked);
 }
 
 void mark_initialized(const SlotPtr& slot) {

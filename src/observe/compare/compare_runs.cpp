@@ -19,7 +19,7 @@
 #include "compare/difference.h"
 #include "compare/parts.h"
 #include "compare/recording.h"
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"

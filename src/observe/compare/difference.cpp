@@ -14,7 +14,7 @@ namespace tessera::observe {
 namespace {
 
 /// Zeros that are sums of many terms are off by several roundings.
-constexpr double kRoundings = 32;
+constexpr double kRoundingsOfSums = 32;
 
 /// For arithmetic without a further rounding.
 at::Tensor as_doubles(const at::Tensor& tensor) {
@@ -40,7 +40,7 @@ Worst worst_of(const Whole& whole, const at::Tensor& recorded, const Allowance& 
       std::max(epsilon_of(whole.tensor.scalar_type()), epsilon_of(recorded.scalar_type()));
   worst.largest = largest_of(recorded);
   worst.allowed = allowance.share.value_or(std::sqrt(epsilon)) * worst.largest +
-                  kRoundings * epsilon * allowance.magnitude;
+                  kRoundingsOfSums * epsilon * allowance.magnitude;
   worst.excess = found.distance == 0 ? 0
                  : worst.allowed > 0 ? found.distance / worst.allowed
                                      : std::numeric_limits<double>::infinity();

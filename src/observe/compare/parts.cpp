@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"

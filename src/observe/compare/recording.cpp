@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::observe {
@@ -117,7 +117,7 @@ void Recording::add(const std::string& name, const Parts& parts, const std::stri
 void Recording::finish(const std::string& mesh, std::int64_t steps) {
   mesh_ = mesh;
   steps_ = steps;
-  tessera::detail::write_file(folder_ / kManifest, manifest());
+  tessera::files::write_file(folder_ / kManifest, manifest());
 }
 
 std::optional<RecordedTensor> Recording::find(const std::string& name) {

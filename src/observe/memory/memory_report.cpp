@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tessera/comm/detail/ranks_of_world.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "texts_on_first.h"
 
 namespace tessera::observe {
@@ -65,7 +65,7 @@ void write_memory_report(const std::filesystem::path& path, comm::World& world,
   for (const std::string& text : texts) {
     ranks.push_back(ordered_json::parse(text));
   }
-  detail::write_file(path, ordered_json{{"ranks", ranks}}.dump(2) + "\n");
+  files::write_file(path, ordered_json{{"ranks", ranks}}.dump(2) + "\n");
 }
 
 }  // namespace tessera::observe

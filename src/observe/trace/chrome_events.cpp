@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 
 namespace tessera::observe {
 
@@ -104,7 +104,7 @@ void write_trace(const std::filesystem::path& path, const std::vector<std::strin
   for (std::size_t rank = 0; rank < events.size(); ++rank) {
     text += (rank == 0 ? "" : ",\n") + events[rank];
   }
-  detail::write_file(path, text + "\n]}\n");
+  files::write_file(path, text + "\n]}\n");
 }
 
 }  // namespace tessera::observe

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "texts_on_first.h"
 #include "trace/chrome_events.h"

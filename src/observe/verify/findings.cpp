@@ -10,7 +10,7 @@
 #include <map>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 
 namespace tessera::observe {

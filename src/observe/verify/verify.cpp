@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/replica_agreement.h"

@@ -9,6 +9,7 @@
 
 #include "norm/grad_terms.h"
 #include "norm/nonfinite.h"
+#include "norm/plain_gradients.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 
@@ -19,6 +20,10 @@ namespace {
 at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
                         const NormOptions& options) {
   const at::Tensor norm = total_norm(terms, options.norm_type);
+  // Parameters of other ranks may be others (pipeline stages).
+  if (!options.over && options.distinct_along.empty()) {
+    check_plain_gradients(parameters, terms.joint, norm);
+  }
   if (options.error_if_nonfinite) {
     const auto value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value), "the ", options.norm_type, "-norm of the gradients is ",

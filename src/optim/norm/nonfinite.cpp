@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slot_keeper.h"

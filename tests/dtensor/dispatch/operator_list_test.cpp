@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "dispatch/operator_traits.h"
 #include "forms/form.h"
+#include "operators/operator_traits.h"
 #include "tessera/core/sharding_rule.h"
 
 namespace tessera {
@@ -136,7 +136,7 @@ void write_forms(std::ostream& out, bool own_collectives) {
 
 void write_traits(std::ostream& out) {
   out << "\n## Special cases\n\n"
-         "What `src/dtensor/dispatch/operator_traits.cpp` says of single operators; `.*` is every "
+         "What `src/dtensor/operators/operator_traits.cpp` says of single operators; `.*` is every "
          "overload.\n\n";
   for (const auto& [trait, text] : texts_of_traits()) {
     out << "* " << text << ":";
@@ -161,11 +161,12 @@ std::string render() {
   const auto lists = partition();
   std::ostringstream out;
   out << "# Operators\n\n"
-         "How each operator of libtorch that takes a tensor is run on distributed ones. Generated "
-         "from the\ntables in `src/core/rules/` and from libtorch's dispatcher: after a change, "
-         "run "
-         "`dtensor_test` with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. The "
-         "library's own operators\n(`src/dtensor/fused/`) are the last family.\n\n"
+         "How each operator of libtorch "
+      << TESSERA_NEWEST_TORCH
+      << " that takes a tensor is run on distributed ones. Generated from\nthe tables in "
+         "`src/core/rules/` and from libtorch's dispatcher: after a change, run `dtensor_test` "
+         "with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. The library's own "
+         "operators\n(`src/dtensor/fused/`) are the last family.\n\n"
          "## With a sharding rule ("
       << ruled_operators().size() << " overloads in " << rule_families().size()
       << " families)\n\n"
@@ -188,13 +189,22 @@ std::string render() {
   return out.str();
 }
 
+/// The page as far as no libtorch of another version changes it: without the lists of operators
+/// that have no rule.
+std::string without_lists(const std::string& page) {
+  const auto begin = page.find("\n## With a function of their own");
+  return page.substr(0, begin) + page.substr(page.find("\n## Special cases"));
+}
+
 TEST(OperatorList, IsWhatTheDocumentationSays) {
-  if (std::getenv("TESSERA_UPDATE_DOCS")) {
+  const bool newest = std::string_view(TESSERA_TORCH_VERSION) == TESSERA_NEWEST_TORCH;
+  if (std::getenv("TESSERA_UPDATE_DOCS") && newest) {
     std::ofstream(TESSERA_OPERATORS_DOC) << render();
   }
   std::ifstream file(TESSERA_OPERATORS_DOC);
   const std::string found{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_TRUE(found == render())
+  const std::string expected = render();
+  EXPECT_TRUE(newest ? found == expected : without_lists(found) == without_lists(expected))
       << "docs/operators/operators.md is out of date: run this test with "
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }

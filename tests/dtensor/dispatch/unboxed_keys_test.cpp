@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/operator_traits.h"
+#include "operators/operator_traits.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/dispatch_cache.h"

@@ -20,7 +20,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/strict_scope.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 #include "testing/errors.h"
 #include "testing/full_tensor.h"
 #include "testing/ranks.h"

@@ -82,14 +82,6 @@ INSTANTIATE_TEST_SUITE_P(
     WithTensorsOfTheirOwn, Composite,
     ::testing::Values(
         OperatorCase{
-            "quantile", {{5, 3}}, [](const Tensors& t) { return at::quantile(t[0], 0.3, 0); }},
-        OperatorCase{"quantiles",
-                     {{5, 3}, {4}},
-                     [](const Tensors& t) { return at::quantile(t[0], t[1].square(), 1); }},
-        OperatorCase{"nanquantile",
-                     {{5, 3}},
-                     [](const Tensors& t) { return at::nanquantile(t[0], 0.5, 0, true); }},
-        OperatorCase{
             "one_hot",
             {{5, 2}},
             [](const Tensors& t) {

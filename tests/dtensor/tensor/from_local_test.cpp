@@ -59,6 +59,21 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
   }
 }
 
+TEST(FromLocal, RefusesOnEveryRankPartsOfOtherTensors) {
+  RunRanks(3, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({3}, {"x"});
+    const bool other = rank.rank() == 1;
+    const auto expect_refused = [&](const at::Tensor& part) {
+      EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
+                   "from_local takes a plain tensor for [Shard(0)], but that of rank 1 has another "
+                   "type than that of rank 0, or other sizes");
+    };
+    expect_refused(at::zeros({2, other ? 4 : 3}));
+    expect_refused(other ? at::zeros({2}) : at::zeros({2, 3}));
+    expect_refused(at::zeros({2, 3}, other ? at::kDouble : at::kFloat));
+  });
+}
+
 TEST(LocalMap, FindsTheSizesOfUnevenResults) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"x"});

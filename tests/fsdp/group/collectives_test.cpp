@@ -44,6 +44,31 @@ TEST_P(OwnCollectives, TakeThePlaceOfTheCommunicators) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, OwnCollectives, ::testing::Values(1, 2, 4));
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+TEST(OwnCollectivesOfOneUnit, AreSetAsInTheFirstVersion) {
+  RunRanks(2, [](Rank& rank) {
+    SmallModel model(7, 10, 3);
+    testing::fill(model);
+    shard(model, rank.mesh({2}, {"dp"}));
+    int gathers = 0, reductions = 0;
+    const AllGather all_gather = [&](auto& group, const auto& output, const auto& input) {
+      ++gathers;
+      return group.all_gather(output, input);
+    };
+    const ReduceScatter reduce_scatter = [&](auto& group, const auto& output, const auto& input) {
+      ++reductions;
+      return group.reduce_scatter(output, input, ReduceOp::kSum);
+    };
+    set_custom_all_gather(*model.blocks[0], all_gather, /*recurse=*/false);
+    set_custom_reduce_scatter(*model.blocks[0], reduce_scatter, /*recurse=*/false);
+    local_loss(model, rank).backward();
+    EXPECT_EQ(gathers, 2);  // for forward and for backward
+    EXPECT_EQ(reductions, 1);
+  });
+}
+#pragma GCC diagnostic pop
+
 TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/comm/comm_context.h"
+#include "fsdp/group/comm_context.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/comm/streams.h"

@@ -29,6 +29,20 @@ std::string error_of_plan(const std::function<void(WrapPlan&)>& spoil) {
   return error;
 }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+TEST(WrapPlan, IsAppliedByTheNameOfTheFirstVersion) {
+  RunRanks(1, [](Rank& rank) {
+    SmallModel by_mesh(4, 6, 3), by_world(4, 6, 3);
+    const WrapPlan plan = plan_units(by_mesh, wrap_class<Block>());
+    fully_shard(by_mesh, rank.mesh({1}, {"dp"}), plan);
+    fully_shard(by_world, rank.world(), plan);
+    EXPECT_TRUE(is_fully_sharded(*by_mesh.blocks[0]));
+    EXPECT_TRUE(is_fully_sharded(*by_world.blocks[0]));
+  });
+}
+#pragma GCC diagnostic pop
+
 TEST(WrapPlan, RefusesToLeaveAParameterOut) {
   const std::string error =
       error_of_plan([](WrapPlan& plan) { plan[1].parameters.erase(plan[1].parameters.begin()); });

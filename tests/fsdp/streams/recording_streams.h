@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/comm/comm_context.h"
+#include "fsdp/group/comm_context.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/comm/streams.h"
 

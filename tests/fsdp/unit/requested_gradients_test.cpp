@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,17 +48,26 @@ void expect_no_gradient(const SmallModel& model) {
   }
 }
 
-class RequestedGradients : public ::testing::TestWithParam<Layout> {};
+class RequestedGradients : public ::testing::TestWithParam<Layout> {
+ protected:
+  /// Runs `body` on the ranks of the layout.
+  static void on_layout(
+      const std::function<void(Rank&, ShardedModel&, const Tensors& parameters)>& body) {
+    const Layout& layout = GetParam();
+    RunRanks(testing::ranks_of(layout.sizes), [&](Rank& rank) {
+      const std::vector<std::string> names = layout.sizes.size() == 1
+                                                 ? std::vector<std::string>{"dp"}
+                                                 : std::vector<std::string>{"replicate", "shard"};
+      ShardedModel model(rank.mesh(layout.sizes, names), layout.options);
+      body(rank, model, parameters_of(model));
+    });
+  }
+};
 
 TEST_P(RequestedGradients, AreThoseOfOneRank) {
   const Tensors first = gradients_alone({}, {0});
   const Tensors second = gradients_alone({}, {1});
-  const auto& [name, sizes, options] = GetParam();
-  RunRanks(testing::ranks_of(sizes), [&, &sizes = sizes, &options = options](Rank& rank) {
-    ShardedModel model(
-        sizes.size() == 1 ? rank.mesh(sizes, {"dp"}) : rank.mesh(sizes, {"replicate", "shard"}),
-        options);
-    const Tensors parameters = parameters_of(model);
+  on_layout([&](Rank& rank, ShardedModel& model, const Tensors& parameters) {
     for (int step = 0; step < 2; ++step) {
       expect_equal(grad({local_loss(model, rank, 0)}, parameters), first);
       expect_no_gradient(model);
@@ -72,12 +82,7 @@ TEST_P(RequestedGradients, AreThoseOfOneRank) {
 
 TEST_P(RequestedGradients, OfSomeParametersLeaveTheOthersAlone) {
   const Tensors expected = gradients_alone({}, {0});
-  const auto& [name, sizes, options] = GetParam();
-  RunRanks(testing::ranks_of(sizes), [&, &sizes = sizes, &options = options](Rank& rank) {
-    ShardedModel model(
-        sizes.size() == 1 ? rank.mesh(sizes, {"dp"}) : rank.mesh(sizes, {"replicate", "shard"}),
-        options);
-    const Tensors parameters = parameters_of(model);
+  on_layout([&](Rank& rank, ShardedModel& model, const Tensors& parameters) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const std::size_t j = (i + 5) % parameters.size();
       expect_equal(grad({local_loss(model, rank, 0)}, {parameters[i], parameters[j]}),
@@ -89,12 +94,7 @@ TEST_P(RequestedGradients, OfSomeParametersLeaveTheOthersAlone) {
 
 TEST_P(RequestedGradients, AreAddedByABackwardWithInputs) {
   const Tensors expected = gradients_alone({}, {0});
-  const auto& [name, sizes, options] = GetParam();
-  RunRanks(testing::ranks_of(sizes), [&, &sizes = sizes, &options = options](Rank& rank) {
-    ShardedModel model(
-        sizes.size() == 1 ? rank.mesh(sizes, {"dp"}) : rank.mesh(sizes, {"replicate", "shard"}),
-        options);
-    const Tensors parameters = parameters_of(model);
+  on_layout([&](Rank& rank, ShardedModel& model, const Tensors& parameters) {
     const Tensors asked{parameters[1], parameters[6]};
     for (int i = 0; i < 2; ++i) {
       local_loss(model, rank, 0).backward({}, std::nullopt, false, asked);

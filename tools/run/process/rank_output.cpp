@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "tessera/core/detail/flight_report.h"
+#include "tessera/core/flight.h"
 
 namespace tessera::run {
 namespace {
@@ -39,7 +39,8 @@ bool OutputSink::write_some() {
   }
   const auto written = write(fd_, pending_.data(), next_size());
   if (written < 0 && errno != EINTR && errno != EAGAIN) {
-    pending_.clear();  // nobody reads it any more
+    error_ = errno;
+    pending_.clear();  // nobody reads it any more, or no disk takes it
     return false;
   }
   pending_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));

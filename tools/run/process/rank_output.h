@@ -29,6 +29,8 @@ class OutputSink {
   /// True when so much waits that the ranks should be read no further.
   bool full() const { return pending_.size() > kFull; }
   int fd() const { return fd_; }
+  /// errno of a write that failed, whose text is lost; 0: none has.
+  int error() const { return error_; }
 
   /// Writes what fits now.
   void flush();
@@ -41,6 +43,7 @@ class OutputSink {
   std::size_t next_size() const;
 
   int fd_;
+  int error_ = 0;
   std::string pending_;
 };
 

@@ -35,6 +35,7 @@ struct Child {
   std::vector<char*> program;
   std::vector<char*> environment;
   int inherited;
+  bool own_stdin;
   int out;  // or -1
   int err;
   int failure;  // gets errno where the program cannot be run
@@ -59,7 +60,7 @@ bool has_input() {
 }
 
 // The child up to its exec. Standard input is empty, because several ranks cannot share one, but
-// for the rank that has the launcher's output.
+// for the rank that has the launcher's.
 [[noreturn]] void become(const Child& child) {
   // A group of its own, so that a signal reaches the rank together with what it has started.
   setpgid(0, 0);
@@ -71,7 +72,7 @@ bool has_input() {
     _exit(1);  // the launcher ended before the line above took effect
   }
   const int null = open("/dev/null", O_RDONLY);
-  if (child.out >= 0 || !has_input()) {
+  if (!child.own_stdin || !has_input()) {
     dup2(null, STDIN_FILENO);
   }
   if (child.out >= 0) {
@@ -104,15 +105,25 @@ int exec_error(const FileDescriptor& failure) {
   return size == sizeof error ? error : 0;
 }
 
+// torchrun would start such a script by Python.
+bool is_python(const std::string& program) {
+  return program.ends_with(".py");
+}
+
+std::string started(const std::string& program) {
+  return (is_python(program) ? "python3 " : "./") + program;
+}
+
 // exec gives ENOENT also for a script whose interpreter is missing.
 std::string describe(const std::string& program, int error) {
   if (error == ENOENT) {
     return program + " was not found" +
            (program.find('/') == std::string::npos
-                ? " in PATH: write ./" + program + " for a program in this folder"
+                ? " in PATH: write " + started(program) + " for a program in this folder"
                 : " (or its interpreter was not)");
   }
-  return program + " cannot be run: " + std::strerror(error);
+  return program + " cannot be run: " + std::strerror(error) +
+         (is_python(program) ? ": write " + started(program) : "");
 }
 
 }  // namespace
@@ -152,9 +163,15 @@ RankProcess start_rank(const RankCommand& command, Guardian& guardian) {
   Pipe out = command.own_stdout ? Pipe{} : make_pipe();
   Pipe err = make_pipe();
   Pipe failure = make_pipe();
-  const Child child{
-      pointers(command.program), pointers(command.environment), command.inherited, out.write.get(),
-      err.write.get(),           failure.write.get(),           getpid(),          &guardian};
+  const Child child{pointers(command.program),
+                    pointers(command.environment),
+                    command.inherited,
+                    command.own_stdin,
+                    out.write.get(),
+                    err.write.get(),
+                    failure.write.get(),
+                    getpid(),
+                    &guardian};
   const pid_t pid = fork();
   if (pid < 0) {
     fail_errno("cannot start a process");

@@ -39,7 +39,8 @@ struct RankCommand {
   std::vector<std::string> program;      ///< looked up in PATH where it holds no slash
   std::vector<std::string> environment;  ///< "NAME=value"
   int inherited = -1;                    ///< a descriptor to hand on, or -1
-  bool own_stdout = false;  ///< has the launcher's standard output and, but for a terminal, input
+  bool own_stdin = false;                ///< has the launcher's standard input, but for a terminal
+  bool own_stdout = false;               ///< has the launcher's standard output
 };
 
 /// A started rank: a direct child, leader of its own process group, killed by the kernel when the

@@ -11,8 +11,8 @@
 #include "examples/llama/plan/page/page_style.h"
 #include "examples/llama/plan/page/pictures.h"
 #include "examples/llama/plan/size_text.h"
-#include "tessera/observe/detail/page.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/page.h"
+#include "tessera/observe/text.h"
 
 namespace llama {
 

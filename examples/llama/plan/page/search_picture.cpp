@@ -8,8 +8,8 @@
 
 #include "examples/llama/plan/page/pictures.h"
 #include "examples/llama/plan/size_text.h"
-#include "tessera/observe/detail/axis.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/axis.h"
+#include "tessera/observe/text.h"
 
 namespace llama {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "examples/llama/plan/page/pictures.h"
-#include "tessera/observe/detail/axis.h"
-#include "tessera/observe/detail/text.h"
+#include "tessera/observe/axis.h"
+#include "tessera/observe/text.h"
 
 namespace llama {
 

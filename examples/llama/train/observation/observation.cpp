@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
 
 namespace llama {
@@ -22,7 +22,7 @@ namespace {
 
 /// Better to learn before the training than after it.
 void check_can_write(const char* flag, const std::filesystem::path& file) {
-  tessera::detail::create_folders(std::filesystem::absolute(file).parent_path());
+  tessera::files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;
   const std::filesystem::file_status found = std::filesystem::status(file, error);
   TESSERA_CHECK(!std::filesystem::exists(found) || std::filesystem::is_regular_file(found),
@@ -30,7 +30,7 @@ void check_can_write(const char* flag, const std::filesystem::path& file) {
                 ", which is no regular file; give another name");
   try {
     // Makes a temporary file, as the later one will be, and removes it.
-    const tessera::detail::AtomicFile probe(file);
+    const tessera::files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", flag, " ", file.string(), ": ", unwritable.what());
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/detail/flight_record.h"
+#include "tessera/core/flight.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -70,8 +71,6 @@ struct RankReport {
 std::string ranks_text(const std::vector<int>& ranks);
 /// The reverse. What does not parse is left out.
 std::vector<int> parse_ranks(std::string_view text);
-/// "rank 1" or "ranks 0, 2-7".
-std::string name_ranks(const std::vector<int>& ranks);
 
 std::int64_t now();
 RankReport read(const Record& record);

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
-#include "tessera/kernels/detail/fake_mode.h"
+#include "tessera/kernels/fake_mode.h"
 
 /// The arithmetic of a cross entropy on one rank's rows and columns of the logits: what
 /// tessera::cross_entropy and the loss of a head that is never whole are made of.

@@ -2,7 +2,8 @@
 // tensor, to call them or to take them along. libtorch keeps both kinds in one list of functions,
 // shows it to nobody, and says of the code that runs in a backward only for which node it runs: not
 // whether it is the node's formula or a hook. Of nodes those are the program's that
-// torch::autograd::Function makes, in C++ or Python; the library's own among them count as such.
+// torch::autograd::Function makes, in C++ or Python, the library's own among them, and those of
+// classes that are neither libtorch's nor the library's.
 //
 // No version differs. Whether a hook is of C++ is told by its class's mangled name: libtorch does
 // not export what dynamic_cast needs.
@@ -36,7 +37,7 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< autograd's, or the library's
-  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is a Function of its own
+  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is of its own
 };
 
 /// What runs on this thread.

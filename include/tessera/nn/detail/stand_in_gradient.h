@@ -15,7 +15,7 @@ using tessera::detail::RunBackward;
 /// in for it in forward. In a graph of the parameter itself it is libtorch's own node.
 class StandInGradient : public tessera::detail::LeafNode {
  public:
-  using LeafNode::LeafNode;
+  using tessera::detail::LeafNode::LeafNode;
   /// Does `call`, whose outputs hold this, by one or more calls of libtorch's engine, `run`.
   virtual tessera::detail::variable_list execute(const BackwardCall& call,
                                                  const RunBackward& run) = 0;

@@ -1,0 +1,40 @@
+# Run by CPack before it packs: turns the install tree into one that stands beside the torch of any Python.
+
+set(tree ${CPACK_TEMPORARY_DIRECTORY})
+set(libraries ${tree}/${CPACK_TESSERA_LIBDIR})
+file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*.*.*)
+
+# The distribution's libraries come along, but for glibc, libstdc++ and what torch has.
+file(GET_RUNTIME_DEPENDENCIES LIBRARIES ${ours}
+  RESOLVED_DEPENDENCIES_VAR others UNRESOLVED_DEPENDENCIES_VAR missing
+  PRE_EXCLUDE_REGEXES "^lib(tessera_|torch|c10|gomp|cu|nccl|nv)" "^ld-linux"
+    "^lib(c|m|dl|rt|pthread|util|stdc[+][+]|gcc_s)[.]so")
+if(missing)
+  message(FATAL_ERROR "the package would lack ${missing}: install them where it is built")
+endif()
+file(INSTALL ${others} DESTINATION ${libraries} TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
+foreach(library IN LISTS others)
+  cmake_path(GET library FILENAME name)
+  execute_process(COMMAND dpkg -S */${name} OUTPUT_VARIABLE owner ERROR_QUIET)
+  string(REGEX REPLACE ":.*" "" owner "${owner}")
+  if(owner AND EXISTS /usr/share/doc/${owner}/copyright)
+    file(COPY_FILE /usr/share/doc/${owner}/copyright ${tree}/share/doc/tessera/LICENSE.${owner})
+  endif()
+endforeach()
+
+# Of what the install tree searches, only what is within it, ./torch among it.
+foreach(file IN LISTS ours)
+  file(READ_ELF ${file} RUNPATH searched)
+  string(REPLACE ":" ";" searched "${searched}")
+  list(FILTER searched INCLUDE REGEX "^[$]ORIGIN")
+  list(JOIN searched ":" searched)
+  file(RPATH_SET FILE ${file} NEW_RPATH "${searched}")
+endforeach()
+set(config ${libraries}/cmake/tessera/tesseraConfig.cmake)
+file(READ ${config} text)
+string(REGEX REPLACE "TESSERA_BUILT_WITH_TORCH \"[^\"]*\""
+  "TESSERA_BUILT_WITH_TORCH \"\${PACKAGE_PREFIX_DIR}/torch\"" text "${text}")
+file(WRITE ${config} "${text}")
+
+file(WRITE ${tree}/torch-version "${CPACK_TESSERA_TORCH}\n")
+file(COPY ${CPACK_TESSERA_SOURCE}/packaging/use-torch DESTINATION ${tree})

@@ -1,0 +1,221 @@
+// How a reduced gradient reaches the shard of a parameter. Nothing here is collective except
+// take_gradient().
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <string>
+#include <utility>
+
+#include "parameter/sharded_parameter.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::fsdp {
+
+at::Tensor& ShardedParameter::gradient_place() {
+  UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.mutable_grad();
+}
+
+const at::Tensor& ShardedParameter::gradient() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr ? waiting->reduced : sharded_.grad();
+}
+
+void ShardedParameter::keep(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  UnreducedGradient& waiting = unreduced_gradient();
+  if (!waiting.kept) {
+    waiting.kept.emplace();
+  }
+  add_gradient(*waiting.kept, gradient, dtype);
+}
+
+bool ShardedParameter::has_kept() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->kept;
+}
+
+UnshardedGradient ShardedParameter::take_kept() {
+  UnshardedGradient sum = *std::exchange(unreduced_gradient().kept, std::nullopt);
+  settle_unreduced();
+  return sum;
+}
+
+void ShardedParameter::leave_to_replicas(const UnshardedGradient& gradient, c10::ScalarType dtype) {
+  if (arrives()) {
+    add_gradient(unreduced_gradient().scattered, gradient, dtype);
+    settle_expected();
+  }
+}
+
+bool ShardedParameter::has_left_to_replicas() const {
+  const UnreducedGradient* waiting = unreduced(sharded_.grad());
+  return waiting != nullptr && waiting->scattered.local.defined();
+}
+
+UnshardedGradient ShardedParameter::take_left_to_replicas() {
+  if (!has_left_to_replicas()) {
+    return {};
+  }
+  UnshardedGradient sum = std::exchange(unreduced_gradient().scattered, {});
+  settle_unreduced();
+  return sum;
+}
+
+void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
+  if (!arrives()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  settle_unreduced();
+  at::Tensor& sum = gradient_place();
+  // A new gradient begins, of which this is all, also where the program has dropped an earlier one.
+  if (!sum.defined()) {
+    accumulation_ = Accumulation::kStarted;
+    used_ = false;
+    // Only the first addition since the last agreement tells whether the gradient was there before:
+    // one that was stays, whoever used the parameter since.
+  } else if (accumulation_ == Accumulation::kSettled) {
+    accumulation_ = Accumulation::kAdded;
+  }
+  used_ |= used;
+  const at::Tensor term = has_hooks() ? call_hooks(gradient) : gradient;
+  if (!sum.defined()) {
+    // What is still to be added was for a gradient that the program has dropped.
+    arriving_.clear();
+    // A view of the reduction's result where type and place agree: no copy.
+    sum = distributed(at_home(term));
+  } else if (home_.offloaded) {
+    arriving_.push_back(at_home(term));
+  } else {
+    check_layout("the gradient", sum);
+    local_tensor(sum).add_(term);
+  }
+  awaited_ = home_.offloaded;
+  if (!awaited_) {
+    settle_expected();
+    call_hook();
+  }
+}
+
+void ShardedParameter::arrive() {
+  if (!std::exchange(awaited_, false)) {
+    return;
+  }
+  notice_drop();
+  settle_expected();
+  const auto arrived = std::exchange(arriving_, {});
+  // The program may have dropped the gradient meanwhile.
+  if (!gradient().defined()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  for (const at::Tensor& term : arrived) {
+    local_tensor(gradient()).add_(term);
+  }
+  call_hook();
+}
+
+void ShardedParameter::forget_arrivals() {
+  arriving_.clear();
+  awaited_ = false;
+  expected_ = discarded_ = 0;
+  if (UnreducedGradient* waiting = unreduced(sharded_.grad())) {
+    waiting->expects = false;
+    settle_unreduced();
+  }
+  shown_expected_ = nullptr;
+}
+
+at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
+  return make_distributed(shard, sharding_, sharded_.sizes().vec());
+}
+
+/// Of register_hook.
+bool ShardedParameter::has_hooks() const {
+  return detail::has_hooks(sharded_);
+}
+
+/// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
+/// give takes the gradient's place.
+at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
+  at::Tensor shard = at_home(gradient);
+  if (home_.pinned) {
+    shard = shard.copy_(gradient);  // the host waits: hooks compute where the shard lives
+  }
+  const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
+  check_layout("what a hook made of the gradient", given);
+  return local_tensor(given);
+}
+
+void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) const {
+  const bool distributed = tessera::is_distributed(tensor);
+  TESSERA_CHECK(
+      distributed && tensor.sizes() == sharded_.sizes() && sharding_spec(tensor) == sharding_, what,
+      " of ", describe(*slot_), " is ",
+      distributed ? detail::concat("laid out as ", to_string(*sharding_spec(tensor).layout),
+                                   ", of sizes ", tensor.sizes())
+                  : std::string("a plain tensor"),
+      ", but the parameter is distributed as ", to_string(*sharding_.layout), " on ",
+      to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
+}
+
+/// An optimizer that steps within backward.
+void ShardedParameter::call_hook() {
+  if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
+    detail::call_hook_after_grad(sharded_);
+  }
+}
+
+/// In the memory and of the type of the shard.
+at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
+  at::Tensor own = gradient;
+  if (home_.pinned) {
+    // Into pinned memory the copy runs beside the host; CommContext::settle waits for it.
+    own = at::empty(gradient.sizes(), shard().options().pinned_memory(true));
+    own.copy_(gradient, /*non_blocking=*/true);
+  }
+  return own.to(shard().options());
+}
+
+void ShardedParameter::drop_gradient() {
+  sharded_.mutable_grad().reset();
+  forget_arrivals();
+  // True: with the gradient gone, there is nothing that a rank's answer could take away.
+  settle_use(true);
+}
+
+void ShardedParameter::settle_use(bool by_any_rank) {
+  if (accumulation_ == Accumulation::kStarted && !by_any_rank) {
+    gradient_place().reset();
+  }
+  accumulation_ = Accumulation::kSettled;
+  used_ = false;
+}
+
+UnshardedGradient take_gradient(const at::Tensor& unsharded) {
+  // Taken off at once: the next backward would add to it, and what is reduced now would count
+  // twice.
+  const at::Tensor gradient = unsharded.grad();
+  unsharded.mutable_grad().reset();
+  if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
+    return {gradient, nullptr, gradient.defined()};
+  }
+  TESSERA_CHECK(tessera::is_distributed(gradient),
+                "the gradient of a distributed parameter arrived as a plain tensor");
+  const ShardingSpec& from = sharding_spec(gradient);
+  const ShardingSpec& to = sharding_spec(unsharded);
+  if (from.layout == to.layout) {
+    return {local_tensor(gradient), nullptr, true};
+  }
+  // Summed after the reduction, a shard instead of all, and with those of other parameters.
+  if (comm::Communicator* group = detail::pending_sum_group(gradient, unsharded)) {
+    return {local_tensor(gradient), group, true};
+  }
+  return {local_tensor(DistributedTensor(gradient).redistribute(to.layout)), nullptr, true};
+}
+
+}  // namespace tessera::fsdp

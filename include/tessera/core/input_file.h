@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::files {
+
+/// Whether a path may be a symbolic link.
+enum class Symlinks { kFollow, kRefuse };
+
+/// A regular file, open for reading: what strangers have written is read through this. By pread()
+/// and not by a mapping, so that a file that shrinks is an Error and not the end of the process.
+/// All calls throw Error with the file's name. Thread safe.
+class InputFile {
+ public:
+  /// Never waits: a FIFO is refused. `what`: the kind of file that is wanted, for messages ("a
+  /// token shard").
+  InputFile(std::filesystem::path path, std::string what, Symlinks symlinks = Symlinks::kFollow);
+  ~InputFile();
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::uint64_t size() const { return size_; }  ///< in bytes, when it was opened
+  /// The bytes from `offset`. Throws Error if the file ends before.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+/// All of a file of at most `max_bytes`. Throws Error as InputFile does, and for a longer one,
+/// before anything is read.
+std::string read_file(const std::filesystem::path& path, const std::string& what,
+                      std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
+
+}  // namespace tessera::files
+TESSERA_API_END

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera {
+
+/// Bounds on what a document may cost while it is parsed. The defaults fit an index of weights.
+struct JsonLimits {
+  int depth = 8;                    ///< of nested objects and arrays
+  std::size_t keys = 1'000'000;     ///< in the whole document
+  std::size_t values = 10'000'000;  ///< numbers, lists, objects, ... in the whole one
+};
+
+/// Throws Error unless `text` is a JSON object that every parser reads alike, for files that a
+/// stranger may have made: for everything that RFC 8259 forbids, and for what parsers disagree
+/// about: duplicate keys, NUL bytes, a byte order mark; and beyond the limits. What passes may be
+/// given to any parser.
+void check_strict_json(std::string_view text, const JsonLimits& limits = {});
+
+}  // namespace tessera
+TESSERA_API_END

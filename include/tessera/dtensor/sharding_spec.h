@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <vector>
+
+#include "tessera/core/layout.h"
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+
+TESSERA_API_BEGIN
+namespace tessera {
+
+/// How a tensor is distributed: on which mesh, and with which layout.
+struct ShardingSpec {
+  DeviceMesh mesh;
+  LayoutPtr layout = nullptr;
+  friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
+};
+
+/// "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]": the mesh and the layout.
+std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
+
+namespace detail {
+
+/// The type of is_distributed.
+struct IsDistributed {
+  bool operator()(const at::Tensor& tensor) const;
+};
+
+}  // namespace detail
+
+/// is_distributed(tensor): whether a tensor is distributed. An object, so that at::is_distributed,
+/// an unrelated function, is not found beside it; that and x.is_distributed() are false of every
+/// tensor.
+inline constexpr detail::IsDistributed is_distributed{};
+/// The spec of a distributed tensor. Throws Error for a plain one.
+const ShardingSpec& sharding_spec(const at::Tensor& tensor);
+/// The local tensor of a distributed tensor, without autograd; a plain tensor itself. Not
+/// collective.
+const at::Tensor& local_tensor(const at::Tensor& tensor);
+/// A distributed tensor of global `sizes` with local tensor `local`, without autograd history.
+/// Throws Error if `local` has other sizes than this rank's shard. Not collective.
+at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
+                            std::vector<std::int64_t> sizes);
+
+}  // namespace tessera
+TESSERA_API_END

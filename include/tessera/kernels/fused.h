@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "tessera/export.h"
+
+/// Memory-bound operations in one pass over memory, on local tensors, without autograd. fp32 and
+/// bf16 on CPU run on our own vectorised kernels, with fp32 arithmetic and one rounding. Their
+/// order of operations depends neither on the instruction set nor on the number of threads: same
+/// bits. Other types and devices run the same formulas as ATen operators.
+TESSERA_API_BEGIN
+namespace tessera::kernels {
+
+/// What rms_norm gives.
+struct RmsNormResult {
+  at::Tensor out;   ///< like x
+  at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps), one per row: (..., 1), fp32 or fp64
+};
+/// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
+/// ones.
+RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+/// Gradients of x and, if it is defined, weight; the latter is summed over the rows of this tensor.
+std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    const at::Tensor& rstd);
+
+/// silu(gate) * up, of tensors of one shape (SwiGLU, Shazeer 2020).
+at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
+/// Gradients of gate and up.
+std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
+                                                    const at::Tensor& up);
+
+/// Rotary position embedding (Su et al. 2021), in the form of Llama. x: (batch, sequence, heads,
+/// head_dim), of halves (x1, x2); cos, sin: (sequence, head_dim). Gives (x1 cos1 - x2 sin1, x2 cos2
+/// + x1 sin2), or with `transposed` the adjoint of that, which is its gradient.
+at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                            bool transposed);
+
+/// Embedding with a shard of the table: `weight` holds rows first_row, first_row + 1, ... of
+/// `total_rows`. Gives (..., dim), zeros for indices of other rows. On CPU an index outside of the
+/// table throws Error.
+at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
+                          std::int64_t first_row, std::int64_t total_rows);
+/// The gradient of those `rows` rows. Each row's terms are added in the order of their positions,
+/// in fp32 (fp64 for fp64): same bits for any number of threads.
+at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
+                                   std::int64_t first_row, std::int64_t rows);
+
+}  // namespace tessera::kernels
+TESSERA_API_END

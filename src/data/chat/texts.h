@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "chat/value.h"
+
+namespace tessera::data::chat {
+
+// What filters and methods have in common, as Python's functions of these names do it.
+
+/// Without white space, or without `characters`, at its ends.
+std::string stripped(std::string_view text, const Value& characters, bool left, bool right);
+/// Of ASCII letters.
+std::string cased(std::string text, bool upper);
+/// `every`: each word, else the first.
+std::string capitalized(const std::string& text, bool every);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to);
+Json split(std::string_view text, const Value& separator, const Value& most);
+/// Whether a text begins, or ends, with one of some.
+bool has_affix(const std::string& text, const Value& affix, bool begin);
+std::string joined(const Value& list, const std::string& between);
+/// The keys of a mapping with their values.
+Json items_of(const Value& map);
+std::int64_t length_of(const Value& value);
+std::string indented(const std::string& text, const Arguments& arguments);
+
+}  // namespace tessera::data::chat

@@ -1,0 +1,212 @@
+// The public handle and the free functions beside it. Here arguments are checked, with messages in
+// the caller's terms, and placements become layouts; the work itself is in autograd_functions.cpp.
+// Functions that make a tensor go through make_agreed, so that in debug builds ranks that disagree
+// all throw.
+
+#include "tessera/dtensor/distributed_tensor.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <ostream>
+#include <utility>
+#include <variant>
+
+#include "agreement/agreement.h"
+#include "autograd/autograd_functions.h"
+#include "handle/made_alike.h"
+#include "redistribute/redistribute.h"
+#include "tensor/distributed_impl.h"
+#include "tensor/local_part.h"
+#include "tessera/comm/trace.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/agreed_sizes.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+
+namespace tessera {
+namespace {
+
+void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
+                      const Placements& placements) {
+  TESSERA_CHECK(placements.size() == static_cast<std::size_t>(mesh.ndim()),
+                "from_local: ", placements.size(), " placements for ", to_string(mesh),
+                ": give one per dimension");
+  for (const Placement& placement : placements) {
+    const auto* shard = std::get_if<Shard>(&placement);
+    TESSERA_CHECK(shard == nullptr || (shard->dim >= -local.dim() && shard->dim < local.dim()),
+                  "from_local: ", to_string(placement), " of a tensor of ", local.dim(),
+                  " dimensions");
+  }
+}
+
+/// The global sizes that the caller has not given.
+std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
+                                         const Placements& placements) {
+  const auto strided = [](const Placement& placement) {
+    return std::holds_alternative<StridedShard>(placement);
+  };
+  TESSERA_CHECK(std::ranges::none_of(placements, strided),
+                "from_local with a strided shard needs the global sizes: pass `sizes`");
+  return detail::agreed_sizes("from_local", local, mesh, placements);
+}
+
+/// A handle of `local`, checked, with its gradient promised in the layout `gradient`.
+/// What placements say is replicated is the caller's word, which debug mode compares. Collective
+/// then.
+DistributedTensor with_equal_copies(const DistributedTensor& made) {
+  const DeviceMesh& mesh = made.mesh();
+  for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
+    if (detail::is_replicated_on(*made.layout(), dim)) {
+      detail::check_replicas(
+          detail::peers_along(mesh, dim), {{"the local tensor", local_tensor(made)}},
+          detail::Equality::kRounded, "from_local",
+          "give the ranks that replicate it the same values, or another placement");
+    }
+  }
+  return made;
+}
+
+DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
+                          const std::vector<std::int64_t>& sizes, LayoutPtr gradient) {
+  detail::check_local(local, spec, sizes);
+  return DistributedTensor(detail::from_local_with_gradient(local, spec, sizes, gradient));
+}
+
+}  // namespace
+
+DistributedTensor::DistributedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
+  detail::impl_of_distributed(tensor_);
+}
+
+DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                                                const Placements& placements,
+                                                std::optional<std::vector<std::int64_t>> sizes,
+                                                std::optional<Placements> grad_placements) {
+  if (!sizes) {
+    detail::check_not_distributed(local);
+    check_placements(local, mesh, placements);
+    sizes = sizes_of_whole(local, mesh, placements);
+  }
+  return with_equal_copies(detail::make_agreed(mesh, [&] {
+    check_placements(local, mesh, placements);
+    const auto layout = to_layout(mesh.shape().sizes(), placements, *sizes);
+    const auto gradient = grad_placements
+                              ? to_layout(mesh.shape().sizes(), *grad_placements, *sizes)
+                              : detail::gradient_layout(layout);
+    return made_of(local, {mesh, layout}, *sizes, gradient);
+  }));
+}
+
+DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
+                                                std::vector<std::int64_t> sizes) {
+  return with_equal_copies(detail::make_agreed(spec.mesh, [&] {
+    return made_of(local, spec, sizes, detail::gradient_layout(spec.layout));
+  }));
+}
+
+at::Tensor DistributedTensor::to_local(std::optional<Placements> grad_placements) const {
+  const auto& spec = detail::impl_of_distributed(tensor_).spec();
+  const auto gradient = grad_placements ? to_layout(spec->sharding.mesh.shape().sizes(),
+                                                    *grad_placements, spec->sizes)
+                                        : detail::gradient_layout(spec->sharding.layout);
+  return detail::to_local_with_gradient(tensor_, gradient);
+}
+
+DistributedTensor DistributedTensor::redistribute(const Placements& placements) const {
+  const auto& spec = detail::impl_of_distributed(tensor_).spec();
+  return redistribute(to_layout(spec->sharding.mesh.shape().sizes(), placements, spec->sizes));
+}
+
+DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
+  detail::check_partials(*layout, tensor_.scalar_type(), "redistribute");
+  return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
+}
+
+DistributedTensor DistributedTensor::redistribute(const Placements& placements,
+                                                  const RedistributeOptions& options) const {
+  return redistribute(mesh(), placements, options);
+}
+
+DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
+                                                  const Placements& placements,
+                                                  const RedistributeOptions& options) const {
+  // Casts before it sends, for the type that is asked for is mostly the narrower one. Autograd
+  // undoes the cast.
+  const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
+  const auto target = to_layout(mesh.shape().sizes(), placements,
+                                detail::impl_of_distributed(source).spec()->sizes);
+  detail::check_partials(*target, source.scalar_type(), "redistribute");
+  return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
+}
+
+/// Two recorded steps, so that the gradient takes the way back: the local gradient's placements,
+/// then a redistribution to this tensor's.
+at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
+  const comm::CallerScope caller("full_tensor");
+  const auto own = layout();
+  return redistribute(Layout::replicated(own->mesh_sizes(), own->tensor_ndim()))
+      .to_local(std::move(grad_placements));
+}
+
+Placements DistributedTensor::placements() const {
+  const auto& spec = *detail::impl_of_distributed(tensor_).spec();
+  return to_placements(*spec.sharding.layout, spec.sizes);
+}
+
+LayoutPtr DistributedTensor::layout() const {
+  return spec().layout;
+}
+const ShardingSpec& DistributedTensor::spec() const {
+  return sharding_spec(tensor_);
+}
+const DeviceMesh& DistributedTensor::mesh() const {
+  return spec().mesh;
+}
+
+DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                    const Placements& placements) {
+  const DistributedTensor made = detail::make_agreed(mesh, [&] {
+    TESSERA_CHECK(!tessera::is_distributed(tensor),
+                  "distribute_tensor of a tensor that is distributed "
+                  "already: redistribute() changes its placements");
+    const auto sizes = tensor.sizes().vec();
+    const auto& mesh_sizes = mesh.shape().sizes();
+    const auto target = to_layout(mesh_sizes, placements, sizes);
+    detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
+    // As a replicated tensor first: cutting the shard out of it is a local step of a
+    // redistribution, and its gradient is a gather.
+    const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
+    return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
+  });
+  if (detail::checks_calls()) {
+    detail::check_replicas(detail::peers_of(mesh), {{"the tensor", tensor.detach()}},
+                           detail::Equality::kBitwise, "distribute_tensor",
+                           "pass the same values on every rank, or name the source of them");
+  }
+  return made;
+}
+
+DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                    const Placements& placements,
+                                    const DistributeOptions& options) {
+  if (!options.source) {
+    return distribute_tensor(tensor, mesh, placements);
+  }
+  const auto sizes = tensor.sizes().vec();
+  // Checks the arguments, on all ranks before the scatter: ranks that disagree would wait there for
+  // one another. What it makes is empty and tells the layout.
+  const auto empty = detail::make_agreed(mesh, [&] {
+    const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
+    detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
+    TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",
+                  *options.source, " of ", to_string(mesh), ": give 0 to ", mesh.size() - 1);
+    const auto none = at::empty(detail::local_sizes(target, sizes), tensor.options());
+    return made_of(none, target, sizes, detail::gradient_layout(target.layout));
+  });
+  const comm::CallerScope caller("distribute_tensor");
+  // Without gradient: only one rank has the tensor that it would belong to.
+  const auto part = detail::scatter_from(tensor.detach(), *options.source, empty.spec());
+  return DistributedTensor(make_distributed(part, empty.spec(), sizes));
+}
+
+}  // namespace tessera

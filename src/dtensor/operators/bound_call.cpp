@@ -1,0 +1,175 @@
+// The border between libtorch's values and core's: a call's stack becomes an OpCall, of which a
+// rule reads sizes and numbers; a rule's arguments become values again. Only here does one know
+// both.
+
+#include "operators/bound_call.h"
+
+namespace tessera::detail {
+namespace {
+
+/// An undefined tensor is None: rules and plans number the defined ones only.
+Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    return {};
+  }
+  const auto& tensor = value.toTensor();
+  bound.tensors.push_back(tensor);
+  bound.call.tensors.push_back(
+      {tensor.sizes().vec(), static_cast<std::int64_t>(tensor.element_size())});
+  return TensorRef{static_cast<int>(bound.tensors.size()) - 1};
+}
+
+/// An element that is None (of the indices of index) keeps its place in the list, with no number.
+Argument bind_tensor_list(const c10::IValue& value, BoundCall& bound) {
+  if (value.isNone()) {
+    return {};
+  }
+  std::vector<TensorRef> refs;
+  for (const auto& element : value.toListRef()) {
+    const auto ref = bind_tensor(element, bound);
+    refs.push_back(std::holds_alternative<TensorRef>(ref) ? std::get<TensorRef>(ref) : TensorRef{});
+  }
+  return refs;
+}
+
+/// A complex number is None: no rule reads one (see rule_of_call).
+Argument bind_scalar(const c10::IValue& value) {
+  if (value.isInt()) {
+    return value.toInt();
+  }
+  if (value.isBool()) {
+    return value.toBool();
+  }
+  if (value.isDouble()) {
+    return value.toDouble();
+  }
+  return {};
+}
+
+/// Core has no numbers of c10's: it is told what matters of a type, and gives the number back.
+DType::Kind dtype_kind_of(c10::ScalarType type) {
+  using Kind = DType::Kind;
+  switch (type) {
+    case c10::ScalarType::Bool:
+      return Kind::kBool;
+    case c10::ScalarType::Byte:
+    case c10::ScalarType::UInt16:
+    case c10::ScalarType::UInt32:
+    case c10::ScalarType::UInt64:
+      return Kind::kUnsigned;
+    case c10::ScalarType::Char:
+    case c10::ScalarType::Short:
+    case c10::ScalarType::Int:
+    case c10::ScalarType::Long:
+      return Kind::kSigned;
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+      return Kind::kFloating;
+    default:
+      return c10::isComplexType(type) ? Kind::kComplex : Kind::kOther;
+  }
+}
+
+/// A type is an int on a stack. Rules ask for its kind and size, to know what can be reduced in it.
+Argument bind_dtype(const c10::IValue& value) {
+  if (!value.isInt()) {
+    return {};
+  }
+  const auto type = static_cast<c10::ScalarType>(value.toInt());
+  return DType{dtype_kind_of(type), static_cast<std::int64_t>(c10::elementSize(type)),
+               value.toInt()};
+}
+
+/// What is none of these (a device, a memory format that was left out) is None to a rule. Flags
+/// become the integers 0 and 1, so that rules have one kind of list.
+Argument bind_static(const c10::IValue& value) {
+  if (value.isString()) {
+    return value.toStringRef();
+  }
+  if (value.isIntList()) {
+    return value.toIntVector();
+  }
+  if (value.isBoolList()) {
+    const auto list = value.toBoolList();
+    std::vector<std::int64_t> flags;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      flags.push_back(list.get(i));
+    }
+    return flags;
+  }
+  return bind_scalar(value);
+}
+
+}  // namespace
+
+/// Numbers are bound whatever their kind: a rule that reads one of kind kScalar would be told
+/// values that are in no key, so OperatorInfo gives that kind only where the rule reads none.
+BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
+  using Kind = OperatorInfo::ArgumentKind;
+  BoundCall bound;
+  bound.call.op = info.name;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = arguments[i];
+    switch (info.arguments[i]) {
+      case Kind::kTensor:
+        bound.call.args.push_back(bind_tensor(value, bound));
+        break;
+      case Kind::kTensorList:
+      case Kind::kOptionalTensorList:
+        bound.call.args.push_back(bind_tensor_list(value, bound));
+        break;
+      case Kind::kDType:
+        bound.call.args.push_back(bind_dtype(value));
+        break;
+      case Kind::kScalar:
+      case Kind::kGenerator:
+      case Kind::kNumberList:
+      case Kind::kStatic:
+        bound.call.args.push_back(bind_static(value));
+        break;
+    }
+  }
+  return bound;
+}
+
+c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
+                      std::span<const at::Tensor> tensors) {
+  // A list's type cannot be told from the argument, where it is empty or holds None: the schema
+  // knows it.
+  struct Convert {
+    const c10::Type& type;
+    std::span<const at::Tensor> tensors;
+
+    // One for each alternative of Argument.
+    c10::IValue operator()(std::monostate) const { return {}; }
+    c10::IValue operator()(bool value) const { return value; }
+    c10::IValue operator()(std::int64_t value) const { return value; }
+    c10::IValue operator()(double value) const { return value; }
+    c10::IValue operator()(const std::string& value) const { return value; }
+    c10::IValue operator()(const DType& type) const { return type.id; }
+    c10::IValue operator()(const std::vector<std::int64_t>& value) const { return value; }
+    c10::IValue operator()(TensorRef ref) const {
+      return tensors[static_cast<std::size_t>(ref.index)];
+    }
+    c10::IValue operator()(const std::vector<TensorRef>& refs) const {
+      const auto* list = type.castRaw<c10::ListType>();
+      if (list != nullptr && list->getElementType()->kind() == c10::TypeKind::TensorType) {
+        c10::List<at::Tensor> result;
+        for (auto ref : refs) {
+          result.push_back((*this)(ref).toTensor());
+        }
+        return result;
+      }
+      c10::List<std::optional<at::Tensor>> result;
+      for (auto ref : refs) {
+        result.push_back(ref.index < 0 ? std::nullopt : std::optional((*this)(ref).toTensor()));
+      }
+      return result;
+    }
+  };
+  return std::visit(Convert{type, tensors}, argument);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/complex.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace tessera::detail {
+
+/// What counts in the key of a call of a number that no rule reads: its type, and whether a sum may
+/// be multiplied or divided by it term by term.
+enum class NumberType : std::uint8_t {
+  kInteger = 1,
+  kDouble,
+  kBool,
+  kNone,
+  kOther,
+  kZeroInteger,
+  kZero,
+  kNotFinite,
+  kNotFiniteOther
+};
+// Zero and numbers that are not finite count as types of their own (see rule_of_call).
+inline NumberType number_type(bool) {
+  return NumberType::kBool;
+}
+inline NumberType number_type(std::int64_t value) {
+  return value == 0 ? NumberType::kZeroInteger : NumberType::kInteger;
+}
+inline NumberType number_type(double value) {
+  return !std::isfinite(value) ? NumberType::kNotFinite
+         : value == 0          ? NumberType::kZero
+                               : NumberType::kDouble;
+}
+inline NumberType number_type(const c10::complex<double>& value) {
+  const bool finite = std::isfinite(value.real()) && std::isfinite(value.imag());
+  return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
+}
+NumberType number_type(const c10::IValue& value);
+/// Of a plain tensor; one that is not a wrapped number: kNone.
+NumberType number_type(const at::Tensor& tensor);
+
+}  // namespace tessera::detail

@@ -1,0 +1,267 @@
+// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once in the life of the
+// program. Every call asks for it, so that nothing of a call looks at schemas or names again.
+
+#include "operators/operator_info.h"
+
+#include <ATen/core/enum_tag.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "tessera/core/error.h"
+
+namespace tessera::detail {
+namespace {
+
+using Kind = OperatorInfo::ArgumentKind;
+
+/// `kind`, or an optional one.
+bool is_or_is_optional(const c10::Type& type, c10::TypeKind kind) {
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  return type.kind() == kind || (optional != nullptr && optional->getElementType()->kind() == kind);
+}
+
+bool is_tensor(const c10::Type& type) {
+  return is_or_is_optional(type, c10::TypeKind::TensorType);
+}
+
+bool is_number(const c10::Type& type) {
+  return is_or_is_optional(type, c10::TypeKind::NumberType) ||
+         is_or_is_optional(type, c10::TypeKind::FloatType);
+}
+
+/// What of an argument goes into a call's key. Scalars that no rule reads vary from step to step (a
+/// learning rate): with their values each would be another call.
+Kind kind_of(const c10::Type& type, bool scalars_are_read) {
+  if (is_tensor(type)) {
+    return Kind::kTensor;
+  }
+  if (const auto* list = type.castRaw<c10::ListType>()) {
+    const auto& element = *list->getElementType();
+    if (element.kind() == c10::TypeKind::TensorType) {
+      return Kind::kTensorList;
+    }
+    if (is_tensor(element)) {
+      return Kind::kOptionalTensorList;
+    }
+    if (is_number(element)) {
+      return Kind::kNumberList;
+    }
+  }
+  if (is_number(type) && !scalars_are_read) {
+    return Kind::kScalar;
+  }
+  if (is_or_is_optional(type, c10::TypeKind::GeneratorType)) {
+    return Kind::kGenerator;
+  }
+  if (is_or_is_optional(type, c10::TypeKind::ScalarTypeType)) {
+    return Kind::kDType;
+  }
+  return Kind::kStatic;
+}
+
+/// Whether a value of `type` may hold a tensor: it is one, or a list of them.
+bool holds_tensors(const c10::Type& type) {
+  const auto kind = kind_of(type, true);
+  return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
+}
+
+/// The argument with the alias set of `returned`, or -1.
+int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
+  const auto& arguments = schema.arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->beforeSets() == returned.beforeSets()) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+/// The numbers of the arguments that are known by their names.
+void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    const auto index = static_cast<int>(i);
+    if (name == "device") {
+      info.device = index;
+    } else if (name == "generator") {
+      info.generator = index;
+    } else if (name == "check_errors") {
+      info.check_errors = index;
+    } else if (name == "stride" && i > 0 && arguments[i - 1].name() == "size") {
+      info.stride = index;
+    } else if (name == "storage_offset" && info.traits.has(Trait::kViewsMemory)) {
+      info.storage_offset = index;
+    }
+  }
+}
+
+/// Needs info.rule. The real type of an argument is asked: type() calls a ScalarType an int.
+void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::Type& type = *arguments[i].real_type();
+    info.arguments.push_back(kind_of(type, info.rule.reads_numbers()));
+    info.takes_tensors = info.takes_tensors || holds_tensors(type);
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      info.written.push_back(static_cast<int>(i));
+    }
+  }
+}
+
+/// An alias that is written is an argument that comes back (in place, out=). One that is only read
+/// makes a view, of the only argument with an alias: its set is not compared, since the one of
+/// split ("a -> *") grows.
+void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
+  for (const c10::Argument& result : schema.returns()) {
+    const c10::AliasInfo* alias = result.alias_info();
+    OperatorInfo::Return returned{holds_tensors(*result.real_type()), -1};
+    if (alias != nullptr && alias->isWrite()) {
+      returned.written = aliased_argument(schema, *alias);
+    }
+    if (alias != nullptr && !alias->isWrite()) {
+      const auto argument = std::ranges::find_if(
+          schema.arguments(), [](const c10::Argument& a) { return a.alias_info() != nullptr; });
+      info.viewed = static_cast<int>(argument - schema.arguments().begin());
+    }
+    info.returns.push_back(returned);
+  }
+}
+
+/// Whether libtorch takes the operator apart above autograd, before it comes to our key. A kernel
+/// for a backend or for autograd comes before the composite one.
+bool is_composite(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  constexpr std::array kBefore{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Autograd,
+                               DispatchKey::AutogradCPU, DispatchKey::CompositeExplicitAutograd};
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
+}
+
+/// Whether the operator is to be run as the operators that it is made of.
+bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  // rand_like is empty_like and uniform_: of a random operator every composite form will do.
+  const bool composite =
+      op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+      (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
+  return composite && !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+         (info.draws_random || !info.rule);
+}
+
+/// "aten::mm.out" as the dispatcher takes it apart.
+c10::OperatorName operator_name(const std::string& name) {
+  const std::size_t dot = std::min(name.find('.'), name.size());
+  return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
+}
+
+/// Operators that `missing` may stand for: its overloads; else those of its library, if it is not
+/// libtorch, which has thousands.
+std::string operators_like(const c10::OperatorName& missing) {
+  constexpr std::size_t kShown = 5;
+  const std::string library = missing.name.substr(0, missing.name.find("::") + 2);
+  std::set<std::string> overloads, neighbours;
+  for (const c10::OperatorName& each : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (each.name == missing.name) {
+      overloads.insert(c10::toString(each));
+    } else if (library != "aten::" && each.name.starts_with(library)) {
+      neighbours.insert(c10::toString(each));
+    }
+  }
+  const std::set<std::string>& found = overloads.empty() ? neighbours : overloads;
+  if (found.empty()) {
+    return "";
+  }
+  const auto end =
+      std::next(found.begin(), static_cast<std::ptrdiff_t>(std::min(found.size(), kShown)));
+  return fmt::format(" ({}{}{})", overloads.empty() ? library + " has " : "its overloads are ",
+                     fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
+}
+
+/// What register_rule cannot know, since core knows no operators: whether a rule is of one, and
+/// whether it will be asked for. Until then on every rank, whichever asks first.
+void check_user_rules() {
+  for (const std::string& name : user_ruled_operators()) {
+    const c10::OperatorName parts = operator_name(name);
+    const auto op = c10::Dispatcher::singleton().findSchema(parts);
+    TESSERA_CHECK(op, "register_rule of ", name, ", but there is no such operator",
+                  operators_like(parts),
+                  ": mend the name, overload included, or load the operator's library before the "
+                  "first operator runs");
+    TESSERA_CHECK(!is_composite(*op), "register_rule of ", name,
+                  ", which is made of other operators (CompositeImplicitAutograd), whose rules are "
+                  "asked for instead: drop the rule, or implement the operator for "
+                  "CompositeExplicitAutograd or a backend");
+  }
+}
+
+/// The name by which rules and traits know an operator.
+std::string full_name(const c10::FunctionSchema& schema) {
+  return schema.overload_name().empty() ? schema.name()
+                                        : schema.name() + "." + schema.overload_name();
+}
+
+}  // namespace
+
+OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
+    : name(full_name(op.schema())), traits(name), rule(find_rule(name)) {
+  const c10::FunctionSchema& schema = op.schema();
+  read_arguments(*this, schema.arguments());
+  find_named_arguments(*this, schema.arguments());
+  read_returns(*this, schema);
+  changes_shape = op.hasTag(at::Tag::inplace_view);
+  // Before is_decomposed, which asks for it.
+  draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  decomposes = is_decomposed(*this, op);
+  is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
+  writes_lists = traits.has(Trait::kForeach) && returns.empty() && !written.empty();
+  if (!traits.functional().empty()) {
+    functional = find_operator("aten::" + std::string(traits.functional()));
+  }
+}
+
+bool OperatorInfo::is_written(std::size_t argument) const {
+  return std::ranges::find(written, static_cast<int>(argument)) != written.end();
+}
+
+c10::OperatorHandle find_operator(std::string_view name) {
+  const c10::OperatorName parts = operator_name(std::string(name));
+  return c10::Dispatcher::singleton().findSchemaOrThrow(parts.name.c_str(),
+                                                        parts.overload_name.c_str());
+}
+
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
+  // Without a lock for operators that this thread has asked for lately. A schema stays where it is.
+  struct Slot {
+    const void* schema = nullptr;
+    const OperatorInfo* info = nullptr;
+  };
+  thread_local std::array<Slot, 256> recent;
+  const void* schema = &op.schema();
+  auto& slot = recent[(reinterpret_cast<std::uintptr_t>(schema) >> 6) % recent.size()];
+  if (slot.schema == schema) {
+    return *slot.info;
+  }
+
+  static std::mutex mutex;
+  // Never destroyed: keys hold addresses of these, and tensors may outlive all other statics.
+  static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
+  std::lock_guard lock(mutex);
+  auto& info = all[op.operator_name()];
+  if (!info) {
+    check_user_rules();
+    info = std::make_unique<OperatorInfo>(op);
+  }
+  slot = {schema, info.get()};
+  return *info;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "random/fills.h"
+#include "tessera/export.h"
+
+TESSERA_API_FOR_TEST_BEGIN
+namespace tessera::detail {
+
+/// What neither the schema of an operator nor its sharding rule says of it.
+enum class Trait : std::uint8_t {
+  // How it is run.
+  kRandomInplace,    ///< fills its tensor by the global element (random_operators.h)
+  kNativeDropout,    ///< drops by the global element (random_operators.h)
+  kForeach,          ///< takes lists, each position of which is a call of its own
+  kWritesGradients,  ///< formulas of gradients write with it (backward_zeros.h)
+  kNewZeros,         ///< makes the zeros that they write to
+  kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
+  kHelperTensors,    ///< composed of others and of plain tensors of its own (composite_kernels.cpp)
+  // What its arguments and results are.
+  kViewsMemory,    ///< its storage_offset counts in the memory of what it views (view_geometry.h)
+  kInfersSize,     ///< takes sizes of which one may be -1
+  kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
+  kLeavesMemory,   ///< its result is memory for others to write
+  kReadsOneValue,  ///< answers the host: what it reduces for that counts as written, where it has a
+                   ///< form only in that form
+  // Which numbers may not be applied to the terms of a sum one by one.
+  kNumberBesideSum,  ///< none: a number of it stands beside the sum
+  kDivides,          ///< zero as well as infinity
+  // When it throws.
+  kFailsByMatrix,   ///< for a matrix that it cannot factorise, without being asked to check
+  kFailsByElement,  ///< for an index out of range or another bad number that one part may hold
+};
+
+/// What the tables say of one operator.
+class OperatorTraits {
+ public:
+  /// Of "aten::add.Tensor", from the table in operator_traits.cpp.
+  explicit OperatorTraits(std::string_view name);
+
+  bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
+
+  /// Of kWritesGradients: the operator that returns the result instead, without "aten::".
+  std::string_view functional() const { return functional_; }
+  /// Of kRandomInplace.
+  RandomFill fill() const { return fill_; }
+
+ private:
+  std::uint32_t traits_ = 0;
+  std::string_view functional_;
+  RandomFill fill_ = nullptr;
+};
+
+/// A row of the table.
+struct TraitRow {
+  Trait trait;
+  /// Operators without "aten::", separated by blanks: "mul_.Tensor"; "mul_.*" is mul_ in all its
+  /// overloads; "_foreach_*" is whatever begins so.
+  std::string_view names;
+  std::string_view functional = {};
+  RandomFill fill = nullptr;
+};
+std::span<const TraitRow> trait_rows();
+
+/// The names of a row, one by one.
+std::vector<std::string> names_in(const TraitRow& row);
+/// Whether `pattern`, one of those, covers operator `name`, without "aten::".
+bool covers(std::string_view pattern, std::string_view name);
+
+}  // namespace tessera::detail
+TESSERA_API_FOR_TEST_END

@@ -1,0 +1,159 @@
+#include "random/fills.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/MathConstants.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/kernels/detail/distribution.h"
+
+namespace tessera::detail {
+namespace {
+
+using Arguments = std::span<const c10::IValue>;
+
+thread_local at::Tensor source_here;
+
+/// In fp64, in which the transforms are computed.
+at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
+                   RandomKey key) {
+  const auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
+  fill_random(values, target.place, distribution, key);
+  return values;
+}
+
+at::Tensor uniform_numbers(const RandomTarget& target) {
+  return numbers(target, kernels::Uniform{0, 1}, target.key);
+}
+
+/// The largest integer up to which a type holds all.
+std::uint64_t last_integer(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Double:
+      return std::uint64_t{1} << 53;
+    case c10::ScalarType::Float:
+      return std::uint64_t{1} << 24;
+    case c10::ScalarType::Half:
+      return std::uint64_t{1} << 11;
+    case c10::ScalarType::BFloat16:
+      return std::uint64_t{1} << 8;
+    case c10::ScalarType::Bool:
+      return 1;
+    case c10::ScalarType::Byte:
+      return std::numeric_limits<std::uint8_t>::max();
+    case c10::ScalarType::Char:
+      return std::numeric_limits<std::int8_t>::max();
+    case c10::ScalarType::Short:
+      return std::numeric_limits<std::int16_t>::max();
+    case c10::ScalarType::Int:
+      return std::numeric_limits<std::int32_t>::max();
+    default:
+      return std::numeric_limits<std::int64_t>::max();
+  }
+}
+
+/// In [0, range), of 63 bits that two numbers make: one has 53, and the last bits count too.
+at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
+  constexpr double kLow = 4294967296.0;  // 2^32
+  const RandomKey more{target.key.seed, substream(target.key.stream, 0)};
+  const auto high = uniform_numbers(target).mul_(kLow / 2).floor_().to(at::kLong);
+  const auto low = numbers(target, kernels::Uniform{0, kLow}, more).floor_().to(at::kLong);
+  const auto bits = high.mul_(static_cast<std::int64_t>(kLow)).add_(low);
+  constexpr auto kAll = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  return range > kAll ? bits : bits.remainder_(static_cast<std::int64_t>(range));
+}
+
+void fill_integers_between(const RandomTarget& target, std::int64_t from, std::int64_t to) {
+  TESSERA_CHECK(from < to, "random integers from ", from, " to ", to, " were asked for");
+  const auto range = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
+  target.local.copy_(integers(target, range).add_(from));
+}
+
+}  // namespace
+
+// What operators ask for. Uniform, normal and Bernoulli numbers are drawn by kernels, with the same
+// bits on a CPU and CUDA; the others are libtorch's functions of those.
+
+void fill_uniform(const RandomTarget& target, Arguments arguments) {
+  const double from = arguments[1].toDouble();
+  const double to = arguments[2].toDouble();
+  TESSERA_CHECK(from <= to, "uniform numbers from ", from, " to ", to, " were asked for");
+  fill_random(target.local, target.place, kernels::Uniform{from, to - from}, target.key);
+}
+
+void fill_normal(const RandomTarget& target, Arguments arguments) {
+  const double std = arguments[2].toDouble();
+  TESSERA_CHECK(std >= 0.0, "normal numbers with std ", std, " were asked for");
+  fill_random(target.local, target.place, kernels::Normal{arguments[1].toDouble(), std},
+              target.key);
+}
+
+void fill_bernoulli(const RandomTarget& target, Arguments arguments) {
+  const double p = arguments[1].toDouble();
+  TESSERA_CHECK(p >= 0.0 && p <= 1.0, "a probability of ", p, " was asked for");
+  if (target.local.is_floating_point()) {
+    return fill_random(target.local, target.place, kernels::Bernoulli{p}, target.key);
+  }
+  target.local.copy_(numbers(target, kernels::Bernoulli{p}, target.key));
+}
+
+void fill_exponential(const RandomTarget& target, Arguments arguments) {
+  const double rate = arguments[1].toDouble();
+  TESSERA_CHECK(rate > 0.0, "exponential numbers of rate ", rate, " were asked for");
+  target.local.copy_(uniform_numbers(target).log_().div_(-rate));
+}
+
+void fill_geometric(const RandomTarget& target, Arguments arguments) {
+  const double p = arguments[1].toDouble();
+  TESSERA_CHECK(p > 0.0 && p < 1.0, "geometric numbers of probability ", p, " were asked for");
+  target.local.copy_(uniform_numbers(target).log_().div_(std::log1p(-p)).ceil_());
+}
+
+void fill_cauchy(const RandomTarget& target, Arguments arguments) {
+  const double sigma = arguments[2].toDouble();
+  TESSERA_CHECK(sigma > 0.0, "Cauchy numbers of sigma ", sigma, " were asked for");
+  target.local.copy_(uniform_numbers(target)
+                         .sub_(0.5)
+                         .mul_(c10::pi<double>)
+                         .tan_()
+                         .mul_(sigma)
+                         .add_(arguments[1].toDouble()));
+}
+
+void fill_log_normal(const RandomTarget& target, Arguments arguments) {
+  const double std = arguments[2].toDouble();
+  TESSERA_CHECK(std > 0.0, "log-normal numbers of std ", std, " were asked for");
+  target.local.copy_(
+      numbers(target, kernels::Normal{arguments[1].toDouble(), std}, target.key).exp_());
+}
+
+void fill_integers(const RandomTarget& target, Arguments) {
+  const std::uint64_t last = last_integer(target.local.scalar_type());
+  target.local.copy_(integers(target, last + 1));
+}
+
+void fill_integers_to(const RandomTarget& target, Arguments arguments) {
+  fill_integers_between(target, 0, arguments[1].toInt());
+}
+
+void fill_integers_from(const RandomTarget& target, Arguments arguments) {
+  const std::int64_t from = arguments[1].toInt();
+  const auto last = static_cast<std::int64_t>(last_integer(target.local.scalar_type()));
+  const bool ends = !arguments[2].isNone();
+  // An end that is not given is behind the last integer, which may be the last of all.
+  fill_integers_between(target, from, ends ? arguments[2].toInt() : last);
+}
+
+RandomSourceScope::RandomSourceScope(at::Tensor source)
+    : outer_(std::exchange(source_here, std::move(source))) {}
+RandomSourceScope::~RandomSourceScope() {
+  source_here = std::move(outer_);
+}
+const at::Tensor& random_source() {
+  return source_here;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,134 @@
+// Redistributions under way (RedistributeOptions::async). The queue exists for groups whose wait()
+// blocks the thread: two ranks that wait for the same collectives in different orders wait for
+// ever. With NCCL a wait is an event of the stream, and no transfer enters the queue.
+
+#include "rank/transfer.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "rank/below_autograd.h"
+#include "rank/rank_state.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
+
+namespace tessera::detail {
+
+std::uint64_t TransferQueue::next_number() {
+  const std::lock_guard lock(mutex_);
+  return started_++;
+}
+
+void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
+                        const std::shared_ptr<Transfer>& transfer) {
+  const std::lock_guard lock(mutex_);
+  entries_.push_back({number, group, transfer});
+}
+
+/// The oldest of them that somebody still wants, or nullptr.
+std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Transfer> transfer;
+  while (transfer == nullptr && !entries_.empty() && entries_.front().number < number) {
+    transfer = entries_.front().transfer.lock();
+    entries_.pop_front();
+  }
+  return transfer;
+}
+
+void TransferQueue::finish_before(std::uint64_t number) {
+  // Taken out before it is finished: finish() comes back here for older ones, of which there are
+  // none left in the queue.
+  while (const auto transfer = take_before(number)) {
+    try {
+      transfer->finish();
+    } catch (...) {
+    }
+  }
+}
+
+std::uint64_t TransferQueue::end_of(const comm::Communicator& group) {
+  const std::lock_guard lock(mutex_);
+  const auto last = std::find_if(entries_.rbegin(), entries_.rend(),
+                                 [&](const auto& entry) { return entry.group == &group; });
+  return last == entries_.rend() ? 0 : last->number + 1;
+}
+
+at::Tensor finish(const Started& started) {
+  if (started.work != nullptr) {
+    started.work->wait();
+  }
+  // The wait may have been reached from anywhere, autograd included; the rest is local work.
+  BelowAutograd guard;
+  return started.rest();
+}
+
+void finish_transfers() {
+  RankState::here()->transfers.finish_before(std::numeric_limits<std::uint64_t>::max());
+}
+
+void finish_transfers_on(const comm::Communicator& group) {
+  const auto rank = RankState::here();
+  // The queue is only emptied from its front: what was started before on other groups is waited for
+  // as well, in order.
+  rank->transfers.finish_before(rank->transfers.end_of(group));
+}
+
+std::shared_ptr<Transfer> Transfer::start(Started started, const comm::Communicator* group) {
+  auto transfer = std::make_shared<Transfer>(std::move(started), group != nullptr);
+  if (group != nullptr) {
+    transfer->rank_->transfers.add(transfer->number_, group, transfer);
+  }
+  return transfer;
+}
+
+Transfer::Transfer(Started started, bool in_order)
+    : rank_(RankState::here()),
+      started_(std::move(started)),
+      in_order_(in_order),
+      number_(rank_->transfers.next_number()) {}
+
+Transfer::~Transfer() {
+  try {
+    finish();
+  } catch (...) {
+  }
+}
+
+const at::Tensor& Transfer::finish() {
+  // Whoever comes second waits here and finds the result. Held while older transfers are finished:
+  // locks are taken from younger to older, so in no circle.
+  const std::lock_guard lock(mutex_);
+  if (started_.rest != nullptr) {
+    complete();
+  }
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  return result_;
+}
+
+void Transfer::complete() {
+  // Emptied at once: the buffers are freed with `started`, and the transfer counts as finished,
+  // whether or not this throws.
+  const auto started = std::exchange(started_, {});
+  if (in_order_) {
+    rank_->transfers.finish_before(number_);
+  }
+  try {
+    result_ = detail::finish(started);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+}  // namespace tessera::detail
+
+namespace tessera {
+
+comm::Communicator& flush_pending_transfers(comm::Communicator& group) {
+  detail::finish_transfers();
+  return group;
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tensor/distributed_impl.h"
+#include "tessera/dtensor/sharding_spec.h"
+
+namespace tessera::detail {
+
+// Between a distributed tensor and the local one in it.
+
+/// The impl of a tensor that a program says is distributed. Throws Error for one that is not.
+const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
+
+/// What from_local refuses. Look at this rank's tensor only and send nothing.
+void check_not_distributed(const at::Tensor& local);
+void check_local(const at::Tensor& local, const ShardingSpec& spec,
+                 const std::vector<std::int64_t>& sizes);
+
+/// `local`, or a contiguous copy where global strides in the order of the local ones would not be
+/// true of it: of an expanded gradient, a slice, or where ranks could disagree on the order.
+at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
+                       c10::IntArrayRef sizes);
+/// A distributed tensor of global `sizes`, without autograd history, of a local one that
+/// dense_local has returned. Shares memory and versions with it; its autograd state stays its own.
+at::Tensor wrap_local(const at::Tensor& local, const ShardingSpec& sharding,
+                      c10::IntArrayRef sizes);
+
+}  // namespace tessera::detail

@@ -1,0 +1,127 @@
+// Quantiles of distributed tensors, on a line of 4: gradients, what libtorch gives to the bit, and
+// what it refuses.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/operators/operator_case.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::OperatorCase;
+using Tensors = std::vector<at::Tensor>;
+
+class QuantileGradients : public ::testing::TestWithParam<OperatorCase> {};
+
+TEST_P(QuantileGradients, EqualOneRank) {
+  testing::expect_equals_one_rank(GetParam(), {4});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantileGradients,
+    ::testing::Values(
+        OperatorCase{
+            "quantile", {{5, 3}}, [](const Tensors& t) { return at::quantile(t[0], 0.3, 0); }},
+        OperatorCase{"quantiles",
+                     {{5, 3}, {4}},
+                     [](const Tensors& t) { return at::quantile(t[0], t[1].square(), 1); }},
+        OperatorCase{"nanquantile",
+                     {{5, 3}},
+                     [](const Tensors& t) { return at::nanquantile(t[0], 0.5, 0, true); }}),
+    [](const auto& param_info) { return param_info.param.name; });
+
+/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
+/// otherwise than many of few.
+at::Tensor values_of(std::int64_t rows) {
+  at::Tensor values = at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3);
+  values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
+  return values.view({rows, 3});
+}
+
+using Quantile = at::Tensor (*)(const at::Tensor&, const at::Tensor&, std::optional<std::int64_t>,
+                                bool, c10::string_view);
+
+void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMesh& mesh,
+                     const char* interpolation) {
+  const at::Tensor tenths = at::arange(11, at::kFloat).div(10);
+  const ReplicationScope quantiles_are_equal;
+  for (const auto& q : {tenths, tenths[3], tenths.narrow(0, 7, 1)}) {
+    for (const auto dim : {std::optional<std::int64_t>{}, {0}, {1}, {-1}, {-2}}) {
+      for (const bool keepdim : {false, true}) {
+        const at::Tensor expected = quantile(values, q, dim, keepdim, interpolation);
+        const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor();
+        const DistributedTensor found(quantile(x, q, dim, keepdim, interpolation));
+        EXPECT_TRUE(at::allclose(found.full_tensor(), expected, 0, 0, /*equal_nan=*/true))
+            << interpolation << " of " << q << " along " << dim.value_or(9) << "\n"
+            << found.full_tensor() << "\nexpected\n"
+            << expected;
+      }
+    }
+  }
+}
+
+TEST(Quantile, IsLibtorchsToTheBit) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"x"});
+    for (const std::int64_t rows : {1, 5, 11, 2000}) {
+      for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
+        expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
+        expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
+      }
+    }
+  });
+}
+
+TEST(Quantile, OfOneNumberIsThatNumber) {
+  RunRanks(2, [](Rank& rank) {
+    const at::Tensor x =
+        distribute_tensor(at::scalar_tensor(3.0), rank.mesh({2}, {"x"}), {Replicate{}}).tensor();
+    EXPECT_EQ(DistributedTensor(at::quantile(x, 0.3, 0, true)).full_tensor().item<double>(), 3);
+    EXPECT_EQ(at::nanquantile(x, 0.3).dim(), 0);
+  });
+}
+
+TEST(Quantile, WritesToADistributedResult) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({4}, {"x"});
+    const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
+    at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
+    at::nanquantile_out(out, x, 0.3, 0);
+    const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
+    EXPECT_TRUE(at::equal(DistributedTensor(out).full_tensor(), expected));
+    EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
+  });
+}
+
+TEST(Quantile, RefusesWhatLibtorchRefuses) {
+  RunRanks(1, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({1}, {"x"});
+    const auto distributed = [&](const at::Tensor& value) {
+      return distribute_tensor(value, mesh, {Replicate{}}).tensor();
+    };
+    const at::Tensor x = distributed(at::ones({4}));
+    EXPECT_THROWN(c10::Error, at::quantile(x, 1.5), "must be in the range [0, 1]");
+    EXPECT_THROWN(c10::Error, at::quantile(x, distributed(at::full({2}, -0.1f))),
+                  "must be in the range [0, 1]");
+    EXPECT_THROWN(c10::Error, at::quantile(x, 0.5, {}, false, "cubic"), "interpolation must be");
+    EXPECT_THROWN(c10::Error, at::quantile(x, distributed(at::ones({1, 1}))), "scalar or 1D");
+    EXPECT_THROWN(c10::Error, at::quantile(x, distributed(at::ones({1}, at::kDouble))),
+                  "same dtype");
+    EXPECT_THROWN(c10::Error, at::quantile(distributed(at::ones({4}, at::kLong)), 0.5),
+                  "float or double");
+    EXPECT_THROWN(c10::Error, at::quantile(distributed(at::ones({0})), 0.5), "non-empty");
+  });
+}
+
+}  // namespace
+}  // namespace tessera

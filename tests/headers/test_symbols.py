@@ -1,0 +1,85 @@
+"""docs/api/symbols.py: what counts as a change of the interface, and as named in the changelog."""
+import importlib.util
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("symbols", ROOT / "docs/api/symbols.py")
+symbols = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(symbols)
+
+OLD = ["tessera::Options | struct { lr }", "tessera::Options::lr | double = 0", "tessera::save | void (int)",
+       "tessera::Schedule | class", "tessera::Schedule::Schedule | (int)"]
+
+
+def unnamed(new, changelog):
+    return [line[2:].split(" | ")[0] for line in symbols.unnamed(OLD, new, changelog)]
+
+
+def changed(name, what):
+    return [f"{name} | {what}" if line.startswith(f"{name} |") else line for line in OLD]
+
+
+class Names(unittest.TestCase):
+    def test_nothing_has_changed(self):
+        self.assertEqual(unnamed(OLD, ""), [])
+
+    def test_a_default_of_a_field_is_named_with_its_class(self):
+        new = changed("tessera::Options::lr", "double = 1")
+        self.assertEqual(unnamed(new, "`lr` and `Options` and Options::lr"), ["tessera::Options::lr"] * 2)
+        self.assertEqual(unnamed(new, "`optim::Options::lr`"), [])
+
+    def test_the_order_of_fields_counts(self):
+        self.assertEqual(unnamed(changed("tessera::Options", "struct { eps, lr }"), ""), ["tessera::Options"] * 2)
+
+    def test_an_overload_counts(self):
+        new = [*OLD, "tessera::save | void (int, bool)"]
+        self.assertEqual(unnamed(new, "`save_all`, `resave`"), ["tessera::save"])
+        self.assertEqual(unnamed(new, "`save(rank, always)`"), [])
+
+    def test_a_constructor_is_named_as_a_call(self):
+        new = changed("tessera::Schedule::Schedule", "(double)")
+        self.assertEqual(unnamed(new, "`Schedule`"), ["tessera::Schedule::Schedule"] * 2)
+        self.assertEqual(unnamed(new, "`Schedule(options)`"), [])
+
+    def test_a_class_that_goes_is_named_once(self):
+        new = [line for line in OLD if "Schedule" not in line]
+        self.assertEqual(len(unnamed(new, "")), 2)
+        self.assertEqual(unnamed(new, "`Schedule`"), [])
+
+    def test_a_header_is_named_by_its_file(self):
+        new = [*OLD, "tessera/nn/lora.h | header"]
+        self.assertEqual(unnamed(new, "`nn/blora.h`"), ["tessera/nn/lora.h"])
+        self.assertEqual(unnamed(new, "`tessera/nn/lora.h`"), [])
+
+
+class Lists(unittest.TestCase):
+    def faults(self, version, listed, found, changelog):
+        with tempfile.TemporaryDirectory() as name:
+            root = pathlib.Path(name)
+            for path, text in (("docs/api/symbols.txt", "\n".join(listed)), ("docs/api/0.9.0.txt", ""),
+                               ("docs/api/0.10.0.txt", "\n".join(OLD)), ("CHANGELOG.md", changelog),
+                               ("include/tessera/version.h", f'#define TESSERA_VERSION "{version}"')):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            with mock.patch.multiple(symbols, ROOT=root, LIST=root / "docs/api/symbols.txt"):
+                return "\n".join(symbols.faults(found))
+
+    def test_the_list_is_that_of_the_headers(self):
+        self.assertIn("run scripts/docs --renew: - tessera::save", self.faults("0.10.1", OLD, OLD[:2] + OLD[3:], ""))
+
+    def test_only_what_stands_above_the_last_release_counts(self):
+        new = [*OLD, "tessera::load | void ()"]
+        self.assertIn("+ tessera::load", self.faults("0.10.1", new, new, "# C\n\n## 0.10.0\n\n`load`\n"))
+        self.assertEqual(self.faults("0.10.1", new, new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
+
+    def test_what_is_gone_needs_a_greater_minor_version(self):
+        new = [line for line in OLD if "save" not in line]
+        self.assertIn("needs a greater number", self.faults("0.10.1", new, new, "`save`"))
+        self.assertEqual(self.faults("0.11.0", new, new, "`save`"), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
