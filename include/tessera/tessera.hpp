@@ -20,6 +20,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/flat_place.h"
+#include "tessera/core/hub_cache.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/core/mesh_shape.h"
