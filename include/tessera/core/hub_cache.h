@@ -3,6 +3,9 @@
 #include <filesystem>
 #include <string>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera {
 
 /// What a name stands for.
@@ -29,3 +32,4 @@ std::string hub_path(const std::string& name, HubPart part);
 void check_hub_weights(const std::filesystem::path& folder);
 
 }  // namespace tessera
+TESSERA_API_END
