@@ -20,7 +20,7 @@ namespace tessera::detail {
 struct Convolution {
   std::vector<std::int64_t> stride, padding, dilation;
   bool transposed = false;
-  std::vector<std::int64_t> output_padding;
+  std::vector<std::int64_t> output_padding = {};
   std::int64_t groups = 1;
 };
 
