@@ -14,7 +14,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// `allows_change`: whether set_() may give the alias other memory.
+/// `allows_change`: libtorch's mark on tensors whose sizes and memory may be changed, which
+/// one of detach() lacks.
 inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }
