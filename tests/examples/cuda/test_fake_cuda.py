@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sysconfig
 import tempfile
 
 import numpy as np
@@ -280,7 +281,7 @@ def test_fake_offers_all_that_libtorch_links():
         return {line.split()[-1].split("@")[0] for line in names.stdout.splitlines()}
 
     offered = symbols(fake_cuda.LIBRARY, "--defined-only")
-    libtorch = next(programs.ROOT.glob(".deps/venv/lib/python3*/site-packages/torch/lib"))
+    libtorch = pathlib.Path(sysconfig.get_path("purelib"), "torch", "lib")
     wanted = set()
     for library in (libtorch / "libtorch_cuda.so", libtorch / "libc10_cuda.so",
                     fake_cuda.LIBRARY.parents[1] / "libtessera_cuda.so"):

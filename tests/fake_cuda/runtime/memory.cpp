@@ -166,6 +166,10 @@ cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   return allocate(pointer, bytes, MemoryKind::kPinned);
 }
 
+cudaError_t cudaMallocHost(void** pointer, std::size_t bytes) {
+  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
+
 cudaError_t cudaFreeHost(void* pointer) {
   count_call("cudaFreeHost");
   return release(pointer);
