@@ -35,7 +35,8 @@ class TestHubCache(programs.WithSharedFolder):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.model = programs.make_model(cls.shared, programs.SMALL)
+        cls.model = cls.shared / "model"
+        programs.train(["--config", programs.write_config(cls.shared, programs.SMALL), "--steps", 0, "--save-hf", cls.model])
         tokenizer = cls.shared / "tokenizer.json"
         alphabet = {chr(33 + i): i for i in range(90)}
         tokenizer.write_text(json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None,

@@ -124,9 +124,7 @@ class TestCommandLines(programs.InFolder):
         refs = snapshot.parents[1] / "refs"
         refs.mkdir()
         (refs / "main").write_text(snapshot.name)
-        model = programs.make_model(self.folder, programs.SMALL)
-        for file in model.iterdir():
-            file.rename(snapshot / file.name)
+        programs.train(["--config", self.config, "--steps", 0, "--save-hf", snapshot])
         (self.folder / "book.txt").write_text("It was the best of times. " * 200)
 
     def launch(self, command, *environments):
