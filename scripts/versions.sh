@@ -17,6 +17,11 @@ tested_version() {
   return 1
 }
 
+# Where the wheel of one of them lies: that of the newest, which is the default, in .deps/venv.
+venv_of() {
+  if [[ $1 == "${tested_torch[-1]}" ]]; then echo .deps/venv; else echo ".deps/venv-$1"; fi
+}
+
 # The package for each shared library that libtorch loads and the machine may lack. The wheel of
 # torch says which version (torch_requirements.py).
 declare -A library_wheels=(

@@ -248,6 +248,15 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
   return app.add_flag(names, on, help)->default_function([&on] { return on ? "true" : "false"; });
 }
 
+CLI::Validator hub_name(tessera::HubPart part) {
+  // By an Error that passes CLI11: its message ends with a command.
+  return {[part](std::string& name) {
+            name = tessera::hub_path(name, part);
+            return std::string();
+          },
+          ""};
+}
+
 CLI::Validator number_between(double least, double most) {
   return number_check("from " + short_text(least) + " to " + short_text(most),
                       [=](double value) { return value >= least && value <= most; });

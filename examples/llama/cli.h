@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/hub_cache.h"
+
 namespace CLI {
 class App;
 class Option;
@@ -53,6 +55,10 @@ CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
 /// Above 0, `most` included.
 CLI::Validator number_above_0_to(double most);
+
+/// For an option that names a model or a part of one: a name on Hugging Face's hub becomes the path
+/// in the hub's cache (tessera::hub_path).
+CLI::Validator hub_name(tessera::HubPart part);
 
 /// The candidate with the fewest edits (Levenshtein distance) from `word`.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);

@@ -26,6 +26,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/flat_place.h"
 #include "tessera/core/flight.h"
+#include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/layout_math.h"

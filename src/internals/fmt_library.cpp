@@ -1,5 +1,5 @@
-// What fmt compiles into its library, for the copy of fmt that libtorch brings without one: compiled
-// here once, instead of in every unit that formats.
+// What fmt compiles into its library, for the copy of fmt that libtorch brings without one:
+// compiled here once, instead of in every unit that formats.
 
 #include <fmt/format-inl.h>
 

@@ -197,7 +197,7 @@ TEST(RunningBackwardCanary, IsKnownByItsNumberAndNode) {
   EXPECT_EQ(running_node(), "");
   EXPECT_EQ(origin_of_running_node(), std::nullopt);
   const at::Tensor x = leaf();
-  const at::Tensor y = x * 2;
+  const at::Tensor y = x * x;
   std::vector<int> ids;
   std::string name;
   std::optional<std::uint64_t> origin;

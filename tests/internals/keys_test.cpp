@@ -65,12 +65,12 @@ TEST(LentKeysCanary, StandWhereCallsAreToBeSeen) {
 TEST(KeyScopesCanary, IncludeAndExclude) {
   EXPECT_FALSE(is_included(kDistributedKey));
   EXPECT_FALSE(is_below_autograd());
+  const at::Tensor x = at::ones({2}).requires_grad_();
   {
     const IncludeKeys include(kDistributedKey);
     const ExcludeKeys exclude(c10::autograd_dispatch_keyset);
     EXPECT_TRUE(is_included(kDistributedKey));
     EXPECT_TRUE(is_below_autograd());
-    const at::Tensor x = at::ones({2}).requires_grad_();
     const ExcludeKeys not_here(kDistributedKey);
     EXPECT_FALSE((x * 2).requires_grad());
   }

@@ -45,12 +45,12 @@ TEST(CompositeKernelsCanary, AreCompositionsStill) {
 TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   const at::Tensor x = at::arange(6, at::kFloat).view({2, 3});
   EXPECT_TRUE(at::equal(composite::reshape(x, {3, 2}), x.reshape({3, 2})));
-  const at::Tensor classes = at::tensor({0, 2});
+  const at::Tensor classes = at::tensor({0, 2}, at::kLong);
   EXPECT_TRUE(at::equal(composite::one_hot(classes, 3), at::one_hot(classes, 3)));
   at::Tensor out = at::empty({2, 2});
   composite::matmul_out(out, x, x.t());
   EXPECT_TRUE(at::equal(out, x.matmul(x.t())));
-  EXPECT_EQ(composite::tensor_split(x, at::tensor({1}), 0).size(), 2u);
+  EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
 // 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above

@@ -51,8 +51,18 @@ TEST(AutocastStateCanary, DecidesWhatAutocastComputesIn) {
 }
 
 // A device that libtorch leaves to others.
-using Type = c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1>;
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Type);
+constexpr auto kLent = c10::DeviceType::PrivateUse1;
+
+int synchronized = 0;
+
+struct Guard final : c10::impl::NoOpDeviceGuardImpl<kLent> {
+  c10::Device getDevice() const override { return {kLent, 3}; }
+  c10::Stream getStream(c10::Device device) const noexcept override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  void synchronizeDevice(const c10::DeviceIndex index) const override { synchronized += index; }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 class Counted final : public c10::DeviceAllocator {
  public:
@@ -79,15 +89,16 @@ class Counted final : public c10::DeviceAllocator {
 };
 
 TEST(DevicesCanary, AreAskedByTheirKind) {
-  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
-  EXPECT_EQ(current_device(device.type()), 0);
+  const c10::Device device(kLent, 3);
+  EXPECT_EQ(current_device(kLent), 3);
   EXPECT_EQ(current_stream(device).device(), device);
-  EXPECT_NO_THROW(synchronize(device));
+  synchronize(device);
+  EXPECT_EQ(synchronized, 3);
 }
 
 TEST(DevicesCanary, TellWhatTheirAllocatorHas) {
   static Counted allocator;
-  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
+  const c10::Device device(kLent, 0);
   c10::SetAllocator(device.type(), &allocator);
   const CachedMemory memory = take_cached_memory(device);
   EXPECT_EQ(memory.peak_reserved, 30);

@@ -19,11 +19,12 @@ namespace {
 TEST(VersionCounterCanary, CountsWritesOfOperatorsAndByHand) {
   const at::Tensor x = at::ones({2});
   EXPECT_TRUE(counts_writes(x));
+  const std::uint32_t before = writes_of(x);
   x.add_(1);
-  EXPECT_EQ(writes_of(x), 1u);
+  EXPECT_EQ(writes_of(x), before + 1);
   count_write(x);
-  EXPECT_EQ(writes_of(x), 2u);
-  EXPECT_EQ(x._version(), 2);
+  EXPECT_EQ(writes_of(x), before + 2);
+  EXPECT_EQ(x._version(), before + 2);
 }
 
 TEST(VersionCounterCanary, HasAutogradRefuseWhatWasWrittenSince) {
@@ -38,15 +39,18 @@ TEST(VersionCounterCanary, IsSharedOnceAsked) {
   const at::Tensor x = at::ones({2});
   const at::Tensor y = at::ones({2});
   count_with(y, x);
+  const std::uint32_t before = writes_of(x);
   x.add_(1);
-  EXPECT_EQ(writes_of(y), 1u);
+  EXPECT_EQ(writes_of(y), before + 1);
   y.add_(1);
-  EXPECT_EQ(writes_of(x), 2u);
+  EXPECT_EQ(writes_of(x), before + 2);
 }
 
 TEST(VersionCounterCanary, OfAnInferenceTensorIsNone) {
-  const c10::InferenceMode inference;
-  const at::Tensor x = at::ones({2});
+  const at::Tensor x = [] {
+    const c10::InferenceMode inference;
+    return at::ones({2});
+  }();
   EXPECT_FALSE(counts_writes(x));
   EXPECT_EQ(writes_of(x), 0u);
   EXPECT_THROW(count_write(x), c10::Error);
@@ -85,14 +89,15 @@ TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
   const at::Tensor alias = alias_tensor(x, /*allows_change=*/true);
   EXPECT_FALSE(alias.requires_grad());
   EXPECT_TRUE(alias.is_alias_of(x));
+  const std::uint32_t before = writes_of(x);
   alias.add_(1);
-  EXPECT_EQ(writes_of(x), 1u);
+  EXPECT_EQ(writes_of(x), before + 1);
 }
 
 TEST(AliasTensorCanary, MayBeClosedToChanges) {
   const at::Tensor x = at::ones({2});
-  EXPECT_THROW(alias_tensor(x, /*allows_change=*/false).set_data(at::ones({3})), c10::Error);
-  EXPECT_NO_THROW(alias_tensor(x).set_data(at::ones({3})));
+  EXPECT_THROW(alias_tensor(x, /*allows_change=*/false).set_(at::ones({3})), c10::Error);
+  EXPECT_NO_THROW(alias_tensor(x).set_(at::ones({3})));
   EXPECT_TRUE(may_take_state_of(x, at::ones({3})));
   EXPECT_FALSE(may_take_state_of(x, at::sparse_coo_tensor({2}, at::kFloat)));
 }
@@ -112,7 +117,7 @@ TEST(MemoryUnderTensorsCanary, GoesAndComesBackUnderWhatAutogradHasSaved) {
   free_memory(storage);
   EXPECT_EQ(storage.nbytes(), 0u);
   EXPECT_EQ(tensor.sizes(), at::IntArrayRef({2}));
-  EXPECT_ANY_THROW(tensor.sum());
+  EXPECT_EQ(storage.data(), nullptr);
   allocate(storage);
   tensor.data_ptr<float>()[0] = tensor.data_ptr<float>()[1] = 3;
   loss.backward();
@@ -122,10 +127,11 @@ TEST(MemoryUnderTensorsCanary, GoesAndComesBackUnderWhatAutogradHasSaved) {
 TEST(MemoryUnderTensorsCanary, ChangesUnderATensorThatStays) {
   const at::Tensor memory = at::arange(6, at::kFloat);
   const at::Tensor tensor = at::zeros({2}).detach();
+  const std::uint32_t before = writes_of(tensor);
   move_onto(tensor, memory.storage(), 4);
   EXPECT_TRUE(at::equal(tensor, memory.narrow(0, 4, 2)));
   EXPECT_TRUE(tensor.is_alias_of(memory));
-  EXPECT_EQ(writes_of(tensor), 0u);
+  EXPECT_EQ(writes_of(tensor), before);
 }
 
 TEST(MemoryUnderTensorsCanary, GivesATensorItsSizesBack) {

@@ -107,18 +107,6 @@ TEST(Parallelize, ShardsParametersAsTheStylesSay) {
   });
 }
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-TEST(Parallelize, TakesAPlanByTheNameOfTheFirstVersion) {
-  RunRanks(2, [](Rank& rank) {
-    Tree tree;
-    const Plan plan{{"layers.*.up", colwise_parallel()}};
-    parallelize_module(tree, rank.mesh({2}, {"tp"}), plan);
-    EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
-  });
-}
-#pragma GCC diagnostic pop
-
 TEST(Parallelize, NeedsNoCommunication) {
   RunRanks(2, [](Rank& rank) {
     Tree tree;

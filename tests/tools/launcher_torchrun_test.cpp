@@ -80,18 +80,6 @@ TEST(LauncherTorchrun, AProgramNeedsNoDashesBeforeIt) {
   EXPECT_EQ(Printed({"-r0", "--", "printf", "<%s>", "--", "x"}), "<--><x>");
 }
 
-TEST(LauncherTorchrun, SlurmNumbersTheNodesOfC10d) {
-  const Launcher::Variables slurm{{"SLURM_NODEID", "1"}};
-  EXPECT_EQ(
-      PrintedRanks({"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:4711"},
-                   slurm),
-      kSecondNode);
-  // torchrun's static has 0 for a node rank that nobody gives.
-  EXPECT_CONTAINS(
-      Launcher({"--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:4711", "true"}, slurm).wait().err,
-      "192.0.2.1 is not an address of this machine");
-}
-
 TEST(LauncherTorchrun, C10dHasAPortOfItsOwn) {
   EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--node-rank", "1", "--rdzv-backend", "c10d",
                           "--rdzv-endpoint", "[::1]"}),
@@ -153,10 +141,6 @@ INSTANTIATE_TEST_SUITE_P(
                 {{"PET_RDZV_CONF", "timeout=3"}},
                 "PET_RDZV_CONF=timeout=3 is torchrun's alone"},
         Refused{"Backend", {"--rdzv-backend", "etcd"}, {}, "give static or c10d"},
-        Refused{"UnnumberedNodes",
-                {"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1"},
-                {},
-                "give each its --node-rank"},
         Refused{"PortOfSeveral",
                 {"--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:0", "--node-rank",
                  "1"},

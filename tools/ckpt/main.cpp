@@ -20,6 +20,7 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/core/error.h"
+#include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
@@ -81,18 +82,19 @@ int export_hf(const Arguments& arguments) {
   TESSERA_CHECK(!arguments.config.empty() || !arguments.model.empty(),
                 "export-hf needs the config.json of the model: pass --config FILE, or --model DIR "
                 "to copy the tokenizer's files as well");
-  const fs::path config_file = arguments.config.empty() ? fs::path(arguments.model) / "config.json"
-                                                        : fs::path(arguments.config);
+  const std::string model = hub_path(arguments.model, HubPart::kModel);
+  const fs::path config_file = model.empty()
+                                   ? fs::path(hub_path(arguments.config, HubPart::kConfig))
+                                   : fs::path(model) / "config.json";
   const std::string config =
       files::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);
   std::error_code missing;
-  TESSERA_CHECK(
-      arguments.model.empty() || !fs::equivalent(arguments.model, arguments.other, missing),
-      "export-hf to '", arguments.other,
-      "' would replace the weights of --model, which is the same folder; name another");
+  TESSERA_CHECK(model.empty() || !fs::equivalent(model, arguments.other, missing), "export-hf to '",
+                arguments.other,
+                "' would replace the weights of --model, which is the same folder; name another");
   std::optional<FilesBesideWeights> beside;
-  if (!arguments.model.empty()) {
-    beside = files_beside_weights(arguments.model);
+  if (!model.empty()) {
+    beside = files_beside_weights(model);
   }
   export_hugging_face(folder, arguments.other, config, kTypes.at(arguments.dtype), shown_progress(),
                       beside);

@@ -5,7 +5,9 @@
 #include <exception>
 #include <iostream>
 #include <string>
+#include <utility>
 
+#include "node_numbers.h"
 #include "options.h"
 #include "process/rank_logs.h"
 #include "process/rank_process.h"
@@ -18,14 +20,19 @@ namespace {
 namespace run = tessera::run;
 
 // Each time with ranks, a port and a token of their own.
-int run_job(const run::Options& options) {
+int run_job(run::Options options) {
   run::wait_for_host(options);
+  run::NodeNumber node;
+  if (!options.is_numbered) {
+    node = run::agree_on_number(options);
+    options.node_rank = node.node_rank;
+  }
   const run::LogFolder logs(options);
   if (!logs.path().empty()) {
     std::cerr << "tessera-run: what the ranks print is written to " << logs.path() << '\n';
   }
   for (int restart = 0;; ++restart) {
-    const auto outcome = run::Supervisor(options, logs, restart).run();
+    const auto outcome = run::Supervisor(options, logs, restart, std::move(node.listener)).run();
     if (!outcome.failed || options.restarts == 0) {
       return outcome.code;
     }

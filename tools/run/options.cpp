@@ -156,7 +156,8 @@ Options read_options(const CLI::App& app) {
   options.nproc = read_nproc(app);
   const Place place = read_place(app);
   options.nnodes = place.nnodes;
-  options.node_rank = place.node_rank;
+  options.node_rank = place.node_rank.value_or(0);
+  options.is_numbered = place.node_rank.has_value();
   options.host = place.host;
   options.port = place.port;
   options.job_id = value_of(app, "--rdzv-id", "PET_RDZV_ID");

@@ -25,6 +25,7 @@ struct Options {
   int nproc = 1;  ///< ranks on this node
   int nnodes = 1;
   int node_rank = 0;
+  bool is_numbered = true;           ///< false: the launchers agree on node_rank
   std::string host = "127.0.0.1";    ///< where rank 0's store listens
   int port = 0;                      ///< 0: chosen by the system
   std::string job_id;                ///< of torchrun's --rdzv-id; "": none

@@ -24,9 +24,6 @@
 namespace tessera::run {
 namespace {
 
-// getaddrinfo()'s list, which frees itself.
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
 int look_up(const std::string& host, int port, int flags, addrinfo*& found) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -137,18 +134,33 @@ void wait_for_host(const Options& options) {
   } while (!is_known(options.host) && std::chrono::steady_clock::now() < end);
 }
 
-Rendezvous make_rendezvous(const Options& options) {
-  Rendezvous rendezvous{options.host, options.port, {}};
-  if (options.node_rank != 0) {
-    return rendezvous;
-  }
-  auto addresses = resolve(options.host, options.port, 0);
+AddressList find_addresses(const Options& options) {
+  return resolve(options.host, options.port, 0);
+}
+
+FileDescriptor try_listen(const Options& options) {
+  auto addresses = find_addresses(options);
   if (is_own_name(options.host, *addresses)) {
     addresses = resolve("", options.port, AI_PASSIVE);
   }
-  // A host may have several addresses, IPv6 and IPv4; the first that can be bound is taken.
-  for (const auto* a = addresses.get(); a != nullptr && !rendezvous.listener; a = a->ai_next) {
-    rendezvous.listener = listen_on(*a);
+  // A host may have several addresses, IPv6 and IPv4; the first that can be bound is taken. Not the
+  // one behind a port in use: others would reach who has that.
+  for (const auto* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    FileDescriptor listener = listen_on(*a);
+    if (listener || errno == EADDRINUSE) {
+      return listener;
+    }
+  }
+  return {};
+}
+
+Rendezvous make_rendezvous(const Options& options, FileDescriptor listener) {
+  Rendezvous rendezvous{options.host, options.port, std::move(listener)};
+  if (options.node_rank != 0) {
+    return rendezvous;
+  }
+  if (!rendezvous.listener) {
+    rendezvous.listener = try_listen(options);
   }
   if (!rendezvous.listener) {
     fail_to_bind(options);

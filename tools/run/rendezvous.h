@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <netdb.h>
+
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +13,16 @@
 #include "process/file_descriptor.h"
 
 namespace tessera::run {
+
+/// getaddrinfo()'s list, which frees itself.
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// Of the host and port where the ranks meet. Throws Error for an unknown host.
+AddressList find_addresses(const Options& options);
+
+/// A socket that listens there; empty, with errno, where the host is another machine or the port is
+/// in use. Throws Error for an unknown host.
+FileDescriptor try_listen(const Options& options);
 
 /// Where the ranks of the job meet.
 struct Rendezvous {
@@ -24,8 +37,9 @@ void wait_for_host(const Options& options);
 
 /// On node 0, binds the socket of rank 0's store. So no other process can take the port before the
 /// store starts, and ranks that come early wait in its queue. A job of one node listens on loopback
-/// only. Throws Error if the port is in use or the host is not this machine's.
-Rendezvous make_rendezvous(const Options& options);
+/// only. `listener`: such a socket that is there already, or empty. Throws Error if the port is in
+/// use or the host is not this machine's.
+Rendezvous make_rendezvous(const Options& options, FileDescriptor listener);
 
 /// A random word that the ranks of a job share, so that they can refuse connections from outside of
 /// it. TESSERA_JOB_TOKEN if it is set; for several nodes --rdzv-id, which may be empty: they have

@@ -51,8 +51,10 @@ std::vector<pid_t> children_of_this_process() {
 
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start)
+Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start,
+                       FileDescriptor listener)
     : options_(options),
+      listener_(std::move(listener)),
       run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
@@ -71,7 +73,7 @@ Supervisor::~Supervisor() {
 
 void Supervisor::start() {
   // Closed at the end of this function: from then on rank 0 alone holds the listening socket.
-  Rendezvous rendezvous = make_rendezvous(options_);
+  Rendezvous rendezvous = make_rendezvous(options_, std::move(listener_));
   const std::string token = job_token(options_);
   for (int local = 0; local < options_.nproc; ++local) {
     const int rank = options_.first_rank() + local;

@@ -20,8 +20,9 @@ namespace tessera::run {
 /// the launcher is told to stop.
 class Supervisor {
  public:
-  /// `logs` outlives this object. `start`: how often the job was started before.
-  Supervisor(const Options& options, const LogFolder& logs, int start);
+  /// `logs` outlives this object. `start`: how often the job was started before. `listener`: the
+  /// socket of rank 0's store, where there is one already.
+  Supervisor(const Options& options, const LogFolder& logs, int start, FileDescriptor listener);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -91,6 +92,7 @@ class Supervisor {
   void say(const std::string& text);
 
   Options options_;
+  FileDescriptor listener_;
   RunFolder run_folder_;
   // Made before the signals are blocked and any rank is started: it is a fork of this process.
   Guardian guardian_;

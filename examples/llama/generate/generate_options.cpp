@@ -18,11 +18,14 @@ constexpr double kLeastTemperature = 1e-6;
 // The number in brackets in each help text is the default.
 
 void declare_texts(CLI::App& app, GenerateOptions& o) {
-  app.add_option("--model", o.model, "Folder with config.json and *.safetensors")
-      ->option_text("DIR");
+  app.add_option("--model", o.model,
+                 "Folder with config.json and *.safetensors, or a name in the hub's cache")
+      ->option_text("DIR|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kModel));
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model (default: the model's own)")
-      ->option_text("FILE");
+      ->option_text("FILE|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kTokenizer));
   app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
       ->allow_extra_args(false)
       ->option_text("TEXT");
@@ -135,6 +138,7 @@ GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
     o.dtype = o.device == "cuda" ? "bf16" : "fp32";
   }
   check_consistent(o);
+  tessera::check_hub_weights(o.model);
   check_used(app, o);
   return o;
 }

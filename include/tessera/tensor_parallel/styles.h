@@ -64,8 +64,6 @@ using StylePtr = std::shared_ptr<const ParallelStyle>;
 /// Pattern of a module's FQN (see nn::matches_fqn) and its style: {"layers.*.mlp.up_proj",
 /// colwise_parallel()}. "" is the module itself that the plan is applied to.
 using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
-/// Its name before 0.2.
-using Plan [[deprecated("use ParallelizePlan")]] = ParallelizePlan;
 
 // The styles of PyTorch, with the names and defaults of their options there. In all of them:
 // * input_layouts: what a plain tensor, the first one of forward's arguments, is taken for. By

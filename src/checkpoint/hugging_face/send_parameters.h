@@ -16,12 +16,8 @@
 #include "parameters/parameters.h"
 #include "parameters/stored_tensors.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/export.h"
+#include "tessera/comm/world.h"
 #include "tessera/nn/parameter.h"
-
-namespace tessera::comm {
-class TESSERA_API World;
-}
 
 namespace tessera::checkpoint {
 

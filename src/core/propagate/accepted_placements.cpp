@@ -19,7 +19,8 @@ class AcceptedRule {
  public:
   // `results` are the sizes of the results, which a rule needs for its factors and a list of
   // placements does not say.
-  AcceptedRule(const OpCall& call, const SizesOfEach& results) : call_(call), rule_(rules::start(call)) {
+  AcceptedRule(const OpCall& call, const SizesOfEach& results)
+      : call_(call), rule_(rules::start(call)) {
     for (const auto& sizes : results) {
       rule_.outputs.emplace_back(sizes.size());
     }

@@ -24,6 +24,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/module_names.h"
+#include "tessera/kernels/fake_mode.h"
 
 namespace tessera::detail {
 namespace {
@@ -228,7 +229,7 @@ class Report {
 }  // namespace
 
 std::int64_t hash_of_values(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_meta()) {
+  if (!tensor.defined() || tensor.is_meta() || kernels::in_fake_mode()) {
     return 0;
   }
   const at::Tensor host = tensor.resolve_conj().resolve_neg().cpu().contiguous();

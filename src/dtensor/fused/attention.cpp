@@ -52,7 +52,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 }
 
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-               const OptionalTensor& mask, double dropout) {
+                         const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
     // Shapes alone; libtorch's C++ has no meta kernel of what masks a score.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))

@@ -48,18 +48,19 @@ RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets
   return row_losses(logits, targets, shard, options);
 }
 
-TwoTensors run_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
-               double label_smoothing, double z_loss) {
+TwoTensors run_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                             std::int64_t ignore_index, double label_smoothing, double z_loss) {
   const VocabularyShard whole{logits.dim() == 2 ? logits.size(1) : 0, 0, nullptr};
   RowLosses rows =
       checked_row_losses(logits, targets, whole, {ignore_index, label_smoothing, z_loss});
   return {std::move(rows.losses), std::move(rows.log_sum_exp)};
 }
 
-at::Tensor run_cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
-                        const at::Tensor& log_sum_exp, std::int64_t ignore_index,
-                        double label_smoothing, double z_loss, std::int64_t first_column,
-                        std::int64_t vocabulary) {
+at::Tensor run_cross_entropy_backward(const at::Tensor& grad, const at::Tensor& logits,
+                                      const at::Tensor& targets, const at::Tensor& log_sum_exp,
+                                      std::int64_t ignore_index, double label_smoothing,
+                                      double z_loss, std::int64_t first_column,
+                                      std::int64_t vocabulary) {
   at::Tensor gradient = at::empty_like(logits, at::MemoryFormat::Contiguous);
   const VocabularyShard shard{vocabulary < 0 ? logits.size(1) : vocabulary, first_column, nullptr};
   write_logits_gradient(logits, targets, log_sum_exp, grad, shard,
@@ -153,7 +154,8 @@ struct CrossEntropyNode final : FusedNode {
 };
 
 TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                          std::int64_t ignore_index, double label_smoothing, double z_loss) {
+                                        std::int64_t ignore_index, double label_smoothing,
+                                        double z_loss) {
   const auto node = node_for<CrossEntropyNode>(logits);
   if (node != nullptr) {
     node->save(logits, targets);
@@ -169,7 +171,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
-  define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule, &differentiable_cross_entropy);
+  define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
+                       &differentiable_cross_entropy);
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule);
   add_forms(kCrossEntropyForms);
 }

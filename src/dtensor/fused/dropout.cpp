@@ -38,8 +38,9 @@ kernels::GlobalPlace place_of(const at::Tensor& x, c10::IntArrayRef place, std::
   return {std::move(part.boxes), std::move(part.sizes), first};
 }
 
-at::Tensor run_dropout(const at::Tensor& x, double p, const at::Scalar& seed, const at::Scalar& stream,
-               const at::Scalar& first_element, c10::SymIntArrayRef place) {
+at::Tensor run_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
+                       const at::Scalar& stream, const at::Scalar& first_element,
+                       c10::SymIntArrayRef place) {
   TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1)");
   if (x.is_meta()) {
@@ -68,8 +69,8 @@ struct DropoutNode final : FusedNode {
 };
 
 at::Tensor differentiable_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
-                          const at::Scalar& stream, const at::Scalar& first_element,
-                          c10::SymIntArrayRef place) {
+                                  const at::Scalar& stream, const at::Scalar& first_element,
+                                  c10::SymIntArrayRef place) {
   const auto node = node_for<DropoutNode>(x);
   if (node != nullptr) {
     node->p = p;

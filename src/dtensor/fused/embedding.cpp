@@ -28,8 +28,8 @@ struct EmbeddingBackward
       "(Tensor grad, Tensor indices, Tensor weight, int first_row=0) -> Tensor";
 };
 
-at::Tensor run_embedding(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row,
-               std::int64_t total_rows) {
+at::Tensor run_embedding(const at::Tensor& weight, const at::Tensor& indices,
+                         std::int64_t first_row, std::int64_t total_rows) {
   TESSERA_CHECK(weight.dim() == 2, "embedding: the table has sizes ", weight.sizes(),
                 "; it must have two dimensions");
   TESSERA_CHECK(indices.scalar_type() == c10::ScalarType::Long,
@@ -39,8 +39,8 @@ at::Tensor run_embedding(const at::Tensor& weight, const at::Tensor& indices, st
                                  total_rows < 0 ? weight.size(0) : total_rows);
 }
 
-at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& weight,
-                        std::int64_t first_row) {
+at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indices,
+                                  const at::Tensor& weight, std::int64_t first_row) {
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
@@ -108,7 +108,7 @@ struct EmbeddingNode final : FusedNode {
 };
 
 at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& indices,
-                          std::int64_t first_row, std::int64_t total_rows) {
+                                    std::int64_t first_row, std::int64_t total_rows) {
   const auto node = node_for<EmbeddingNode>(weight);
   if (node != nullptr) {
     // Another version counter: the table's values may change meanwhile.

@@ -46,8 +46,8 @@ TwoTensors run_rms_norm(const at::Tensor& x, const OptionalTensor& weight, doubl
   return {std::move(out), std::move(rstd)};
 }
 
-TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const OptionalTensor& weight,
-                        const at::Tensor& rstd) {
+TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                 const OptionalTensor& weight, const at::Tensor& rstd) {
   return kernels::rms_norm_backward(grad, x, defined_or_not(weight), rstd);
 }
 
@@ -75,9 +75,9 @@ void set_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
 }
 
 std::optional<ShardingRule> rms_norm_rule(const OpCall& call) {
-  check_rms_norm_sizes(call.tensor(0).sizes, call.has_tensor(1)
-                                        ? std::optional<c10::IntArrayRef>(call.tensor(1).sizes)
-                                        : std::nullopt);
+  check_rms_norm_sizes(
+      call.tensor(0).sizes,
+      call.has_tensor(1) ? std::optional<c10::IntArrayRef>(call.tensor(1).sizes) : std::nullopt);
   ShardingRule rule = rules::start(call);
   const NormFactors factors(rule, call.tensor(0).sizes);
   rules::input_of(rule, call.tensor_index(0)) = factors.x;

@@ -29,7 +29,8 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
   }
 }
 
-at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool transposed) {
+at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                      bool transposed) {
   check_rotary_sizes(x.sizes(), cos.sizes(), sin.sizes());
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
@@ -58,7 +59,7 @@ struct RotaryNode final : FusedNode {
 };
 
 at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                          bool transposed) {
+                                 bool transposed) {
   TESSERA_CHECK(!is_recorded(cos, sin), "rotary_embedding takes tables that need no gradient");
   const auto node = node_for<RotaryNode>(x);
   if (node != nullptr) {

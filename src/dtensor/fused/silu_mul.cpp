@@ -34,8 +34,9 @@ at::Tensor run_silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return kernels::silu_mul(gate, up);
 }
 
-std::tuple<at::Tensor, at::Tensor> run_silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
-                                                const at::Tensor& up) {
+std::tuple<at::Tensor, at::Tensor> run_silu_mul_backward(const at::Tensor& grad,
+                                                         const at::Tensor& gate,
+                                                         const at::Tensor& up) {
   return kernels::silu_mul_backward(grad, gate, up);
 }
 

@@ -90,16 +90,15 @@ at::Tensor values_at(const at::Tensor& sorted, at::Tensor ranks, std::string_vie
 at::Tensor compose(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim,
                    std::string_view interpolation, Nan nan) {
   check_arguments(self, q, interpolation);
-  if (self.dim() == 0) {
-    dim.reset();
-  }
-  const at::Tensor rows = dim ? self.movedim(*dim, -1) : self.flatten();
+  const bool of_all = !dim || self.dim() == 0;
+  const std::int64_t along = dim.value_or(0);
+  const at::Tensor rows = of_all ? self.flatten() : self.movedim(along, -1);
   const at::Tensor sorted = std::get<0>(rows.sort());
   at::Tensor found = values_at(sorted, ranks_of(sorted, q, nan), interpolation).movedim(-1, 0);
-  if (keepdim && dim) {
-    found = found.unsqueeze(*dim < 0 ? *dim : *dim + 1);
+  if (keepdim && !of_all) {
+    found = found.unsqueeze(along < 0 ? along : along + 1);
   }
-  for (std::int64_t i = 0; keepdim && !dim && i < self.dim(); ++i) {
+  for (std::int64_t i = 0; keepdim && of_all && i < self.dim(); ++i) {
     found = found.unsqueeze(-1);
   }
   return q.dim() == 0 ? found.squeeze(0) : found;

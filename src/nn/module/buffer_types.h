@@ -2,15 +2,13 @@
 
 #include <string>
 
-#include "tessera/export.h"
+#include "tessera/nn/module.h"
 
 namespace c10 {
 class Error;
 }
 
 namespace tessera::nn {
-
-class TESSERA_API ModuleBase;
 
 /// What to add to an error of libtorch's about types that the module `fqn` below `root` met: a
 /// buffer of a module around it that is of another floating-point type than parameters are now, as

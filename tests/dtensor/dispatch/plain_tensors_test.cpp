@@ -61,13 +61,13 @@ TEST(PlainNumber, ThatTheProgramWritesIsNone) {
 }
 
 /// What a program computes of a distributed tensor of 5 x 3 and a number of its own.
-struct WithNumber {
+struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
 };
 
-const std::vector<WithNumber>& with_numbers() {
-  static const std::vector<WithNumber> all{
+const std::vector<NumberCase>& number_cases() {
+  static const std::vector<NumberCase> all{
       {"aten::mul.Tensor", [](auto& d, auto& n) { return d * n; }},
       {"aten::rsub.Tensor", [](auto& d, auto& n) { return at::rsub(d, n.view({1, 1})); }},
       {"aten::div_.Tensor", [](auto& d, auto& n) { return d.clone().div_(n); }},
@@ -94,7 +94,7 @@ TEST(PlainNumber, WithoutAGradientIsTakenWhereItIsTheSameOnEveryRank) {
   RunRanks(3, [](Rank& rank) {
     for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})}) {
       const at::Tensor x = leaf(rank.mesh({3}, {"dp"}), placement).detach();
-      for (const auto& [name, compute] : with_numbers()) {
+      for (const auto& [name, compute] : number_cases()) {
         EXPECT_TRUE(at::allclose(DistributedTensor(compute(x, number(1.5))).full_tensor(),
                                  compute(values({5, 3}), number(1.5))))
             << name;
@@ -107,7 +107,7 @@ TEST(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks) {
   RunRanks(3, [](Rank& rank) {
     const at::Tensor x = leaf(rank.mesh({3}, {"dp"})).detach();
     const at::Tensor own = number(rank.rank() == 2 ? 2 : 1);
-    for (const WithNumber& each : with_numbers()) {
+    for (const NumberCase& each : number_cases()) {
       EXPECT_ERROR(each.compute(x, own),
                    each.name + " takes plain tensors for the same on every rank",
                    "differs from rank 0 on ranks 2", "DistributedTensor(x).full_tensor()");

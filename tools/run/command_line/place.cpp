@@ -1,7 +1,6 @@
 #include "place.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -40,16 +39,12 @@ bool is_c10d(const CLI::App& app) {
   return setting && setting->value == "c10d";
 }
 
-// torchrun's c10d numbers the nodes itself; here that takes a launcher which has numbered them.
-int read_node_rank(const CLI::App& app, int nnodes) {
-  auto setting = find_setting(app, "--node-rank", "PET_NODE_RANK");
-  if (!setting && nnodes > 1 && is_c10d(app)) {
-    const char* slurm = std::getenv("SLURM_NODEID");
-    TESSERA_CHECK(slurm != nullptr, "--rdzv-backend c10d with --nnodes ", nnodes,
-                  " numbers no nodes here: give each its --node-rank, 0 on the host of --rdzv");
-    setting = Setting{slurm, std::string("SLURM_NODEID=") + slurm};
+std::optional<int> read_node_rank(const CLI::App& app, int nnodes) {
+  const auto setting = find_setting(app, "--node-rank", "PET_NODE_RANK");
+  if (!setting) {
+    return nnodes > 1 && is_c10d(app) ? std::nullopt : std::optional(0);
   }
-  return setting ? integer_of(*setting, 0, nnodes - 1) : 0;
+  return integer_of(*setting, 0, nnodes - 1);
 }
 
 std::string without_brackets(std::string host) {
@@ -90,7 +85,9 @@ void declare_place(CLI::App& app) {
       ->option_text("PORT");
   app.add_option("--rdzv-backend", "static or c10d, which are one here")->option_text("NAME");
   app.add_option("--rdzv-id", "A name of the job that all its nodes are given")->option_text("ID");
-  app.add_flag("--standalone", "A job of this node alone, whatever else is said of places");
+  // With the text as an argument g++ finds two functions.
+  app.add_flag("--standalone")
+      ->description("A job of this node alone, whatever else is said of places");
 }
 
 Place read_place(const CLI::App& app) {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace CLI {
@@ -13,7 +14,8 @@ namespace tessera::run {
 /// This node's part in the job.
 struct Place {
   int nnodes = 1;
-  int node_rank = 0;
+  std::optional<int> node_rank =
+      0;  ///< nullopt: the launchers agree on it, as with torchrun's c10d
   std::string host = "127.0.0.1";
   int port = 0;  ///< 0: chosen by the system
 };

@@ -40,7 +40,8 @@ void declare_data(CLI::App& app, DataOptions& o) {
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model for --text and --jsonl (default: the model's "
                  "own, or bytes)")
-      ->option_text("FILE");
+      ->option_text("FILE|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kTokenizer));
   app.add_option(
          "--eval-text", o.eval_text,
          "Held-out text: its loss is printed at the end, beside its byte-bigram entropy; with "

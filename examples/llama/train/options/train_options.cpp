@@ -27,10 +27,13 @@ namespace {
 constexpr std::int64_t kMaxDegree = 1'000'000;
 
 void declare_model(CLI::App& app, TrainOptions& o) {
-  app.add_option("--model", o.model, "Hugging Face folder: config.json and *.safetensors")
-      ->option_text("DIR");
+  app.add_option("--model", o.model,
+                 "Hugging Face folder: config.json and *.safetensors; or a name in the hub's cache")
+      ->option_text("DIR|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kModel));
   app.add_option("--config", o.config, "config.json alone; weights are initialised from --seed")
-      ->option_text("FILE");
+      ->option_text("FILE|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kConfig));
   app.add_option("--seed", o.seed, "Seed of the initial weights and of dropout (0)")
       ->check(number_of_at_least_0());
 }
@@ -309,6 +312,9 @@ void finish(CLI::App& app, TrainOptions& o) {
   }
   const std::vector<LeftOut> placed = place_outputs(app, o);
   check_consistent(app, o);
+  if (!o.model.empty() && o.print_plan.empty()) {
+    tessera::check_hub_weights(o.model);
+  }
   check_used(app, o);
   check_fine_tuning(app, o);
   check_observation(o);

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// `allows_change`: whether set_data, resize_ and the like may be called on the alias.
+/// `allows_change`: whether set_() may give the alias other memory.
 inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }

@@ -21,7 +21,7 @@ namespace tessera::detail {
 
 /// `storage` has this memory now; what it had goes.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
-/// Tensors keep their sizes and strides: reading them now is libtorch's error.
+/// Tensors keep their sizes and strides; nothing may read them then.
 void free_memory(const c10::Storage& storage);
 
 /// `tensor`, the same object, uses the memory of `storage` from `offset` on, counted in elements.

@@ -27,7 +27,8 @@ inline std::uint32_t writes_of(const at::TensorBase& tensor) {
   return counter.enabled() ? counter.current_version() : 0;
 }
 
-/// For a write that no operator has made. Throws for a tensor that counts nothing.
+/// For a write that no operator has made. Throws for a tensor that counts nothing, but in inference
+/// mode, where it does nothing.
 inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera {
+
+/// What a name stands for.
+enum class HubPart {
+  kModel,      ///< the folder of a model, with its config.json
+  kConfig,     ///< its config.json
+  kTokenizer,  ///< the folder of a model, with its tokenizer.json or tokenizer.model
+};
+
+/// The cache of Hugging Face's hub: HF_HUB_CACHE, else HUGGINGFACE_HUB_CACHE, else hub in HF_HOME,
+/// which is huggingface in XDG_CACHE_HOME or ~/.cache. As in `huggingface_hub`, "~" and variables in
+/// these are replaced. It may not exist.
+std::filesystem::path hub_cache();
+
+/// The place of what a program's flag names: `name` itself where there is such a file or folder, or
+/// where it is no model's name on the hub ("org/name" or "name", with "@revision" behind it for
+/// another than main); else that model's snapshot in the cache, or a file of it. Nothing is
+/// downloaded, and a name without "org/" that the cache has not is left to be opened as a path.
+/// Throws Error for what the cache lacks, with the command that would fetch it.
+std::string hub_path(const std::string& name, HubPart part);
+
+/// Throws Error for a snapshot of the cache whose weights are not all there, with the name of the
+/// first file that it lacks. Other folders are not looked at.
+void check_hub_weights(const std::filesystem::path& folder);
+
+}  // namespace tessera
+TESSERA_API_END

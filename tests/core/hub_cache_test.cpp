@@ -1,0 +1,164 @@
+// Names of models in the cache of Hugging Face's hub. That `huggingface_hub` finds the same is
+// compared in tests/examples/launchers/test_hub_cache.py.
+
+#include "tessera/core/hub_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera {
+namespace {
+
+using testing::WriteFile;
+
+constexpr const char* kCommit = "0123456789abcdef0123456789abcdef01234567";
+
+/// Variables of the environment, as they were when it ends.
+class Variables {
+ public:
+  explicit Variables(const std::map<std::string, std::string>& set) {
+    for (const char* name :
+         {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME", "PLACE"}) {
+      const char* value = std::getenv(name);
+      before_[name] = value == nullptr ? "" : value;
+      unsetenv(name);
+    }
+    for (const auto& [name, value] : set) {
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  ~Variables() {
+    for (const auto& [name, value] : before_) {
+      value.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+ private:
+  std::map<std::string, std::string> before_;
+};
+
+/// A cache with the model org/name, whose main is kCommit.
+class HubCache : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(snapshot());
+    std::filesystem::create_directories(model() / "refs");
+    std::filesystem::create_directories(model() / "blobs");
+    WriteFile(model() / "refs" / "main", kCommit);
+  }
+
+  std::filesystem::path model() const {
+    return std::filesystem::path(folder_.path()) / "models--org--name";
+  }
+  std::filesystem::path snapshot() const { return model() / "snapshots" / kCommit; }
+  // As a download leaves it: a link into blobs.
+  void Add(const std::string& file, const std::string& text = "{}") {
+    WriteFile(model() / "blobs" / file, text);
+    std::filesystem::create_symlink("../../blobs/" + file, snapshot() / file);
+  }
+
+  testing::TemporaryFolder folder_;
+  Variables variables_{{{"HF_HUB_CACHE", folder_.path()}}};
+};
+
+TEST(HubCachePlace, IsWhatTheVariablesSay) {
+  using Set = std::map<std::string, std::string>;
+  const auto place = [](const Set& set) {
+    const Variables variables(set);
+    return hub_cache().string();
+  };
+  EXPECT_EQ(place({{"HOME", "/h"}}), "/h/.cache/huggingface/hub");
+  EXPECT_EQ(place({{"HOME", "/h"}, {"XDG_CACHE_HOME", "/x"}}), "/x/huggingface/hub");
+  EXPECT_EQ(place({{"HF_HOME", "/hf"}, {"XDG_CACHE_HOME", "/x"}}), "/hf/hub");
+  EXPECT_EQ(place({{"HF_HOME", "/hf"}, {"HUGGINGFACE_HUB_CACHE", "/old"}}), "/old");
+  EXPECT_EQ(place({{"HF_HUB_CACHE", "/new"}, {"HUGGINGFACE_HUB_CACHE", "/old"}}), "/new");
+  EXPECT_EQ(place({{"HOME", "/h"}, {"HF_HOME", "~/hf"}}), "/h/hf/hub");
+  EXPECT_EQ(place({{"PLACE", "/p"}, {"HF_HOME", "$PLACE/${PLACE}/$NONE"}}), "/p//p/$NONE/hub");
+}
+
+TEST_F(HubCache, FindsTheSnapshotOfMain) {
+  Add("config.json");
+  Add("tokenizer.json");
+  EXPECT_EQ(hub_path("org/name", HubPart::kModel), snapshot());
+  EXPECT_EQ(hub_path("org/name", HubPart::kTokenizer), snapshot());
+  EXPECT_EQ(hub_path("org/name", HubPart::kConfig), snapshot() / "config.json");
+}
+
+TEST_F(HubCache, TakesARevisionBehindAnAt) {
+  Add("config.json");
+  std::filesystem::create_directories(model() / "refs" / "refs" / "pr");
+  WriteFile(model() / "refs" / "v1.0", kCommit);
+  WriteFile(model() / "refs" / "refs" / "pr" / "3", kCommit);
+  for (const std::string revision : {"v1.0", "refs/pr/3", kCommit}) {
+    EXPECT_EQ(hub_path("org/name@" + revision, HubPart::kModel), snapshot()) << revision;
+  }
+  EXPECT_ERROR(hub_path("org/name@v2", HubPart::kModel), "the model org/name",
+               "no revision v2", "fetch it with: hf download org/name --revision v2");
+}
+
+TEST_F(HubCache, APathWins) {
+  const testing::TemporaryFolder here;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(here.path());
+  std::filesystem::create_directories("org/name");
+  EXPECT_EQ(hub_path("org/name", HubPart::kModel), "org/name");
+  std::filesystem::current_path(before);
+  for (const std::string path : {"", "/org/name", "./org/name", "a/b/c", "org/name.json",
+                                 "org/tokenizer.model", "..", "../name", "org/na--me", "word"}) {
+    EXPECT_EQ(hub_path(path, HubPart::kModel), path);
+  }
+}
+
+TEST_F(HubCache, FindsAModelOfNoOrganisation) {
+  const std::filesystem::path old = std::filesystem::path(folder_.path()) / "models--gpt2";
+  std::filesystem::create_directories(old / "refs");
+  std::filesystem::create_directories(old / "snapshots" / kCommit);
+  WriteFile(old / "refs" / "main", kCommit);
+  WriteFile(old / "snapshots" / kCommit / "config.json", "{}");
+  EXPECT_EQ(hub_path("gpt2", HubPart::kModel), old / "snapshots" / kCommit);
+}
+
+TEST_F(HubCache, SaysHowToFetchWhatIsMissing) {
+  EXPECT_ERROR(hub_path("org/other", HubPart::kModel), "'org/other' is neither here nor in",
+               folder_.path().string(), "fetch it with: hf download org/other");
+  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "org/name in the hub's cache",
+               "has no config.json", "hf download org/name");
+  EXPECT_ERROR(hub_path("org/name", HubPart::kTokenizer), "has no tokenizer.json");
+  std::filesystem::remove(model() / "refs" / "main");
+  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "no revision main");
+}
+
+TEST_F(HubCache, CountsALinkToNothingAsMissing) {
+  Add("config.json");
+  std::filesystem::remove(model() / "blobs" / "config.json");
+  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "has no config.json");
+}
+
+TEST_F(HubCache, RefusesHalfOfTheWeights) {
+  Add("config.json");
+  EXPECT_ERROR(check_hub_weights(snapshot()), "org/name", "has no model.safetensors.index.json",
+               std::string("hf download org/name --revision ") + kCommit);
+  Add("model.safetensors.index.json",
+      R"({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}})");
+  Add("model-1-of-2.safetensors");
+  EXPECT_ERROR(check_hub_weights(snapshot()), "has no model-2-of-2.safetensors");
+  Add("model-2-of-2.safetensors");
+  EXPECT_NO_THROW(check_hub_weights(snapshot()));
+  std::filesystem::remove(model() / "blobs" / "model-1-of-2.safetensors");
+  EXPECT_ERROR(check_hub_weights(snapshot()), "has no model-1-of-2.safetensors");
+  Add("model.safetensors");
+  EXPECT_NO_THROW(check_hub_weights(snapshot()));
+  EXPECT_NO_THROW(check_hub_weights(folder_.path()));
+}
+
+}  // namespace
+}  // namespace tessera

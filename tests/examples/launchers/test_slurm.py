@@ -1,0 +1,139 @@
+"""The batch script for Slurm, with programs in Slurm's place that start real tasks with its variables."""
+import os
+import re
+import stat
+import subprocess
+import sys
+import unittest
+
+import programs
+
+SCRIPT = programs.ROOT / "examples" / "launch" / "llama_train.sbatch"
+# Long options of sbatch(1) that a script may have.
+SBATCH = {"job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "output",
+          "open-mode", "requeue", "signal", "mem", "account", "partition", "exclusive"}
+# One host is all nodes here. What is given to it that srun(1) does not have is an error.
+SRUN = '''#!{python}
+import argparse, os, subprocess, sys
+parser = argparse.ArgumentParser(allow_abbrev=False)
+for option in ("--kill-on-bad-exit", "--cpus-per-task", "--ntasks-per-node", "--nodes"):
+    parser.add_argument(option)
+parser.add_argument("command", nargs=argparse.REMAINDER)
+arguments = parser.parse_args()
+nodes = int(os.environ["SLURM_NNODES"])
+each = int(arguments.ntasks_per_node or os.environ["SLURM_NTASKS_PER_NODE"])
+count = nodes * each
+tasks = [subprocess.Popen(arguments.command, env=os.environ | {{
+    "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each),
+    "SLURM_STEP_NUM_TASKS": str(count), "SLURM_NTASKS": str(count), "SLURM_STEP_NUM_NODES": str(nodes),
+    "SLURM_STEP_ID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}}) for rank in range(count)]
+codes = []
+for task in tasks:
+    codes.append(task.wait())
+    if codes[-1] != 0 and arguments.kill_on_bad_exit == "1":
+        for other in tasks:
+            other.terminate()
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
+'''
+SCONTROL = '''#!/bin/sh
+echo "$@" >> "$SCONTROL_CALLS"
+'''
+
+
+def directives():
+    """What the script asks sbatch for; sbatch stops to read at the first command."""
+    found = {}
+    for line in SCRIPT.read_text().splitlines()[1:]:
+        if line.startswith("#SBATCH"):
+            name, _, value = re.fullmatch(r"#SBATCH --([a-z-]+)(=(\S+))?", line).groups()
+            found[name] = (value or "").removeprefix("=")
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def make_program(path, text):
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+class TestSbatch(programs.InFolder):
+    def setUp(self):
+        super().setUp()
+        self.place = self.folder / "slurm"
+        self.place.mkdir()
+        make_program(self.place / "srun", SRUN.format(python=sys.executable))
+        make_program(self.place / "scontrol", SCONTROL)
+
+    def sbatch(self, *arguments, **variables):
+        """As sbatch runs a script: a copy, in the folder of the submission, with the allocation's variables. Two nodes of
+        one task each."""
+        copy = self.folder / "slurm_script"
+        copy.write_bytes(SCRIPT.read_bytes())
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment |= {"PATH": f"{self.place}:{environment['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "2",
+                        "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "1",
+                        "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0",
+                        "SLURM_SUBMIT_DIR": str(self.folder), "TESSERA_BIN": str(programs.BIN),
+                        "SCONTROL_CALLS": str(self.folder / "scontrol")} | variables
+        return subprocess.run(["bash", copy, *map(str, arguments)], env=environment, cwd="/", capture_output=True,
+                              text=True, timeout=300)
+
+    def train(self, *arguments, **variables):
+        return self.sbatch("--config", self.config, "--tokens", "t.bin", "--batch", 2, "--seq", 16, "--dp", 2, *arguments,
+                           **variables)
+
+    def test_asks_for_what_sbatch_knows(self):
+        found = directives()
+        self.assertEqual(set(found) - SBATCH, set())
+        self.assertEqual((found["nodes"], found["ntasks-per-node"], found["signal"]), ("2", "8", "USR1@300"))
+        self.assertEqual(subprocess.run(["bash", "-n", SCRIPT], capture_output=True).stderr, b"")
+
+    def test_trains_on_two_tasks(self):
+        done = self.train("--steps", 3, "--metrics", "by_slurm.jsonl")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--batch", 2, "--seq", 16, "--steps", 3,
+                        "--metrics", self.folder / "by_run.jsonl"], dp=2)
+        losses = [[step["loss"] for step in programs.read_metrics(self.folder / name)]
+                  for name in ("by_slurm.jsonl", "by_run.jsonl")]
+        self.assertEqual(*losses)
+        self.assertFalse((self.folder / "scontrol").exists())
+
+    def test_a_job_whose_time_is_over_is_queued_again(self):
+        # What Slurm sends, to each task when it gets to it.
+        make_program(self.place / "llama_train", '#!/bin/sh\n(until [ -s first.jsonl ]; do sleep 0.1; done; kill -USR1 $$) &\n'
+                     f'exec {programs.BIN}/llama_train "$@"\n')
+        done = self.train("--steps", 100000, "--checkpoint", "steps", "--resume", "auto", "--metrics", "first.jsonl",
+                          TESSERA_BIN=str(self.place))
+        self.assertEqual(done.returncode, 75, done.stderr)
+        self.assertEqual((self.folder / "scontrol").read_text(), f"requeue {os.getpid()}\n")
+        saved = max(int(re.search(r"\d+", path.name)[0]) for path in (self.folder / "steps").glob("*step*"))
+        again = self.train("--steps", saved + 1, "--checkpoint", "steps", "--resume", "auto", "--metrics", "again.jsonl")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual([step["step"] for step in programs.read_metrics(self.folder / "again.jsonl")], [saved + 1])
+
+    def test_a_failure_is_the_jobs(self):
+        done = self.train("--steps", 1, "--lr", "x")
+        self.assertNotIn(done.returncode, (0, 75))
+        self.assertIn("--lr", done.stderr)
+        self.assertFalse((self.folder / "scontrol").exists())
+
+    def test_is_for_sbatch(self):
+        done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, timeout=60,
+                              env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("start this script with sbatch", done.stderr)
+
+    def test_srun_of_launchers_that_number_their_ranks(self):
+        """The line of the page: a launcher a node, as people start torchrun."""
+        port = 20000 + os.getpid() % 10000
+        done = subprocess.run([self.place / "srun", "--ntasks-per-node=1", programs.BIN / "tessera-run", "--nnodes", "2",
+                               "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "sh",
+                               "-c", "echo $RANK"], capture_output=True, text=True, timeout=60,
+                              env=os.environ | {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["0", "[rank 1] 1", "[rank 2] 2", "[rank 3] 3"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,116 @@
+// Launchers of several nodes that have one command line, as torchrun's c10d has it.
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "launcher.h"
+#include "testing/errors.h"
+
+namespace tessera::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A port of loopback that nobody has now.
+std::string FreePlace() {
+  const int free = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  EXPECT_EQ(bind(free, reinterpret_cast<sockaddr*>(&address), size), 0);
+  getsockname(free, reinterpret_cast<sockaddr*>(&address), &size);
+  close(free);
+  return "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+}
+
+std::vector<std::string> Node(const std::string& place, const std::string& id = "job",
+                              const std::string& ranks = "2", const std::string& timeout = "30") {
+  return {"--nnodes",
+          "2",
+          "--nproc-per-node",
+          ranks,
+          "--rdzv-backend",
+          "c10d",
+          "--rdzv-endpoint",
+          place,
+          "--rdzv-id",
+          id,
+          "--timeout",
+          timeout,
+          "sh",
+          "-c",
+          "echo $RANK/$LOCAL_RANK/$WORLD_SIZE ${TESSERA_STORE_FD:+store}"};
+}
+
+TEST(LauncherNodes, AreNumberedAsTheyCome) {
+  const auto place = FreePlace();
+  Launcher one(Node(place));
+  Launcher other(Node(place));
+  auto first = one.wait();
+  auto second = other.wait();
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(second.code, 0) << second.err;
+  if (first.out.find("store") == std::string::npos) {
+    std::swap(first, second);
+  }
+  EXPECT_CONTAINS(first.out, "0/0/4 store\n", "[rank 1] 1/1/4\n");
+  EXPECT_CONTAINS(second.out, "[rank 2] 2/0/4\n", "[rank 3] 3/1/4\n");
+}
+
+TEST(LauncherNodes, AnotherJobsLauncherIsNoNode) {
+  const auto place = FreePlace();
+  Launcher first(Node(place));
+  std::this_thread::sleep_for(300ms);
+  const auto stranger = Launcher(Node(place, "another", "2", "0.5")).wait();
+  EXPECT_EQ(stranger.code, 2);
+  EXPECT_CONTAINS(stranger.err, "no node 0 answered at " + place + " within 0.5 s");
+  EXPECT_EQ(Launcher(Node(place)).wait().code, 0);
+  EXPECT_EQ(first.wait().code, 0);
+}
+
+TEST(LauncherNodes, OfOtherSizesAreRefused) {
+  const auto place = FreePlace();
+  Launcher one(Node(place, "job", "2"));
+  Launcher other(Node(place, "job", "3"));
+  for (auto* launcher : {&one, &other}) {
+    const auto result = launcher->wait();
+    EXPECT_EQ(result.code, 2);
+    EXPECT_CONTAINS(result.err, "one node has --nnodes 2 --nproc ", ": start all with the same\n");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+TEST(LauncherNodes, ThatDoNotComeAreAnErrorInTime) {
+  const auto place = FreePlace();
+  const auto alone = Launcher(Node(place, "job", "2", "0.5")).wait();
+  EXPECT_EQ(alone.code, 2);
+  EXPECT_CONTAINS(alone.err, "1 of 2 nodes came to " + place + " within 0.5 s: start the others");
+  const auto elsewhere = Launcher(Node("192.0.2.1:4711", "job", "2", "0.5")).wait();
+  EXPECT_EQ(elsewhere.code, 2);
+  EXPECT_CONTAINS(elsewhere.err, "no node 0 answered at 192.0.2.1:4711 within 0.5 s");
+  EXPECT_LT(elsewhere.took, 20s);
+}
+
+TEST(LauncherNodes, SaysForWhomItWaits) {
+  const auto alone = Launcher(Node(FreePlace(), "job", "2", "3.5")).wait();
+  EXPECT_CONTAINS(alone.err, "tessera-run: 1 of 2 nodes are at 127.0.0.1:");
+}
+
+TEST(LauncherNodes, StopsWaitingWhenToldTo) {
+  Launcher alone(Node(FreePlace()));
+  std::this_thread::sleep_for(300ms);
+  kill(alone.pid(), SIGTERM);
+  EXPECT_EQ(alone.wait().signal, SIGTERM);
+}
+
+}  // namespace
+}  // namespace tessera::testing
