@@ -14,8 +14,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// `allows_change`: libtorch's mark on tensors whose sizes and memory may be changed, which
-/// one of detach() lacks.
+/// `allows_change`: asked for by the interface of c10::TensorImpl; libtorch to 2.15 leaves it out
+/// of account, and any tensor may be changed.
 inline at::Tensor alias_tensor(const c10::TensorImpl& impl, bool allows_change) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), allows_change));
 }
