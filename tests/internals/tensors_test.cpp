@@ -96,7 +96,11 @@ TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
 
 TEST(AliasTensorCanary, MayBeClosedToChanges) {
   const at::Tensor x = at::ones({2});
-  EXPECT_THROW(alias_tensor(x, /*allows_change=*/false).set_(at::ones({3})), c10::Error);
+  const auto is_open = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->allow_tensor_metadata_change();
+  };
+  EXPECT_FALSE(is_open(alias_tensor(x, /*allows_change=*/false)));
+  EXPECT_TRUE(is_open(alias_tensor(x)));
   EXPECT_NO_THROW(alias_tensor(x).set_(at::ones({3})));
   EXPECT_TRUE(may_take_state_of(x, at::ones({3})));
   EXPECT_FALSE(may_take_state_of(x, at::sparse_coo_tensor({2}, at::kFloat)));
