@@ -120,6 +120,15 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
+/// input, weight, bias, batch, channels, elements, groups, ... Newer libtorch composes it on the meta
+/// device of operators that lack a kernel there.
+std::vector<at::Tensor> group_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};
+  return {at::empty(input.sizes(), input.options()), at::empty(groups, input.options()),
+          at::empty(groups, input.options())};
+}
+
 /// gradient, input, mean, rstd, weight, batch, channels, ..., which are wanted.
 std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
   const at::Tensor& input = arguments[1].toTensor();
@@ -173,6 +182,7 @@ constexpr std::array kRules{
     Named{"aten::convolution_backward_overrideable", &convolution_backward},
     Named{"aten::native_batch_norm", &batch_norm},
     Named{"aten::native_batch_norm_backward", &batch_norm_backward},
+    Named{"aten::native_group_norm", &group_norm},
     Named{"aten::native_group_norm_backward", &group_norm_backward},
     Named{"aten::native_layer_norm_backward", &layer_norm_backward},
     Named{"aten::mse_loss_backward", &mse_loss_backward},
