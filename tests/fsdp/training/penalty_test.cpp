@@ -64,8 +64,9 @@ TEST(Penalty, ThatIsDistributedIsRefusedBesideTheLoss) {
     const at::Tensor penalty = penalty_of(model);
     EXPECT_ERROR(loss + 0.5 * penalty, "DistributedTensor(x).full_tensor()");
     EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-    // Without a gradient it is a number like any other.
-    EXPECT_TRUE(tessera::is_distributed(penalty - loss.detach()));
+    // Without a gradient its value is compared.
+    EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0 on ranks 1");
+    EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
   });
 }
 
