@@ -117,8 +117,7 @@ std::optional<HubName> name_of(const fs::path& snapshot) {
     return std::nullopt;
   }
   const std::string written = model.substr(std::string(kFolderPrefix).size());
-  return HubName{std::regex_replace(written, std::regex("--"), "/"),
-                 snapshot.filename().string()};
+  return HubName{std::regex_replace(written, std::regex("--"), "/"), snapshot.filename().string()};
 }
 
 std::set<std::string> shards_of(const fs::path& index) {

@@ -101,8 +101,8 @@ TEST_F(HubCache, TakesARevisionBehindAnAt) {
   for (const std::string revision : {"v1.0", "refs/pr/3", kCommit}) {
     EXPECT_EQ(hub_path("org/name@" + revision, HubPart::kModel), snapshot()) << revision;
   }
-  EXPECT_ERROR(hub_path("org/name@v2", HubPart::kModel), "the model org/name",
-               "no revision v2", "fetch it with: hf download org/name --revision v2");
+  EXPECT_ERROR(hub_path("org/name@v2", HubPart::kModel), "the model org/name", "no revision v2",
+               "fetch it with: hf download org/name --revision v2");
 }
 
 TEST_F(HubCache, APathWins) {

@@ -1,5 +1,6 @@
-// What a version of libtorch links but the fake does not offer: each call is a violation and returns
-// an error. The real libraries would otherwise take these calls, with handles that are not theirs.
+// What a version of libtorch links but the fake does not offer: each call is a violation and
+// returns an error. The real libraries would otherwise take these calls, with handles that are not
+// theirs.
 //
 // NVIDIA's headers are left out, so that no parameters need be repeated: the caller passes and
 // frees them, here nobody reads them.

@@ -16,8 +16,8 @@ enum class HubPart {
 };
 
 /// The cache of Hugging Face's hub: HF_HUB_CACHE, else HUGGINGFACE_HUB_CACHE, else hub in HF_HOME,
-/// which is huggingface in XDG_CACHE_HOME or ~/.cache. As in `huggingface_hub`, "~" and variables in
-/// these are replaced. It may not exist.
+/// which is huggingface in XDG_CACHE_HOME or ~/.cache. As in `huggingface_hub`, "~" and variables
+/// in these are replaced. It may not exist.
 std::filesystem::path hub_cache();
 
 /// The place of what a program's flag names: `name` itself where there is such a file or folder, or

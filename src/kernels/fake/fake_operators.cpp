@@ -120,8 +120,8 @@ std::vector<at::Tensor> batch_norm_backward(Arguments arguments) {
           if_wanted(arguments[9], 2, input, {input.size(1)})};
 }
 
-/// input, weight, bias, batch, channels, elements, groups, ... Newer libtorch composes it on the meta
-/// device of operators that lack a kernel there.
+/// input, weight, bias, batch, channels, elements, groups, ... Newer libtorch composes it on the
+/// meta device of operators that lack a kernel there.
 std::vector<at::Tensor> group_norm(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const Sizes groups{arguments[3].toInt(), arguments[6].toInt()};

@@ -43,7 +43,8 @@ INSTANTIATE_TEST_SUITE_P(
 /// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
 /// otherwise than many of few.
 at::Tensor values_of(std::int64_t rows) {
-  at::Tensor values = at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3).view({rows, 3});
+  at::Tensor values =
+      at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3).view({rows, 3});
   values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
   return values;
 }
