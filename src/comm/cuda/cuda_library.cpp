@@ -1,9 +1,9 @@
 // The table of libtessera_cuda.so: see cuda_backend.h.
+#include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "cuda/cuda_backend.h"
 #include "tessera/export.h"
-
 #include "tessera/internals/detail/c10d_nccl.h"
 #include "tessera/internals/detail/cuda_presence.h"
 

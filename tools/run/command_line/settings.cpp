@@ -27,7 +27,7 @@ std::optional<Setting> find_setting(const CLI::App& app, const std::string& opti
   if (found.count() == 0) {
     return find_variable(variable);
   }
-  const std::string value = found.as<std::string>();
+  const auto value = found.as<std::string>();
   return Setting{value, option + " " + value};
 }
 
