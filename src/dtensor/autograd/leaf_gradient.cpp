@@ -7,6 +7,7 @@
 
 #include "autograd/autograd_functions.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera::detail {
