@@ -6,8 +6,6 @@
 #include "autograd/leaf_gradient.h"
 
 #include "autograd/autograd_functions.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera::detail {
@@ -48,18 +46,3 @@ void keep_gradient_plain(const at::Tensor& tensor) {
 }
 
 }  // namespace tessera::detail
-
-namespace tessera {
-
-/// Claims the flag without a hook: the first one to decide for a leaf has decided.
-bool leave_gradient_pending(const at::Tensor& leaf) {
-  detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
-  TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
-  if (impl->has_gradient_hook()) {
-    return false;
-  }
-  impl->set_gradient_hook();
-  return true;
-}
-
-}  // namespace tessera

@@ -209,4 +209,15 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
+/// Claims the flag without a hook: the first one to decide for a leaf has decided.
+bool leave_gradient_pending(const at::Tensor& leaf) {
+  detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
+  TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
+  if (impl->has_gradient_hook()) {
+    return false;
+  }
+  impl->set_gradient_hook();
+  return true;
+}
+
 }  // namespace tessera
