@@ -37,8 +37,8 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// Of a slot whose tensor is about to be cut. Where that is a part already, what it is a part of;
-/// 0: nobody knows.
+/// Where the values of a slot's tensor come from, before it is cut. A tensor that is a part already
+/// comes from what it is a part of. 0: nobody knows.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {

@@ -71,7 +71,7 @@ Sizes chunks_of(const SplitDim& split, const Layout& layout, const Sizes& sizes,
   return chunks;
 }
 
-/// Of what all parts of a tensor have alike: their type, and the sizes that are not split.
+/// Hashes what all parts of a tensor have alike: their type, and the sizes that are not split.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {

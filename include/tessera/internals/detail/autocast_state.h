@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Of the CPU and of CUDA, which the library computes on.
+/// Autocast on the two devices that the library computes on, the CPU and CUDA.
 struct AutocastState {
   std::array<c10::ScalarType, 2> types;
   bool keeps_casts = true;

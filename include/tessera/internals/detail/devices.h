@@ -30,7 +30,7 @@ struct CachedMemory {
 };
 /// Peaks since the last call, of all kinds of blocks.
 CachedMemory take_cached_memory(c10::Device device);
-/// Of the device as a whole. Stalls it.
+/// All memory of the device, in bytes. The device waits for the answer.
 std::int64_t memory_capacity(c10::Device device);
 /// Gives what is not in use back to the driver.
 void empty_cache(c10::DeviceType type);

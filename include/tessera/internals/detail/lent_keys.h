@@ -22,17 +22,19 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Of distributed tensors: below autograd, which sees one ordinary tensor, and above the backends.
+/// The key of distributed tensors: below autograd, which sees one ordinary tensor, and above the
+/// backends.
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
-/// Of random operators in a RandomRegion: above autograd, where a tensor still has its history.
+/// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
+/// history.
 /// Only they have kernels for it, so that including it costs the others nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
-/// Of a FakeMode: below that of distributed tensors, so that it sees local tensors.
+/// The key of a FakeMode: below that of distributed tensors, so that it sees local tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
-/// Of gradients that cannot be read: a tensor that has no other key.
+/// The key of gradients that cannot be read: a tensor that has no other key.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
 }  // namespace tessera::detail

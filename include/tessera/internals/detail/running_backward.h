@@ -21,8 +21,8 @@ int backward_id();
 /// Whether the graph stays, so that another backward may go through it (retain_graph).
 bool keeps_graph();
 
-/// Of the node that runs: as libtorch names it, and "T" for a torch::autograd::Function T. Empty:
-/// this thread runs none.
+/// The name of the node that runs: libtorch's, or "T" for a torch::autograd::Function T. Empty
+/// where this thread runs none.
 std::string running_node();
 /// The thread that made it, as at::RecordFunction::currentThreadId() counts.
 std::optional<std::uint64_t> origin_of_running_node();

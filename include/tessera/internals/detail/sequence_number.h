@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Of the node that this thread makes next.
+/// The number of the node that this thread makes next.
 inline std::uint64_t next_sequence_number() {
   return at::sequence_number::peek();
 }

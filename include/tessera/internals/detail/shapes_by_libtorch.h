@@ -24,7 +24,7 @@ struct Convolution {
   std::int64_t groups = 1;
 };
 
-/// Of the result.
+/// The sizes of the result.
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
                                             const Convolution& convolution);
 

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Of the thread that makes it.
+/// The state of the thread that makes it.
 using StateOfThread = at::ThreadLocalState;
 /// While one exists, this thread has that state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;

@@ -53,7 +53,7 @@ class TensorWrapper : public c10::TensorImpl {
   /// What set_data does. nullptr: of a tensor that is no wrapper, and has fields that this lacks.
   virtual void assign(const TensorWrapper* other) = 0;
 
-  /// Of the type and device of `inner`. Sizes are still to be set, and whose writes it counts.
+  /// Has the device of `inner`. Its sizes are still to be set, and with whom it counts writes.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype)
       : TensorImpl(keys_of(inner), c10::scalarTypeToTypeMeta(dtype), inner.device()) {
     set_storage_access_should_throw();
