@@ -27,8 +27,7 @@ namespace tessera::detail {
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
 /// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
-/// history.
-/// Only they have kernels for it, so that including it costs the others nothing.
+/// history. Only they have kernels for it, so that including it costs the others nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
 /// The key of a FakeMode: below that of distributed tensors, so that it sees local tensors.

@@ -1,6 +1,6 @@
-// The numbers of the nodes of autograd's graph. Its engine runs the node with the highest number
-// of those that are ready, so that a lower one runs late; and what nodes a forward made is told by
-// two of them. at::RecordFunction says which number runs. There is no public way to ask for one.
+// The numbers of the nodes of autograd's graph. Its engine runs the ready node with the highest
+// number first. Two numbers tell which nodes a forward has made. at::RecordFunction says which
+// number runs. There is no public way to ask for one.
 //
 // No version differs.
 //
