@@ -14,9 +14,9 @@ SBATCH = {"job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cp
           "open-mode", "requeue", "signal", "mem", "account", "partition", "exclusive"}
 # One host is all nodes here. What is given to it that srun(1) does not have is an error.
 SRUN = '''#!{python}
-import argparse, os, subprocess, sys
+import argparse, os, subprocess, sys, time
 parser = argparse.ArgumentParser(allow_abbrev=False)
-for option in ("--kill-on-bad-exit", "--cpus-per-task", "--ntasks-per-node", "--nodes"):
+for option in ("--kill-on-bad-exit", "--wait", "--cpus-per-task", "--ntasks-per-node", "--nodes"):
     parser.add_argument(option)
 parser.add_argument("command", nargs=argparse.REMAINDER)
 arguments = parser.parse_args()
@@ -27,12 +27,12 @@ tasks = [subprocess.Popen(arguments.command, env=os.environ | {{
     "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each),
     "SLURM_STEP_NUM_TASKS": str(count), "SLURM_NTASKS": str(count), "SLURM_STEP_NUM_NODES": str(nodes),
     "SLURM_STEP_ID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}}) for rank in range(count)]
-codes = []
-for task in tasks:
-    codes.append(task.wait())
-    if codes[-1] != 0 and arguments.kill_on_bad_exit == "1":
-        for other in tasks:
-            other.terminate()
+while any(task.poll() is None for task in tasks):
+    if arguments.kill_on_bad_exit == "1" and any(task.returncode for task in tasks):
+        for task in tasks:
+            task.terminate()
+    time.sleep(0.01)
+codes = [task.wait() for task in tasks]
 sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 '''
 SCONTROL = '''#!/bin/sh
