@@ -7,6 +7,7 @@
 #include "state/gather_order.h"
 #include "state/phases.h"
 #include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::fsdp {
 
