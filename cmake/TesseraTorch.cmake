@@ -7,7 +7,7 @@
 # libraries loaded, and what needs CUDA is in libtessera_cuda.so, loaded on demand.
 
 # One release of each minor version, the oldest first: scripts/setup reads this line.
-set(TESSERA_TESTED_TORCH 2.11.0)
+set(TESSERA_TESTED_TORCH 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
 option(TESSERA_ANY_TORCH "Try a version of libtorch that Tessera is not tested with" OFF)
 
 # The wheel in the virtual environment of scripts/setup or, in an installed Tessera, what it was built

@@ -176,7 +176,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
 /// Of which a call with any arguments is no use: they are of other devices and types, or change
 /// what a tensor is.
 bool is_left_out(const c10::OperatorHandle& op) {
-  static constexpr std::array<std::string_view, 23> kBegin{"_",
+  static constexpr std::array<std::string_view, 24> kBegin{"_",
                                                            "mkldnn",
                                                            "cudnn",
                                                            "miopen",
@@ -194,6 +194,7 @@ bool is_left_out(const c10::OperatorHandle& op) {
                                                            "to_mkl",
                                                            "native_batch_norm",
                                                            "empty_like",
+                                                           "new_empty",
                                                            "to_spa",
                                                            "is_",
                                                            "data",
