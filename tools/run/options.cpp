@@ -45,7 +45,7 @@ void declare_times(CLI::App& app) {
   app.add_option("--watchdog",
                  "Seconds until a wait is reported; 0: never (TESSERA_WATCHDOG, or 30)")
       ->option_text("S");
-  app.add_option("--grace",
+  app.add_option("--grace,--shutdown-timeout",
                  "Seconds that the ranks have to end after SIGTERM or Ctrl-C (5); then they are "
                  "killed")
       ->option_text("S");
@@ -118,7 +118,7 @@ std::string read_seconds(const CLI::App& app, const char* option, bool may_be_ze
 }
 
 std::chrono::duration<double> read_grace(const CLI::App& app) {
-  const auto setting = find_setting(app, "--grace");
+  const auto setting = find_setting(app, "--grace", "PET_SHUTDOWN_TIMEOUT");
   if (!setting) {
     return Options().grace;
   }

@@ -46,9 +46,12 @@ def clean(variables):
 def by_torchrun(arguments, variables):
     """The lines that torchrun's ranks of this node would print, from what it makes of the command line."""
     # Without a Python's own -u and -m a program is started as it is.
-    with mock.patch.dict(os.environ, clean(variables), clear=True), contextlib.redirect_stderr(None):
+    with mock.patch.dict(os.environ, clean(variables), clear=True), contextlib.redirect_stderr(None), \
+            mock.patch.object(torchrun, "elastic_launch") as launch:
         args = torchrun.parse_args(["--no-python", *arguments, *PRINT])
-        config, command, rest = torchrun.config_from_args(args)
+        torchrun.run(args)
+    config, command = launch.call_args.kwargs["config"], launch.call_args.kwargs["entrypoint"]
+    rest = launch.return_value.call_args.args
     world = config.max_nodes * config.nproc_per_node
     is_c10d = config.rdzv_backend == "c10d"
     host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, 29400 if is_c10d else -1)
@@ -83,7 +86,8 @@ class TestCommandLines(unittest.TestCase):
         taken = {"--nnodes": "1", "--nproc-per-node": "1", "--rdzv-backend": "static", "--rdzv-endpoint": "127.0.0.1:0",
                  "--rdzv-id": "x", "--standalone": None, "--max-restarts": "0", "--monitor-interval": "1",
                  "--start-method": "spawn", "--no-python": None, "--log-dir": None, "--redirects": "0", "--tee": "0",
-                 "--local-ranks-filter": "0", "--node-rank": "0", "--master-addr": "127.0.0.1", "--master-port": "0"}
+                 "--local-ranks-filter": "0", "--node-rank": "0", "--master-addr": "127.0.0.1", "--master-port": "0",
+                 "--shutdown-timeout": "5"}
         for action in torchrun.get_args_parser()._actions:
             if not action.option_strings or "--help" in action.option_strings:
                 continue
@@ -102,7 +106,9 @@ class TestCommandLines(unittest.TestCase):
 
     def test_writes_the_files_that_torchrun_writes(self):
         script = "echo out $LOCAL_RANK; echo err $LOCAL_RANK >&2"
-        arguments = ["--nproc-per-node", "2", "--redirects", "0:3,1:2", "--tee", "1:1", "--rdzv-id", "run"]
+        # Newer ones choose an id by themselves where there is no port.
+        arguments = ["--nproc-per-node", "2", "--redirects", "0:3,1:2", "--tee", "1:1", "--rdzv-id", "run",
+                     "--master-port", "0"]
 
         def files(launcher):
             with tempfile.TemporaryDirectory() as folder:
