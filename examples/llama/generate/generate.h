@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "examples/llama/generate/sampling.h"
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "tessera/comm/communicator.h"
 
 namespace llama {

@@ -3,8 +3,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include "examples/llama/model/parallelize.h"
-#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/models.h"
+#include "examples/llama/scalar_type.h"
 #include "tessera/nn/freeze.h"
 
 namespace llama {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "examples/llama/generate/generate_options.h"
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "tessera/comm/world.h"
 #include "tessera/mesh/device_mesh.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "examples/llama/generate/sampling.h"
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 
 namespace llama {
 

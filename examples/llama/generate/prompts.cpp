@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "examples/llama/model/text_ends.h"
+#include "examples/llama/models.h"
 #include "tessera/core/error.h"
 #include "tessera/core/strict_json.h"
 #include "tessera/data/text.h"

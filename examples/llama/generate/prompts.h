@@ -8,7 +8,7 @@
 
 #include "examples/llama/generate/generate_options.h"
 #include "examples/llama/generate/sampling.h"
-#include "examples/llama/model/config.h"
+#include "examples/llama/models.h"
 #include "tessera/data/chat_template.h"
 #include "tessera/data/tokenizer.h"
 

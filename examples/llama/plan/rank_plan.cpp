@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/scalar_type.h"
 #include "examples/llama/train/setup.h"
 #include "tessera/comm/fake_world.h"
 #include "tessera/comm/streams.h"

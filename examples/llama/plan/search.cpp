@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-#include "examples/llama/model/config.h"
+#include "examples/llama/models.h"
 #include "tessera/core/error.h"
 
 namespace llama {

@@ -14,7 +14,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/fingerprints.h"
-#include "examples/llama/model/text_ends.h"
+#include "examples/llama/models.h"
 #include "examples/llama/texts/document_reader.h"
 #include "examples/llama/texts/input_files.h"
 #include "examples/llama/tokenize/output_lock.h"

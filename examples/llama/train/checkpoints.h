@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/options/train_options.h"
 
 namespace llama {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/trainer.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/scalar_type.h"
 #include "examples/llama/train/fine_tuning_record.h"
 
 namespace llama {

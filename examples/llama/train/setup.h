@@ -6,8 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "examples/llama/model/model.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/options/train_options.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/data/batch_loader.h"

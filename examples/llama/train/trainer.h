@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/model/model.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/checkpoints.h"
 #include "examples/llama/train/observation/observation.h"
 #include "examples/llama/train/options/train_options.h"

@@ -7,8 +7,8 @@
 #include <iostream>
 #include <string>
 
-#include "examples/llama/model/parallelize.h"
-#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/models.h"
+#include "examples/llama/scalar_type.h"
 #include "examples/llama/train/options/outputs.h"
 #include "examples/llama/train/run_folder.h"
 #include "examples/llama/train/setup.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "examples/llama/model/config.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/options/train_options.h"
 #include "tessera/comm/world.h"
 #include "tessera/data/batch_loader.h"

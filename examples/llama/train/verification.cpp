@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "examples/llama/model/scalar_type.h"
+#include "examples/llama/scalar_type.h"
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/trainer.h"
 

@@ -1,4 +1,4 @@
-#include "examples/llama/model/config.h"
+#include "examples/llama/models.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

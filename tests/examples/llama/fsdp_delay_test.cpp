@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "examples/llama/llama_run.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "testing/lateness.h"
 #include "testing/ranks.h"
 
@@ -29,7 +29,7 @@ struct DelayedRun {
 };
 
 /// After a block's forward, and before its backward.
-void delay_block(Block& block, Lateness& lateness) {
+void delay_block(LlamaBlock& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);
     outputs[0]->register_hook([&lateness](const at::Tensor&) { lateness.pass(Stage::kBackward); });

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "examples/llama/llama_run.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/ranks.h"
 

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "examples/llama/llama_run.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "testing/ranks.h"
 
 namespace llama {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "testing/errors.h"
 

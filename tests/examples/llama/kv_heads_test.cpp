@@ -7,7 +7,7 @@
 #include <string>
 
 #include "examples/llama/llama_run.h"
-#include "examples/llama/model/parallelize.h"
+#include "examples/llama/models.h"
 #include "testing/ranks.h"
 
 namespace llama {

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/model/config.h"
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);

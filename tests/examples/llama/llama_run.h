@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "testing/full_tensor.h"
 
 namespace llama {

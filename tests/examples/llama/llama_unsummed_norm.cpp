@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/model/config.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/trainer.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/wrapped_world.h"

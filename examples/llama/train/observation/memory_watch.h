@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "tessera/observe/memory_log.h"
 #include "tessera/observe/memory_report.h"
 #include "tessera/observe/metrics.h"

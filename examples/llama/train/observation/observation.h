@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "examples/llama/model/model.h"
+#include "examples/llama/models.h"
 #include "examples/llama/train/observation/memory_watch.h"
 #include "examples/llama/train/options/observation_options.h"
 #include "tessera/observe/kernel_profile.h"

@@ -1,4 +1,4 @@
-#include "examples/llama/model/rope.h"
+#include "tessera/models/rope.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
 /// theta^(-2i / head_dim), (head_dim / 2).
@@ -93,4 +93,4 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-}  // namespace llama
+}  // namespace tessera::models

@@ -10,13 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/model/rope.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/export.h"
+#include "tessera/models/rope.h"
 
-namespace llama {
+TESSERA_API_BEGIN
+namespace tessera::models {
 
 /// The shape of a Llama, Mistral, Qwen 2 or Qwen 3, as Hugging Face's config.json describes it.
-struct Config {
+struct LlamaConfig {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;
   std::int64_t intermediate_size = 0;
@@ -41,12 +43,12 @@ struct Config {
   std::string json;
 };
 
-/// Reads a config.json. Throws tessera::Error naming the key for a missing or impossible value, and
+/// Reads a config.json. Throws Error naming the key for a missing or impossible value, and
 /// for every feature that would change the computation and is not implemented (another activation,
 /// another architecture, another rope scaling, quantised weights).
-Config read_config(const std::filesystem::path& file);
+LlamaConfig read_config(const std::filesystem::path& file);
 /// The same from its text; `origin` is named in errors.
-Config parse_config(const std::string& json, const std::string& origin);
+LlamaConfig parse_config(const std::string& json, const std::string& origin);
 
 /// The tokens that Hugging Face's files say begin and end a text of a model.
 struct SpecialTokens {
@@ -54,34 +56,34 @@ struct SpecialTokens {
   std::vector<std::int64_t> end;    ///< any of them; empty: none
 };
 /// "bos_token_id", if texts of the model begin with it, and "eos_token_id" of the folder's
-/// generation_config.json, or of config.json where that has none. Throws tessera::Error for what is
+/// generation_config.json, or of config.json where that has none. Throws Error for what is
 /// not a token of the model.
-SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Config& config);
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
 
 /// The tokenizer's file: `file`, or in it if it is a folder; for "" that in the model's folder; ""
 /// where there is none either.
 std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
 /// The tokenizer of a file; for "" that of the model's folder; where there is none either, or no
 /// folder (""), that of bytes. `new_to_text`: the model has learnt no tokens yet, so that any will
-/// do. Throws tessera::Error for bytes where the model's tokens are others; of a tokenizer of more
+/// do. Throws Error for bytes where the model's tokens are others; of a tokenizer of more
 /// tokens than the model's, encode() does so for a text that has one of these.
-tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
-                                           const std::filesystem::path& folder,
-                                           const Config& config, bool new_to_text);
+data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
+                                  const LlamaConfig& config, bool new_to_text);
 /// Throws Error if heads can't be split over `tp` ranks, or key-value heads neither be split nor
 /// each be on equally many of them.
-void check_tensor_parallel(const Config& config, std::int64_t tp);
+void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
 /// On how many of `tp` ranks each key-value head is: 1 where they are split.
-std::int64_t key_value_copies(const Config& config, std::int64_t tp);
+std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
 /// What to say of that when a program starts: "key-value heads: 2 on 4 tensor-parallel ranks, each
 /// on 2 of them"; "" where they are split.
-std::string describe_key_value_copies(const Config& config, std::int64_t tp);
+std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp);
 
 /// Number of parameters, and how many of them are the token embedding.
 struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
 };
-ParameterCount count_parameters(const Config& config);
+ParameterCount count_parameters(const LlamaConfig& config);
 
-}  // namespace llama
+}  // namespace tessera::models
+TESSERA_API_END

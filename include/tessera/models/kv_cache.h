@@ -8,7 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-namespace llama {
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::models {
 
 /// Keys and values of the positions so far of a batch of texts, in memory that is allocated once,
 /// so that a token costs the same to append however many came before. A model with a sliding window
@@ -50,4 +53,5 @@ class KvCache {
   std::vector<Layer> layers_;
 };
 
-}  // namespace llama
+}  // namespace tessera::models
+TESSERA_API_END

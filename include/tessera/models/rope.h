@@ -7,7 +7,10 @@
 #include <cstdint>
 #include <utility>
 
-namespace llama {
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::models {
 
 /// "rope_scaling" of a config.json; the names are Hugging Face's.
 struct RopeScaling {
@@ -49,4 +52,5 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
                                               std::int64_t first, std::int64_t last,
                                               std::int64_t length, c10::Device device);
 
-}  // namespace llama
+}  // namespace tessera::models
+TESSERA_API_END

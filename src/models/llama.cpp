@@ -1,7 +1,7 @@
 // The computation has no communication in it: the same code runs on one rank, under tensor
 // parallelism and under FSDP. What the layouts are is decided in parallelize.cpp.
 
-#include "examples/llama/model/model.h"
+#include "tessera/models/llama.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -13,15 +13,21 @@
 #include <cmath>
 #include <utility>
 
-#include "examples/llama/model/rope.h"
+#include "tessera/core/error.h"
+#include "tessera/models/rope.h"
+#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/lora.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 
-namespace llama {
+namespace tessera::models {
 
-using tessera::nn::Embedding;
-using tessera::nn::Linear;
-using tessera::nn::RMSNorm;
+using nn::Embedding;
+using nn::Linear;
+using nn::RMSNorm;
 
-tessera::nn::AttentionOptions attention_options(const Config& c) {
+nn::AttentionOptions attention_options(const LlamaConfig& c) {
   return {.hidden = c.hidden_size,
           .heads = c.num_attention_heads,
           .kv_heads = c.num_key_value_heads,
@@ -33,55 +39,55 @@ tessera::nn::AttentionOptions attention_options(const Config& c) {
           .window = c.sliding_window};
 }
 
-Attention::Attention(const Config& c, int layer)
-    : tessera::nn::Attention(attention_options(c)), layer_(static_cast<std::size_t>(layer)) {}
+LlamaAttention::LlamaAttention(const LlamaConfig& c, int layer)
+    : nn::Attention(attention_options(c)), layer_(static_cast<std::size_t>(layer)) {}
 
 /// Every call of a Llama hands on a Context.
-at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const tessera::nn::AttentionInputs& inputs) {
-  KvCache* cache = static_cast<const Context&>(inputs).cache;
+at::Tensor LlamaAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const nn::AttentionInputs& inputs) {
+  KvCache* cache = static_cast<const LlamaContext&>(inputs).cache;
   if (cache == nullptr) {
-    return tessera::nn::Attention::attend(q, k, v, inputs);
+    return nn::Attention::attend(q, k, v, inputs);
   }
   const KvCache::Layer seen = cache->append(layer_, k, v);
   // A single new token may look at everything that is kept.
   const bool causal = q.size(2) > 1 && !inputs.mask.defined();
-  return tessera::nn::attention(q, seen.keys, seen.values, causal, inputs.mask);
+  return nn::attention(q, seen.keys, seen.values, causal, inputs.mask);
 }
 
 /// The names are Hugging Face's, by which weights are loaded and the parallel plan finds modules.
-Block::Block(const Config& c, int layer, double dropout) : dropout_(dropout) {
+LlamaBlock::LlamaBlock(const LlamaConfig& c, int layer, double dropout) : dropout_(dropout) {
   const auto norm = [&] { return std::make_shared<RMSNorm>(c.hidden_size, c.rms_norm_eps); };
   input_layernorm_ = register_module("input_layernorm", norm());
-  self_attn_ = register_module("self_attn", std::make_shared<Attention>(c, layer));
+  self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(c, layer));
   post_attention_layernorm_ = register_module("post_attention_layernorm", norm());
   mlp_ = register_module(
-      "mlp", std::make_shared<tessera::nn::SwiGlu>(tessera::nn::MlpOptions{
+      "mlp", std::make_shared<nn::SwiGlu>(nn::MlpOptions{
                  .hidden = c.hidden_size, .inner = c.intermediate_size, .bias = c.mlp_bias}));
 }
 
-at::Tensor Block::forward(const at::Tensor& x, const Context& context) {
+at::Tensor LlamaBlock::forward(const at::Tensor& x, const LlamaContext& context) {
   const at::Tensor h = x + drop((*self_attn_)((*input_layernorm_)(x), context));
   return h + drop((*mlp_)((*post_attention_layernorm_)(h)));
 }
 
-/// The numbers are those of tessera::manual_seed, the same on every mesh.
-at::Tensor Block::drop(const at::Tensor& x) const {
+/// The numbers are those of manual_seed, the same on every mesh.
+at::Tensor LlamaBlock::drop(const at::Tensor& x) const {
   return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
 }
 
-Backbone::Backbone(const Config& c, double dropout) {
+LlamaBackbone::LlamaBackbone(const LlamaConfig& c, double dropout) {
   embed_tokens_ =
       register_module("embed_tokens", std::make_shared<Embedding>(c.vocab_size, c.hidden_size));
-  auto layers = register_module("layers", std::make_shared<tessera::nn::ModuleList>());
+  auto layers = register_module("layers", std::make_shared<nn::ModuleList>());
   for (int i = 0; i < c.num_hidden_layers; ++i) {
-    blocks_.push_back(std::make_shared<Block>(c, i, dropout));
+    blocks_.push_back(std::make_shared<LlamaBlock>(c, i, dropout));
     layers->push_back(blocks_.back());
   }
   norm_ = register_module("norm", std::make_shared<RMSNorm>(c.hidden_size, c.rms_norm_eps));
 }
 
-at::Tensor Backbone::forward(const at::Tensor& tokens, const Context& context) {
+at::Tensor LlamaBackbone::forward(const at::Tensor& tokens, const LlamaContext& context) {
   // The blocks are called as modules, not by forward(), so that hooks run: FSDP's and
   // checkpointing's.
   at::Tensor x = (*embed_tokens_)(tokens);
@@ -91,10 +97,10 @@ at::Tensor Backbone::forward(const at::Tensor& tokens, const Context& context) {
   return (*norm_)(x);
 }
 
-Llama::Llama(Config config, std::int64_t max_sequence, double dropout)
+Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
     : config_(std::move(config)), max_sequence_(max_sequence) {
-  model_ = register_module("model", std::make_shared<Backbone>(config_, dropout));
-  const tessera::nn::LinearOptions no_bias{.bias = false};
+  model_ = register_module("model", std::make_shared<LlamaBackbone>(config_, dropout));
+  const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
       "lm_head", std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, no_bias));
   // Slots, not plain tensors: on the meta device they are made without values, like the parameters.
@@ -115,12 +121,10 @@ at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Te
 at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   const at::Tensor hidden = features(tokens, nullptr, loss.positions);
   // An adapter's term is not part of the product that is taken by parts.
-  if (lm_head_->attached<tessera::nn::LoraBranch>()) {
-    return tessera::tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets,
-                                                   loss.options.loss);
+  if (lm_head_->attached<nn::LoraBranch>()) {
+    return tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets, loss.options.loss);
   }
-  return tessera::tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets,
-                                                        loss.options);
+  return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
@@ -152,12 +156,12 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-void Llama::set_context_parallel(const tessera::DeviceMesh& mesh) {
-  context_parallel_ = std::make_shared<tessera::nn::ContextParallel>(mesh);
+void Llama::set_context_parallel(const DeviceMesh& mesh) {
+  context_parallel_ = std::make_shared<nn::ContextParallel>(mesh);
 }
 
 /// Angles by the length of the whole sequence, of the positions that this rank has.
-Context Llama::split_context(std::int64_t batch, std::int64_t sequence) const {
+LlamaContext Llama::split_context(std::int64_t batch, std::int64_t sequence) const {
   const auto [cos, sin] = rope(0, sequence);
   return {{.batch = batch,
            .cos = context_parallel_->shard(cos, 0),
@@ -167,7 +171,7 @@ Context Llama::split_context(std::int64_t batch, std::int64_t sequence) const {
 }
 
 /// Positions follow those in the cache; the causal mask covers the tokens of this call.
-Context Llama::context_of(const at::Tensor& tokens, KvCache* cache) {
+LlamaContext Llama::context_of(const at::Tensor& tokens, KvCache* cache) {
   if (context_parallel_) {
     return split_context(tokens.size(0), tokens.size(1) * context_parallel_->mesh().size());
   }
@@ -228,7 +232,7 @@ at::Tensor Llama::window_mask(std::int64_t sequence) {
       window_mask_.device() != device) {
     // A call in inference mode makes it for training, too.
     const c10::InferenceMode ordinary(false);
-    window_mask_ = tessera::nn::causal_mask(sequence, window, device);
+    window_mask_ = nn::causal_mask(sequence, window, device);
   }
   return window_mask_;
 }
@@ -238,8 +242,8 @@ at::Tensor Llama::window_mask(std::int64_t sequence) {
 at::Tensor Llama::prompt_mask(const std::vector<std::int64_t>& padding,
                               std::int64_t sequence) const {
   const c10::Device device = cos_->device();
-  const at::Tensor causal = tessera::nn::causal_mask(sequence, config_.sliding_window, device);
-  const at::Tensor itself = tessera::nn::causal_mask(sequence, 1, device);
+  const at::Tensor causal = nn::causal_mask(sequence, config_.sliding_window, device);
+  const at::Tensor itself = nn::causal_mask(sequence, 1, device);
   const auto integers = at::dtype(c10::kLong).device(device);
   const at::Tensor first = at::tensor(padding, at::dtype(c10::kLong)).to(device);
   const at::Tensor is_token = at::arange(sequence, integers).ge(first.unsqueeze(1));
@@ -247,8 +251,8 @@ at::Tensor Llama::prompt_mask(const std::vector<std::int64_t>& padding,
 }
 
 /// A query sees the tokens of its own document up to itself, and in its window.
-Context Llama::document_context(const at::Tensor& positions, const at::Tensor& tokens,
-                                const KvCache* cache) const {
+LlamaContext Llama::document_context(const at::Tensor& positions, const at::Tensor& tokens,
+                                     const KvCache* cache) const {
   const std::int64_t ranks = context_parallel_ ? context_parallel_->mesh().size() : 1;
   TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
                     positions.size(1) == tokens.size(1) * ranks,
@@ -284,8 +288,8 @@ Context Llama::document_context(const at::Tensor& positions, const at::Tensor& t
 }
 
 /// As torchtitan: with a unit of its own, the embedding is free between the ends of a step.
-std::vector<std::vector<tessera::nn::ModuleBase*>> Llama::fsdp_units() {
-  std::vector<std::vector<tessera::nn::ModuleBase*>> units;
+std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
+  std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;
   if (!tied) {
     units.push_back({model_->embed_tokens_.get()});
@@ -301,23 +305,23 @@ std::vector<std::vector<tessera::nn::ModuleBase*>> Llama::fsdp_units() {
 }
 
 /// Each parameter takes the first pattern that fits, hence the special ones first.
-void Llama::reset_parameters(const tessera::nn::InitContext& init) {
-  using tessera::nn::init::ones;
-  using tessera::nn::init::zeros;
+void Llama::reset_parameters(const nn::InitContext& init) {
+  using nn::init::ones;
+  using nn::init::zeros;
   // Cut at three standard deviations: a single outlier in a large matrix can unsettle the first
   // steps.
   const auto normal = [](double std) {
-    return tessera::nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
+    return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
   // Output projections add to the residual stream 2 L times: scaled so that its variance does not
   // grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
-  tessera::nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
-                                  {"model.layers.*.mlp.down_proj.weight", normal(output_std)},
-                                  {"model.layers.*.*layernorm.weight", ones()},
-                                  {"model.norm.weight", ones()},
-                                  {"model.embed_tokens.weight", normal(std)}};
+  nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
+                         {"model.layers.*.mlp.down_proj.weight", normal(output_std)},
+                         {"model.layers.*.*layernorm.weight", ones()},
+                         {"model.norm.weight", ones()},
+                         {"model.embed_tokens.weight", normal(std)}};
   // An initialiser that matches nothing is an error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
@@ -336,4 +340,4 @@ void Llama::reset_parameters(const tessera::nn::InitContext& init) {
   init.set_buffer(sin_, sin);
 }
 
-}  // namespace llama
+}  // namespace tessera::models

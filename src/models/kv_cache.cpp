@@ -2,7 +2,7 @@
 // with one the slots are a ring. Attention needs no order, since keys are turned by their positions
 // before they come here.
 
-#include "examples/llama/model/kv_cache.h"
+#include "tessera/models/kv_cache.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/new_empty.h>
@@ -13,7 +13,7 @@
 
 #include "tessera/core/error.h"
 
-namespace llama {
+namespace tessera::models {
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -78,4 +78,4 @@ at::Tensor KvCache::mask(c10::Device device) const {
   return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }
 
-}  // namespace llama
+}  // namespace tessera::models

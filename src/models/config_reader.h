@@ -10,7 +10,7 @@
 
 #include "tessera/core/error.h"
 
-namespace llama {
+namespace tessera::models {
 
 /// One config.json while it is read: knows its name for messages.
 class ConfigReader {
@@ -94,8 +94,8 @@ class ConfigReader {
         return;
       }
     }
-    tessera::fail(origin_, ": \"", key, "\" is ", json_.at(key).dump(), ", but ", feature,
-                  " not implemented; use a model without it");
+    fail(origin_, ": \"", key, "\" is ", json_.at(key).dump(), ", but ", feature,
+         " not implemented; use a model without it");
   }
 
   const nlohmann::json& at(const char* key) const { return json_.at(key); }
@@ -114,4 +114,4 @@ class ConfigReader {
   const std::string& origin_;
 };
 
-}  // namespace llama
+}  // namespace tessera::models

@@ -6,76 +6,87 @@
 #include <utility>
 #include <vector>
 
-#include "examples/llama/model/config.h"
-#include "examples/llama/model/kv_cache.h"
-#include "tessera/tessera.hpp"
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/kv_cache.h"
+#include "tessera/models/llama_config.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/context_parallel.h"
+#include "tessera/nn/embedding.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/mlp.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/declared_plan.h"
+#include "tessera/tensor_parallel/linear_cross_entropy.h"
 
-namespace llama {
+TESSERA_API_BEGIN
+namespace tessera::models {
 
 /// The shape of a model's attention.
-tessera::nn::AttentionOptions attention_options(const Config& config);
+nn::AttentionOptions attention_options(const LlamaConfig& config);
 
 /// What all blocks of one call share.
-struct Context : tessera::nn::AttentionInputs {
+struct LlamaContext : nn::AttentionInputs {
   KvCache* cache = nullptr;  ///< generation only
 };
 
 /// What a training step asks of the model: the loss of its logits, which need not exist then.
 struct HeadLoss {
   at::Tensor targets;  ///< (batch * sequence) int64
-  tessera::tensor_parallel::LinearCrossEntropyOptions options{};
+  tensor_parallel::LinearCrossEntropyOptions options{};
   at::Tensor positions{};  ///< of documents, as forward() takes them
 };
 
 /// The attention of these models, with a cache for generation. x: (tokens, hidden) folded, all
 /// sequences of the batch one after another; so is the result.
-class Attention : public tessera::nn::Attention {
+class LlamaAttention : public nn::Attention {
  public:
-  Attention(const Config& config, int layer);
+  LlamaAttention(const LlamaConfig& config, int layer);
 
  private:
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const tessera::nn::AttentionInputs& inputs) override;
+                    const nn::AttentionInputs& inputs) override;
 
   std::size_t layer_;
 };
 
 /// Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); in training with dropout of both sums.
-class Block : public tessera::nn::Module<Block> {
+class LlamaBlock : public nn::Module<LlamaBlock> {
  public:
-  Block(const Config& config, int layer, double dropout);
-  at::Tensor forward(const at::Tensor& x, const Context& context);
+  LlamaBlock(const LlamaConfig& config, int layer, double dropout);
+  at::Tensor forward(const at::Tensor& x, const LlamaContext& context);
 
  private:
   at::Tensor drop(const at::Tensor& x) const;
 
-  std::shared_ptr<tessera::nn::RMSNorm> input_layernorm_, post_attention_layernorm_;
-  std::shared_ptr<Attention> self_attn_;
-  std::shared_ptr<tessera::nn::SwiGlu> mlp_;
+  std::shared_ptr<nn::RMSNorm> input_layernorm_, post_attention_layernorm_;
+  std::shared_ptr<LlamaAttention> self_attn_;
+  std::shared_ptr<nn::SwiGlu> mlp_;
   double dropout_;
 };
 
 /// Embedding, blocks and final norm: "model" in Hugging Face's names.
-class Backbone : public tessera::nn::Module<Backbone> {
+class LlamaBackbone : public nn::Module<LlamaBackbone> {
  public:
-  Backbone(const Config& config, double dropout);
+  LlamaBackbone(const LlamaConfig& config, double dropout);
   /// tokens: (batch * sequence) -> (batch * sequence, hidden).
-  at::Tensor forward(const at::Tensor& tokens, const Context& context);
-  const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
+  at::Tensor forward(const at::Tensor& tokens, const LlamaContext& context);
+  const std::vector<std::shared_ptr<LlamaBlock>>& blocks() const { return blocks_; }
 
  private:
   friend class Llama;
-  std::shared_ptr<tessera::nn::Embedding> embed_tokens_;
-  std::vector<std::shared_ptr<Block>> blocks_;
-  std::shared_ptr<tessera::nn::RMSNorm> norm_;
+  std::shared_ptr<nn::Embedding> embed_tokens_;
+  std::vector<std::shared_ptr<LlamaBlock>> blocks_;
+  std::shared_ptr<nn::RMSNorm> norm_;
 };
 
-/// A Llama, or what differs from it by Config's options, with Hugging Face's parameter names.
-class Llama : public tessera::nn::Module<Llama>, public tessera::tensor_parallel::DeclaresPlan {
+/// A Llama, or what differs from it by LlamaConfig's options, with Hugging Face's parameter names.
+class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan {
  public:
   /// `max_sequence`: positions that the rotary tables cover. `dropout`: the probability, in
   /// training.
-  Llama(Config config, std::int64_t max_sequence, double dropout = 0);
+  Llama(LlamaConfig config, std::int64_t max_sequence, double dropout = 0);
   /// tokens: (batch, sequence) int64 -> logits (batch * sequence, vocabulary). With a cache, the
   /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
   /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
@@ -91,24 +102,23 @@ class Llama : public tessera::nn::Module<Llama>, public tessera::tensor_parallel
   /// A cache for this model; see KvCache for the arguments.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
 
-  const Config& config() const { return config_; }
+  const LlamaConfig& config() const { return config_; }
   c10::Device device() const { return cos_->device(); }
   /// From now on sequences are split over the ranks of the 1-D `mesh`.
-  void set_context_parallel(const tessera::DeviceMesh& mesh);
+  void set_context_parallel(const DeviceMesh& mesh);
   /// nullptr: they are not.
-  const tessera::nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
-  Backbone& backbone() { return *model_; }
+  const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
+  LlamaBackbone& backbone() { return *model_; }
   /// The modules of each FSDP unit, in the order for fully_shard: embedding, blocks, final norm
   /// with head, and the model, which has the rest. With tied embeddings that is all but the blocks.
-  std::vector<std::vector<tessera::nn::ModuleBase*>> fsdp_units();
-  /// Throws tessera::Error for a mesh that the heads cannot be shared out to.
-  tessera::tensor_parallel::ParallelizePlan tensor_parallel_plan(
-      const tessera::DeviceMesh& mesh,
-      const tessera::tensor_parallel::DeclaredPlanOptions& options) const override;
+  std::vector<std::vector<nn::ModuleBase*>> fsdp_units();
+  /// Throws Error for a mesh that the heads cannot be shared out to.
+  tensor_parallel::ParallelizePlan tensor_parallel_plan(
+      const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
 
   /// Truncated normal (3 standard deviations), norms ones, output projections scaled by depth;
   /// makes the rotary tables.
-  void reset_parameters(const tessera::nn::InitContext& init) override;
+  void reset_parameters(const nn::InitContext& init) override;
 
  private:
   /// All but the head: (batch, sequence) -> (batch * sequence, hidden), with a cache (batch,
@@ -119,18 +129,19 @@ class Llama : public tessera::nn::Module<Llama>, public tessera::tensor_parallel
                                                   std::int64_t first, std::int64_t last) const;
   at::Tensor window_mask(std::int64_t sequence);
   at::Tensor prompt_mask(const std::vector<std::int64_t>& padding, std::int64_t sequence) const;
-  Context context_of(const at::Tensor& tokens, KvCache* cache);
-  Context split_context(std::int64_t batch, std::int64_t sequence) const;
-  Context document_context(const at::Tensor& positions, const at::Tensor& tokens,
-                           const KvCache* cache) const;
+  LlamaContext context_of(const at::Tensor& tokens, KvCache* cache);
+  LlamaContext split_context(std::int64_t batch, std::int64_t sequence) const;
+  LlamaContext document_context(const at::Tensor& positions, const at::Tensor& tokens,
+                                const KvCache* cache) const;
 
-  Config config_;
+  LlamaConfig config_;
   std::int64_t max_sequence_;
-  std::shared_ptr<Backbone> model_;
-  std::shared_ptr<tessera::nn::Linear> lm_head_;
-  tessera::nn::Parameter cos_, sin_;  ///< rotary tables (max_sequence, head_dim), buffers
-  at::Tensor window_mask_;            ///< of the last length that needed one
-  tessera::nn::ContextParallelPtr context_parallel_;
+  std::shared_ptr<LlamaBackbone> model_;
+  std::shared_ptr<nn::Linear> lm_head_;
+  nn::Parameter cos_, sin_;  ///< rotary tables (max_sequence, head_dim), buffers
+  at::Tensor window_mask_;   ///< of the last length that needed one
+  nn::ContextParallelPtr context_parallel_;
 };
 
-}  // namespace llama
+}  // namespace tessera::models
+TESSERA_API_END

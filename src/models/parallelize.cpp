@@ -2,20 +2,24 @@
 // row-wise out of it, so that a half costs one gather and one reduce-scatter with sequence
 // parallelism, or one all-reduce without.
 
-#include "examples/llama/model/parallelize.h"
+#include "tessera/models/parallelize.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-namespace llama {
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/tensor_parallel/block_plans.h"
+#include "tessera/tensor_parallel/parallelize.h"
 
-using namespace tessera;
-using namespace tessera::tensor_parallel;
+namespace tessera::models {
+
+using namespace tensor_parallel;
 
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const DeclaredPlanOptions& options) const {
-  const Config& config = config_;
+  const LlamaConfig& config = config_;
   check_tensor_parallel(config, mesh.size());
   // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
   // a block they are sharded on it, or replicated without sequence parallelism.
@@ -78,7 +82,8 @@ void checkpoint_blocks(Llama& model, ActivationMemory activations) {
   if (activations == ActivationMemory::kMatmuls) {
     options.policy = keep_every_other_matmul;
   }
-  nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>(), .options = options});
+  nn::apply_activation_checkpointing(model,
+                                     {.select = nn::of_class<LlamaBlock>(), .options = options});
 }
 
 /// Tied, embedding and head are one parameter, and belong to the model's unit.
@@ -133,4 +138,4 @@ void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& op
   parallelize_data(model, mesh, options);
 }
 
-}  // namespace llama
+}  // namespace tessera::models

@@ -1,6 +1,6 @@
-#include "examples/llama/model/text_ends.h"
+#include "tessera/models/tokenizer.h"
 
-namespace llama {
+namespace tessera::models {
 
 SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
@@ -10,7 +10,7 @@ SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
   return read_special_tokens(folder, read_config(file));
 }
 
-std::vector<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer,
+std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special) {
   std::vector<std::int64_t> end;
   if (tokenizer != nullptr) {
@@ -22,7 +22,7 @@ std::vector<std::int64_t> document_end(const tessera::data::Tokenizer* tokenizer
   return end;
 }
 
-std::vector<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
+std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special) {
   const std::optional<bool> begins = tokenizer.begins_texts();
   if (!begins) {
@@ -31,4 +31,4 @@ std::vector<std::int64_t> text_begin(const tessera::data::Tokenizer& tokenizer,
   return *begins ? tokenizer.begin_tokens() : std::vector<std::int64_t>{};
 }
 
-}  // namespace llama
+}  // namespace tessera::models

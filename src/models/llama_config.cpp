@@ -1,4 +1,4 @@
-#include "examples/llama/model/config.h"
+#include "tessera/models/llama_config.h"
 
 #include <algorithm>
 #include <array>
@@ -7,12 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "examples/llama/model/config_reader.h"
+#include "config_reader.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tessera/core/strict_json.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
 using Json = nlohmann::json;
@@ -203,7 +203,7 @@ std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& s
 }
 
 /// Grouped-query attention shares each key-value head among equally many query heads.
-void check_heads(const Config& c, const std::string& origin) {
+void check_heads(const LlamaConfig& c, const std::string& origin) {
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
                 " is not a multiple of num_key_value_heads ", c.num_key_value_heads);
@@ -216,22 +216,21 @@ Json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
     const std::string_view object = std::string_view(text).substr(begin == text.npos ? 0 : begin);
-    tessera::check_strict_json(object, {.depth = 16});
+    check_strict_json(object, {.depth = 16});
     return Json::parse(object);
-  } catch (const tessera::Error& error) {
-    tessera::fail(origin, " is not a JSON object (", error.what(),
-                  "); expected a Hugging Face config.json");
+  } catch (const Error& error) {
+    fail(origin, " is not a JSON object (", error.what(), "); expected a Hugging Face config.json");
   }
 }
 
 }  // namespace
 
-Config parse_config(const std::string& text, const std::string& origin) {
+LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   const Json json = parse_object(text, origin);
   const ConfigReader reader(json, origin);
   const Architecture& architecture = architecture_of(reader);
   refuse_unimplemented(reader);
-  Config c;
+  LlamaConfig c;
   c.vocab_size = reader.positive("vocab_size");
   c.hidden_size = reader.positive("hidden_size");
   c.intermediate_size = reader.positive("intermediate_size");
@@ -280,23 +279,22 @@ Config parse_config(const std::string& text, const std::string& origin) {
 }
 
 /// Read as bytes: the text goes back into the export unchanged.
-Config read_config(const std::filesystem::path& file) {
-  return parse_config(
-      tessera::files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
-      file.string());
+LlamaConfig read_config(const std::filesystem::path& file) {
+  return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
+                      file.string());
 }
 
 /// Generation's file is the younger of the two where models were tuned to chat.
-SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Config& config) {
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";
   const std::string of_generation = file.string();
   const Json model = parse_object(config.json, of_model);
   const Json generation =
       std::filesystem::exists(file)
-          ? parse_object(tessera::files::read_file(file, "a Hugging Face generation_config.json",
-                                                   kMaxConfigBytes),
-                         of_generation)
+          ? parse_object(
+                files::read_file(file, "a Hugging Face generation_config.json", kMaxConfigBytes),
+                of_generation)
           : Json::object();
   const auto tokens = [&](const char* key) {
     const ConfigReader reader(generation, of_generation);
@@ -316,16 +314,16 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
     return file;
   }
   // A folder without one is returned for its reader to refuse.
-  return tessera::data::find_tokenizer(path).value_or(file);
+  return data::find_tokenizer(path).value_or(file);
 }
 
 namespace {
 
 /// A tokenizer may have more tokens than the model. A text that has one of these is refused: its id
 /// would index beyond the embedding.
-class LimitedTokenizer final : public tessera::data::Tokenizer {
+class LimitedTokenizer final : public data::Tokenizer {
  public:
-  LimitedTokenizer(tessera::data::TokenizerPtr all, std::int64_t limit)
+  LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
       : all_(std::move(all)), limit_(limit) {}
 
   std::int64_t vocabulary() const override { return limit_; }
@@ -350,7 +348,7 @@ class LimitedTokenizer final : public tessera::data::Tokenizer {
     return ids;
   }
 
-  tessera::data::TokenizerPtr all_;
+  data::TokenizerPtr all_;
   std::int64_t limit_;
 };
 
@@ -358,10 +356,8 @@ class LimitedTokenizer final : public tessera::data::Tokenizer {
 
 /// A model of 256 tokens is one of bytes; of any other a byte is some token that means another
 /// text.
-tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
-                                           const std::filesystem::path& folder,
-                                           const Config& config, bool new_to_text) {
-  namespace data = tessera::data;
+data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
+                                  const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
   TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
                 "without --tokenizer, and a tokenizer.json or tokenizer.model beside the model, a "
@@ -375,7 +371,7 @@ tessera::data::TokenizerPtr open_tokenizer(const std::string& file,
 }
 
 /// Attention runs on whole heads, of which each rank needs equally many.
-void check_tensor_parallel(const Config& config, std::int64_t tp) {
+void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
   TESSERA_CHECK(heads % tp == 0, "num_attention_heads ", heads, " can't be split over --tp ", tp,
@@ -387,20 +383,19 @@ void check_tensor_parallel(const Config& config, std::int64_t tp) {
       " heads, and divides ", kv_heads, " or is a multiple of it");
 }
 
-std::int64_t key_value_copies(const Config& config, std::int64_t tp) {
+std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {
   return std::max(tp / config.num_key_value_heads, std::int64_t{1});
 }
 
-std::string describe_key_value_copies(const Config& config, std::int64_t tp) {
+std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t copies = key_value_copies(config, tp);
-  return copies == 1
-             ? ""
-             : tessera::detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
-                                       " tensor-parallel ranks, each on ", copies, " of them");
+  return copies == 1 ? ""
+                     : detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
+                                      " tensor-parallel ranks, each on ", copies, " of them");
 }
 
 /// By arithmetic, without a model: the figure is needed for models that no rank holds whole.
-ParameterCount count_parameters(const Config& c) {
+ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
   // Queries and output have num_attention_heads heads, keys and values num_key_value_heads.
@@ -415,4 +410,4 @@ ParameterCount count_parameters(const Config& c) {
   return {embedding + c.num_hidden_layers * block + c.hidden_size + head, embedding};
 }
 
-}  // namespace llama
+}  // namespace tessera::models

@@ -6,9 +6,14 @@
 #include <cstdint>
 #include <functional>
 
-#include "examples/llama/model/model.h"
+#include "tessera/export.h"
+#include "tessera/fsdp/options.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/llama.h"
+#include "tessera/tensor_parallel/styles.h"
 
-namespace llama {
+TESSERA_API_BEGIN
+namespace tessera::models {
 
 /// The activations of a block that are kept for backward.
 enum class ActivationMemory {
@@ -19,9 +24,8 @@ enum class ActivationMemory {
 
 /// What applies a plan over the 1-D mesh of tensor parallelism, where the plan is empty if it has
 /// one rank.
-using ApplyPlan =
-    std::function<void(tessera::nn::ModuleBase& model, const tessera::DeviceMesh& mesh,
-                       const tessera::tensor_parallel::ParallelizePlan& plan)>;
+using ApplyPlan = std::function<void(nn::ModuleBase& model, const DeviceMesh& mesh,
+                                     const tensor_parallel::ParallelizePlan& plan)>;
 
 struct ParallelOptions {
   bool sequence_parallel = true;
@@ -34,17 +38,17 @@ struct ParallelOptions {
   bool reshard_last = false;
   /// For every FSDP unit. reshard_after_forward (default true: ZeRO-3) is for the embedding and all
   /// blocks but the last. The last block, final norm and head stay gathered without `reshard_last`.
-  tessera::fsdp::Options fsdp{};
+  fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
   /// Instead of tensor_parallel::parallelize_module, for who records what a plan does.
   ApplyPlan apply_plan{};
 };
 
 /// The submesh whose ranks hold different sequences: "dp", with "dp_replicate" if the mesh has it.
-tessera::DeviceMesh batch_mesh(const tessera::DeviceMesh& mesh);
+DeviceMesh batch_mesh(const DeviceMesh& mesh);
 /// The submesh whose ranks hold different tokens: batch_mesh(), with "cp" flattened into "dp_cp" if
 /// the mesh has it.
-tessera::DeviceMesh data_mesh(const tessera::DeviceMesh& mesh);
+DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"), with "dp_replicate" in front of these and "cp"
 /// between them, or without: first tensor and sequence parallelism over tp, if it has more than one
@@ -52,11 +56,11 @@ tessera::DeviceMesh data_mesh(const tessera::DeviceMesh& mesh);
 /// over dp and cp, with the units of Llama::fsdp_units(), whose gradients are all-reduced over
 /// dp_replicate. Logits are sharded on the vocabulary with loss_parallel, else replicated. Not
 /// collective.
-void parallelize(Llama& model, const tessera::DeviceMesh& mesh, const ParallelOptions& options);
+void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Of parallelize() the tensor and sequence parallelism alone, over the 1-D `mesh`: nothing where
 /// it has one rank. Not collective.
-void apply_tensor_parallel(Llama& model, const tessera::DeviceMesh& mesh,
-                           const ParallelOptions& options);
+void apply_tensor_parallel(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-}  // namespace llama
+}  // namespace tessera::models
+TESSERA_API_END
