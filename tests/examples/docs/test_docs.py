@@ -29,9 +29,9 @@ class Documents(unittest.TestCase):
             with self.subTest(part.splitlines()[0]):
                 self.assertTrue("```cpp\n" + part + "```" in shown)
 
-    def test_the_readmes_names_are_in_the_headers(self):
+    def test_the_names_beside_pytorchs_are_in_the_headers(self):
         headers = "".join(path.read_text() for path in (programs.ROOT / "include").rglob("*.h"))
-        table = (programs.ROOT / "README.md").read_text().split("| PyTorch | Tessera |\n")[1].split("\n\n")[0]
+        table = (programs.ROOT / "docs/from_pytorch.md").read_text().split("| PyTorch | Tessera |\n")[1].split("\n\n")[0]
         for row in table.splitlines()[1:]:
             for code in re.findall(r"`([^`]+)`", row.split("|")[2]):
                 for name in re.findall(r"[A-Za-z_]\w*(?=[^\w\"]|$)", re.sub(r"\(.*", "", code)):
