@@ -1,4 +1,4 @@
-// The values of a JSON object of Hugging Face's, each checked as it is read.
+// A JSON object of a model folder, and its values, each checked as it is read.
 
 #pragma once
 
@@ -6,11 +6,28 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/core/strict_json.h"
 
 namespace tessera::models {
+
+/// Far above those of any model; the file may be a stranger's.
+inline constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+
+/// Nested no deeper than configurations are: its values stand in messages, too.
+inline nlohmann::json parse_object(const std::string& text, const std::string& origin) {
+  try {
+    const std::size_t begin = text.find_first_not_of(" \t\r\n");
+    const std::string_view object = std::string_view(text).substr(begin == text.npos ? 0 : begin);
+    check_strict_json(object, {.depth = 16});
+    return nlohmann::json::parse(object);
+  } catch (const Error& error) {
+    fail(origin, " is not a JSON object (", error.what(), "); expected a Hugging Face config.json");
+  }
+}
 
 /// One config.json while it is read: knows its name for messages.
 class ConfigReader {

@@ -1,31 +1,34 @@
-// The computation has no communication in it: the same code runs on one rank, under tensor
-// parallelism and under FSDP. What the layouts are is decided in parallelize.cpp.
+// The model, top to bottom: attention, block, backbone, head, initial values, and what it declares
+// for parallelize(). The computation has no communication in it: the same code runs on one rank,
+// under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/tensor.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <string>
 #include <utility>
 
+#include "contexts.h"
 #include "tessera/core/error.h"
 #include "tessera/models/rope.h"
+#include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"
+#include "tessera/nn/mlp.h"
+#include "tessera/nn/norm.h"
+#include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::models {
-
-using nn::Embedding;
-using nn::Linear;
-using nn::RMSNorm;
+namespace {
 
 nn::AttentionOptions attention_options(const LlamaConfig& c) {
   return {.hidden = c.hidden_size,
@@ -39,70 +42,98 @@ nn::AttentionOptions attention_options(const LlamaConfig& c) {
           .window = c.sliding_window};
 }
 
-LlamaAttention::LlamaAttention(const LlamaConfig& c, int layer)
-    : nn::Attention(attention_options(c)), layer_(static_cast<std::size_t>(layer)) {}
+nn::MlpOptions mlp_options(const LlamaConfig& c) {
+  return {.hidden = c.hidden_size, .inner = c.intermediate_size, .bias = c.mlp_bias};
+}
 
-/// Every call of a Llama hands on a Context.
-at::Tensor LlamaAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const nn::AttentionInputs& inputs) {
-  KvCache* cache = static_cast<const LlamaContext&>(inputs).cache;
-  if (cache == nullptr) {
-    return nn::Attention::attend(q, k, v, inputs);
+}  // namespace
+
+/// nn::Attention with a cache for generation. x: (tokens, hidden) folded, all sequences of the
+/// batch one after another; so is the result.
+class Llama::Attention : public nn::Attention {
+ public:
+  Attention(const LlamaConfig& c, std::size_t layer)
+      : nn::Attention(attention_options(c)), layer_(layer) {}
+
+ private:
+  /// Every call of a Llama hands on a Context.
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const nn::AttentionInputs& inputs) override {
+    KvCache* cache = static_cast<const Context&>(inputs).cache;
+    if (cache == nullptr) {
+      return nn::Attention::attend(q, k, v, inputs);
+    }
+    const KvCache::Layer seen = cache->append(layer_, k, v);
+    // A single new token may look at everything that is kept.
+    const bool causal = q.size(2) > 1 && !inputs.mask.defined();
+    return nn::attention(q, seen.keys, seen.values, causal, inputs.mask);
   }
-  const KvCache::Layer seen = cache->append(layer_, k, v);
-  // A single new token may look at everything that is kept.
-  const bool causal = q.size(2) > 1 && !inputs.mask.defined();
-  return nn::attention(q, seen.keys, seen.values, causal, inputs.mask);
-}
 
-/// The names are Hugging Face's, by which weights are loaded and the parallel plan finds modules.
-LlamaBlock::LlamaBlock(const LlamaConfig& c, int layer, double dropout) : dropout_(dropout) {
-  const auto norm = [&] { return std::make_shared<RMSNorm>(c.hidden_size, c.rms_norm_eps); };
-  input_layernorm_ = register_module("input_layernorm", norm());
-  self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(c, layer));
-  post_attention_layernorm_ = register_module("post_attention_layernorm", norm());
-  mlp_ = register_module(
-      "mlp", std::make_shared<nn::SwiGlu>(nn::MlpOptions{
-                 .hidden = c.hidden_size, .inner = c.intermediate_size, .bias = c.mlp_bias}));
-}
+  std::size_t layer_;
+};
 
-at::Tensor LlamaBlock::forward(const at::Tensor& x, const LlamaContext& context) {
-  const at::Tensor h = x + drop((*self_attn_)((*input_layernorm_)(x), context));
-  return h + drop((*mlp_)((*post_attention_layernorm_)(h)));
-}
+/// Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)); in training with dropout of both sums.
+class Llama::Block : public nn::Module<Llama::Block> {
+ public:
+  Block(const LlamaConfig& c, std::size_t layer, double dropout)
+      : input_layernorm(*this, "input_layernorm", c.hidden_size, c.rms_norm_eps),
+        self_attn(*this, "self_attn", c, layer),
+        post_attention_layernorm(*this, "post_attention_layernorm", c.hidden_size, c.rms_norm_eps),
+        mlp(*this, "mlp", mlp_options(c)),
+        dropout_(dropout) {}
 
-/// The numbers are those of manual_seed, the same on every mesh.
-at::Tensor LlamaBlock::drop(const at::Tensor& x) const {
-  return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
-}
-
-LlamaBackbone::LlamaBackbone(const LlamaConfig& c, double dropout) {
-  embed_tokens_ =
-      register_module("embed_tokens", std::make_shared<Embedding>(c.vocab_size, c.hidden_size));
-  auto layers = register_module("layers", std::make_shared<nn::ModuleList>());
-  for (int i = 0; i < c.num_hidden_layers; ++i) {
-    blocks_.push_back(std::make_shared<LlamaBlock>(c, i, dropout));
-    layers->push_back(blocks_.back());
+  at::Tensor forward(const at::Tensor& x, const Context& context) {
+    const at::Tensor h = x + drop(self_attn(input_layernorm(x), context));
+    return h + drop(mlp(post_attention_layernorm(h)));
   }
-  norm_ = register_module("norm", std::make_shared<RMSNorm>(c.hidden_size, c.rms_norm_eps));
-}
 
-at::Tensor LlamaBackbone::forward(const at::Tensor& tokens, const LlamaContext& context) {
-  // The blocks are called as modules, not by forward(), so that hooks run: FSDP's and
-  // checkpointing's.
-  at::Tensor x = (*embed_tokens_)(tokens);
-  for (const auto& block : blocks_) {
-    x = (*block)(x, context);
+ private:
+  /// The numbers are those of tessera::manual_seed, the same on every mesh.
+  at::Tensor drop(const at::Tensor& x) const {
+    return dropout_ > 0 && is_training() ? at::dropout(x, dropout_, /*train=*/true) : x;
   }
-  return (*norm_)(x);
-}
+
+  nn::Child<nn::RMSNorm> input_layernorm;
+  nn::Child<Attention> self_attn;
+  nn::Child<nn::RMSNorm> post_attention_layernorm;
+  nn::Child<nn::SwiGlu> mlp;
+  double dropout_;
+};
+
+/// Embedding, blocks and final norm: "model" in Hugging Face's names.
+class Llama::Backbone : public nn::Module<Llama::Backbone> {
+ public:
+  Backbone(const LlamaConfig& c, double dropout)
+      : embed_tokens(*this, "embed_tokens", c.vocab_size, c.hidden_size),
+        layers(*this, "layers"),
+        norm(*this, "norm", c.hidden_size, c.rms_norm_eps) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(c.num_hidden_layers); ++i) {
+      blocks.push_back(layers->push_back(std::make_shared<Block>(c, i, dropout)));
+    }
+  }
+
+  /// tokens: (batch * sequence) -> (batch * sequence, hidden).
+  at::Tensor forward(const at::Tensor& tokens, const Context& context) {
+    at::Tensor x = embed_tokens(tokens);
+    for (const auto& block : blocks) {
+      // Called as a module, not by forward(), so that hooks run: FSDP's and checkpointing's.
+      x = (*block)(x, context);
+    }
+    return norm(x);
+  }
+
+  nn::Child<nn::Embedding> embed_tokens;
+  nn::Child<nn::ModuleList> layers;
+  nn::Child<nn::RMSNorm> norm;
+  std::vector<std::shared_ptr<Block>> blocks;
+};
 
 Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
     : config_(std::move(config)), max_sequence_(max_sequence) {
-  model_ = register_module("model", std::make_shared<LlamaBackbone>(config_, dropout));
+  model_ = register_module("model", std::make_shared<Backbone>(config_, dropout));
   const nn::LinearOptions no_bias{.bias = false};
   lm_head_ = register_module(
-      "lm_head", std::make_shared<Linear>(config_.hidden_size, config_.vocab_size, no_bias));
+      "lm_head", std::make_shared<nn::Linear>(config_.hidden_size, config_.vocab_size, no_bias));
   // Slots, not plain tensors: on the meta device they are made without values, like the parameters.
   cos_ = register_buffer_slot("rope_cos", {max_sequence, config_.head_dim},
                               /*persistent=*/false);
@@ -110,7 +141,7 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
                               /*persistent=*/false);
   // One parameter with two names; FSDP shards it once, and its gradients from both uses add up.
   if (config_.tie_word_embeddings) {
-    lm_head_->tie_slot("weight", model_->embed_tokens_->weight.slot());
+    lm_head_->tie_slot("weight", model_->embed_tokens->weight.slot());
   }
 }
 
@@ -127,6 +158,7 @@ at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
+/// All but the head: (batch, sequence) -> (batch * sequence, hidden), with a cache (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
   const std::int64_t ranks = context_parallel_ ? context_parallel_->mesh().size() : 1;
@@ -142,9 +174,10 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
   TESSERA_CHECK(past + sequence <= most, "position ", past + sequence, " was asked for, but ",
                 most < max_sequence_ ? "the cache was made for " : "this Llama was built for ",
                 most, "; build it with a longer ", most < max_sequence_ ? "one" : "max_sequence");
-  const at::Tensor hidden =
-      (*model_)(tokens.flatten(), positions.defined() ? document_context(positions, tokens, cache)
-                                                      : context_of(tokens, cache));
+  const ContextParts parts{config_, *cos_, *sin_, context_parallel_, window_mask_};
+  const at::Tensor hidden = (*model_)(
+      tokens.flatten(), positions.defined() ? document_context(parts, tokens, positions, cache)
+                                            : context_of(parts, tokens, cache));
   if (cache == nullptr) {
     return hidden;
   }
@@ -154,154 +187,6 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
 
 KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> padding) const {
   return {positions, config_.sliding_window, std::move(padding)};
-}
-
-void Llama::set_context_parallel(const DeviceMesh& mesh) {
-  context_parallel_ = std::make_shared<nn::ContextParallel>(mesh);
-}
-
-/// Angles by the length of the whole sequence, of the positions that this rank has.
-LlamaContext Llama::split_context(std::int64_t batch, std::int64_t sequence) const {
-  const auto [cos, sin] = rope(0, sequence);
-  return {{.batch = batch,
-           .cos = context_parallel_->shard(cos, 0),
-           .sin = context_parallel_->shard(sin, 0),
-           .context_parallel = context_parallel_},
-          nullptr};
-}
-
-/// Positions follow those in the cache; the causal mask covers the tokens of this call.
-LlamaContext Llama::context_of(const at::Tensor& tokens, KvCache* cache) {
-  if (context_parallel_) {
-    return split_context(tokens.size(0), tokens.size(1) * context_parallel_->mesh().size());
-  }
-  const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
-  const std::int64_t sequence = tokens.size(1);
-  const bool padded = cache != nullptr && cache->padded();
-  TESSERA_CHECK(cache == nullptr || std::ssize(cache->padding()) == tokens.size(0), "tokens of ",
-                tokens.size(0), " texts were given to a cache for ", cache->padding().size(),
-                "; make the cache for as many");
-  const auto [cos, sin] =
-      padded ? rope_of_texts(cache->padding(), past, past + sequence) : rope(past, past + sequence);
-  at::Tensor mask;
-  if (past > 0) {
-    mask = cache->mask(cos_->device());
-  } else if (padded) {
-    mask = prompt_mask(cache->padding(), sequence);
-  } else {
-    mask = window_mask(sequence);
-  }
-  return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
-}
-
-/// The tables are made once and sliced, except for angles that depend on how long the text is.
-std::pair<at::Tensor, at::Tensor> Llama::rope(std::int64_t first, std::int64_t last) const {
-  if (config_.rope.depends_on_length(last)) {
-    return rope_tables(config_.rope, config_.head_dim, first, last, last, cos_->device());
-  }
-  return {cos_->slice(0, first, last), sin_->slice(0, first, last)};
-}
-
-/// (batch * (last - first), head_dim): text i begins at position padding[i]. Padding, which nobody
-/// sees, gets the angles of the text's first token.
-std::pair<at::Tensor, at::Tensor> Llama::rope_of_texts(const std::vector<std::int64_t>& padding,
-                                                       std::int64_t first,
-                                                       std::int64_t last) const {
-  std::vector<at::Tensor> cos, sin;
-  for (const std::int64_t count : padding) {
-    const auto tables = rope(std::max(first - count, std::int64_t{0}), last - count);
-    const std::int64_t missing = last - first - tables.first.size(0);
-    for (const auto& [table, all] :
-         {std::pair(tables.first, &cos), std::pair(tables.second, &sin)}) {
-      all->push_back(table.slice(0, 0, 1).expand({missing, -1}));
-      all->push_back(table);
-    }
-  }
-  return {at::cat(cos), at::cat(sin)};
-}
-
-/// Only a prompt or a batch needs it, which begins at position 0. Kept, as all steps of a training
-/// have one length; undefined within the window.
-at::Tensor Llama::window_mask(std::int64_t sequence) {
-  const std::int64_t window = config_.sliding_window;
-  const c10::Device device = cos_->device();
-  if (window == 0 || sequence <= window) {
-    return {};
-  }
-  if (!window_mask_.defined() || window_mask_.size(0) != sequence ||
-      window_mask_.device() != device) {
-    // A call in inference mode makes it for training, too.
-    const c10::InferenceMode ordinary(false);
-    window_mask_ = nn::causal_mask(sequence, window, device);
-  }
-  return window_mask_;
-}
-
-/// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself: attention of
-/// nothing at all is not a number.
-at::Tensor Llama::prompt_mask(const std::vector<std::int64_t>& padding,
-                              std::int64_t sequence) const {
-  const c10::Device device = cos_->device();
-  const at::Tensor causal = nn::causal_mask(sequence, config_.sliding_window, device);
-  const at::Tensor itself = nn::causal_mask(sequence, 1, device);
-  const auto integers = at::dtype(c10::kLong).device(device);
-  const at::Tensor first = at::tensor(padding, at::dtype(c10::kLong)).to(device);
-  const at::Tensor is_token = at::arange(sequence, integers).ge(first.unsqueeze(1));
-  return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
-}
-
-/// A query sees the tokens of its own document up to itself, and in its window.
-LlamaContext Llama::document_context(const at::Tensor& positions, const at::Tensor& tokens,
-                                     const KvCache* cache) const {
-  const std::int64_t ranks = context_parallel_ ? context_parallel_->mesh().size() : 1;
-  TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
-                    positions.size(1) == tokens.size(1) * ranks,
-                "positions of sizes ", positions.sizes(), " were given with tokens of ",
-                tokens.sizes(), cache != nullptr ? " and a cache" : "",
-                "; give one for each token of the sequences, and no cache");
-  const std::int64_t sequence = positions.size(1);
-  TESSERA_CHECK(!config_.rope.depends_on_length(sequence), "documents in sequences of ", sequence,
-                " tokens were given, but the model's dynamic rope scaling turns by the length of "
-                "each text beyond ",
-                config_.rope.scaling.original_positions, " tokens; take shorter sequences");
-  const at::Tensor document = positions.eq(0).cumsum(1);
-  const at::Tensor keys = at::arange(sequence, at::dtype(c10::kLong).device(positions.device()));
-  at::Tensor rows = positions, document_of_rows = document, queries = keys;
-  if (context_parallel_) {
-    rows = context_parallel_->shard(positions, 1);
-    document_of_rows = context_parallel_->shard(document, 1);
-    queries = context_parallel_->shard(keys, 0);
-  }
-  at::Tensor seen = queries.unsqueeze(1).ge(keys);
-  if (config_.sliding_window > 0) {
-    seen = seen.logical_and_(queries.sub(config_.sliding_window).unsqueeze(1).lt(keys));
-  }
-  const at::Tensor mask =
-      document_of_rows.unsqueeze(2).eq(document.unsqueeze(1)).logical_and_(seen);
-  rows = rows.flatten();
-  return {{.batch = positions.size(0),
-           .cos = cos_->index_select(0, rows),
-           .sin = sin_->index_select(0, rows),
-           .mask = mask.unsqueeze(1),
-           .context_parallel = context_parallel_},
-          nullptr};
-}
-
-/// As torchtitan: with a unit of its own, the embedding is free between the ends of a step.
-std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
-  std::vector<std::vector<nn::ModuleBase*>> units;
-  const bool tied = config_.tie_word_embeddings;
-  if (!tied) {
-    units.push_back({model_->embed_tokens_.get()});
-  }
-  for (const auto& block : model_->blocks()) {
-    units.push_back({block.get()});
-  }
-  if (!tied) {
-    units.push_back({model_->norm_.get(), lm_head_.get()});
-  }
-  units.push_back({this});
-  return units;
 }
 
 /// Each parameter takes the first pattern that fits, hence the special ones first.
@@ -338,6 +223,60 @@ void Llama::reset_parameters(const nn::InitContext& init) {
       rope_tables(config_.rope, config_.head_dim, 0, max_sequence_, /*length=*/0, c10::kCPU);
   init.set_buffer(cos_, cos);
   init.set_buffer(sin_, sin);
+}
+
+/// The usual plan of Megatron and torchtitan: a half of a block costs one gather and one
+/// reduce-scatter with sequence parallelism, or one all-reduce without.
+tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
+    const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
+  using namespace tensor_parallel;
+  check_tensor_parallel(config_, mesh.size());
+  // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
+  // a block they are sharded on it, or replicated without sequence parallelism.
+  const Placement between = options.sequence_parallel ? Placement(Shard{0}) : Replicate{};
+  const StylePtr norm =
+      options.sequence_parallel ? sequence_parallel({.sequence_dim = 0}) : replicate_parallel();
+  const BlockPlanOptions block{.activations = between,
+                               .regather = options.regather,
+                               .replicate_kv_heads = key_value_copies(config_, mesh.size()) > 1};
+  const Placement logits = options.loss_parallel ? Placement(Shard{-1}) : Replicate{};
+  const std::string layer = "model.layers.*.";
+  return joined({embedding_plan("model.embed_tokens", {.activations = between}),
+                 {{layer + "input_layernorm", norm},
+                  {layer + "post_attention_layernorm", norm},
+                  {"model.norm", norm},
+                  {"lm_head", colwise_parallel({.output_layouts = logits,
+                                                .use_local_output = !options.loss_parallel,
+                                                .regather = options.regather})}},
+                 attention_plan(layer + "self_attn", attention_options(config_), block),
+                 swi_glu_plan(layer + "mlp", {}, block)});
+}
+
+std::vector<nn::ModuleBase*> Llama::blocks() const {
+  std::vector<nn::ModuleBase*> blocks;
+  std::ranges::transform(model_->blocks, std::back_inserter(blocks), &std::shared_ptr<Block>::get);
+  return blocks;
+}
+
+/// As torchtitan: with a unit of its own, the embedding is free between the ends of a step.
+std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
+  std::vector<std::vector<nn::ModuleBase*>> units;
+  const bool tied = config_.tie_word_embeddings;
+  if (!tied) {
+    units.push_back({&*model_->embed_tokens});
+  }
+  for (nn::ModuleBase* block : blocks()) {
+    units.push_back({block});
+  }
+  if (!tied) {
+    units.push_back({&*model_->norm, lm_head_.get()});
+  }
+  units.push_back({this});
+  return units;
+}
+
+void Llama::set_context_parallel(const DeviceMesh& mesh) {
+  context_parallel_ = std::make_shared<nn::ContextParallel>(mesh);
 }
 
 }  // namespace tessera::models

@@ -1,6 +1,103 @@
 #include "tessera/models/tokenizer.h"
 
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "config_reader.h"
+#include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
+
 namespace tessera::models {
+namespace {
+
+constexpr std::int64_t kByteVocabulary = 256;
+
+/// A tokenizer may have more tokens than the model. A text that has one of these is refused: its id
+/// would index beyond the embedding.
+class LimitedTokenizer final : public data::Tokenizer {
+ public:
+  LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
+      : all_(std::move(all)), limit_(limit) {}
+
+  std::int64_t vocabulary() const override { return limit_; }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    return checked(all_->encode(text));
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    return all_->decode(tokens);
+  }
+  std::vector<std::int64_t> begin_tokens() const override { return checked(all_->begin_tokens()); }
+  std::vector<std::int64_t> end_tokens() const override { return checked(all_->end_tokens()); }
+  std::optional<bool> begins_texts() const override { return all_->begins_texts(); }
+
+ private:
+  std::vector<std::int64_t> checked(std::vector<std::int64_t> ids) const {
+    for (const std::int64_t id : ids) {
+      TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
+                    " tokens, but the model's vocabulary is ", limit_,
+                    ", and a text has the token ", id,
+                    "; pass the --tokenizer it was trained with");
+    }
+    return ids;
+  }
+
+  data::TokenizerPtr all_;
+  std::int64_t limit_;
+};
+
+}  // namespace
+
+std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
+  const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
+  if (!std::filesystem::is_directory(path)) {
+    return file;
+  }
+  // A folder without one is returned for its reader to refuse.
+  return data::find_tokenizer(path).value_or(file);
+}
+
+/// A model of 256 tokens is one of bytes; of any other a byte is some token that means another
+/// text.
+data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
+                                  const LlamaConfig& config, bool new_to_text) {
+  const std::string found = tokenizer_file(file, folder);
+  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
+                "without --tokenizer, and a tokenizer.json or tokenizer.model beside the model, a "
+                "text is read as bytes, but the model's vocabulary is ",
+                config.vocab_size, "; pass the --tokenizer that the model or the tokens are of");
+  data::TokenizerPtr tokenizer =
+      found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
+  return tokenizer->vocabulary() <= config.vocab_size
+             ? tokenizer
+             : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
+}
+
+/// Generation's file is the younger of the two where models were tuned to chat.
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
+  const std::string of_model = (folder / "config.json").string();
+  const std::filesystem::path file = folder / "generation_config.json";
+  const std::string of_generation = file.string();
+  const nlohmann::json model = parse_object(config.json, of_model);
+  const nlohmann::json generation =
+      std::filesystem::exists(file)
+          ? parse_object(
+                files::read_file(file, "a Hugging Face generation_config.json", kMaxConfigBytes),
+                of_generation)
+          : nlohmann::json::object();
+  const auto tokens = [&](const char* key) {
+    const ConfigReader reader(generation, of_generation);
+    return (reader.has(key) ? reader : ConfigReader(model, of_model))
+        .tokens(key, config.vocab_size);
+  };
+  const std::vector<std::int64_t> begin =
+      config.begins_texts ? tokens("bos_token_id") : std::vector<std::int64_t>{};
+  TESSERA_CHECK(begin.size() <= 1, folder.string(), ": \"bos_token_id\" has ", begin.size(),
+                " tokens; a text begins with one");
+  return {begin, tokens("eos_token_id")};
+}
 
 SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";

@@ -1,16 +1,13 @@
-// The model's configuration, of a Llama or of a model that is one but for what the options say.
-// What a config.json says and this example does not implement is refused, because the model would
-// otherwise train, or continue a text, by another computation than its configuration asks for.
+// The configuration of a Llama, or of a model that is one but for what the options say. What a
+// config.json says and Llama does not implement is refused, because the model would otherwise
+// train, or continue a text, by another computation than its configuration asks for.
 
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "tessera/data/tokenizer.h"
 #include "tessera/export.h"
 #include "tessera/models/rope.h"
 
@@ -50,25 +47,6 @@ LlamaConfig read_config(const std::filesystem::path& file);
 /// The same from its text; `origin` is named in errors.
 LlamaConfig parse_config(const std::string& json, const std::string& origin);
 
-/// The tokens that Hugging Face's files say begin and end a text of a model.
-struct SpecialTokens {
-  std::vector<std::int64_t> begin;  ///< at most one
-  std::vector<std::int64_t> end;    ///< any of them; empty: none
-};
-/// "bos_token_id", if texts of the model begin with it, and "eos_token_id" of the folder's
-/// generation_config.json, or of config.json where that has none. Throws Error for what is
-/// not a token of the model.
-SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
-
-/// The tokenizer's file: `file`, or in it if it is a folder; for "" that in the model's folder; ""
-/// where there is none either.
-std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder);
-/// The tokenizer of a file; for "" that of the model's folder; where there is none either, or no
-/// folder (""), that of bytes. `new_to_text`: the model has learnt no tokens yet, so that any will
-/// do. Throws Error for bytes where the model's tokens are others; of a tokenizer of more
-/// tokens than the model's, encode() does so for a text that has one of these.
-data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
-                                  const LlamaConfig& config, bool new_to_text);
 /// Throws Error if heads can't be split over `tp` ranks, or key-value heads neither be split nor
 /// each be on equally many of them.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
@@ -83,6 +61,7 @@ struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
 };
+/// Those of a model of this shape; needs no model.
 ParameterCount count_parameters(const LlamaConfig& config);
 
 }  // namespace tessera::models

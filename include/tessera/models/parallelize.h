@@ -1,19 +1,35 @@
-// The example's centre: all that makes a Llama parallel, applied to a model that knows nothing of
-// it.
+// All that makes a model parallel over a mesh, applied to a model whose code knows nothing of it.
+// For any model that says what its blocks and its units are (DeclaresUnits) and how it is split
+// (tensor_parallel::DeclaresPlan).
 
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/llama.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/styles.h"
 
 TESSERA_API_BEGIN
 namespace tessera::models {
+
+/// What a model says of itself to parallelize().
+class DeclaresUnits {
+ public:
+  virtual ~DeclaresUnits() = default;
+  /// The modules that activation checkpointing recomputes, each at once, in the order of forward.
+  virtual std::vector<nn::ModuleBase*> blocks() const = 0;
+  /// The modules of each FSDP unit, in the order for fully_shard. Each block is one, and the model,
+  /// which has the parameters of no other unit, comes last.
+  virtual std::vector<std::vector<nn::ModuleBase*>> fsdp_units() = 0;
+  /// From now on sequences are split over the ranks of the 1-D `mesh`. Throws Error unless the
+  /// model overrides it.
+  virtual void set_context_parallel(const DeviceMesh& mesh);
+};
 
 /// The activations of a block that are kept for backward.
 enum class ActivationMemory {
@@ -27,17 +43,18 @@ enum class ActivationMemory {
 using ApplyPlan = std::function<void(nn::ModuleBase& model, const DeviceMesh& mesh,
                                      const tensor_parallel::ParallelizePlan& plan)>;
 
+/// Options of parallelize().
 struct ParallelOptions {
   bool sequence_parallel = true;
   bool loss_parallel = true;
   /// With sequence parallelism blocks keep their split inputs for backward, and gather them again
   /// (ColwiseOptions::regather). Without `activations` kAll they are computed again anyway.
   bool regather = true;
-  /// Also the last block, final norm and head, which backward needs first, are freed after forward
-  /// if `fsdp` says so, and gathered again.
+  /// Also the last block and the units after it, which backward needs first, are freed after
+  /// forward if `fsdp` says so, and gathered again.
   bool reshard_last = false;
-  /// For every FSDP unit. reshard_after_forward (default true: ZeRO-3) is for the embedding and all
-  /// blocks but the last. The last block, final norm and head stay gathered without `reshard_last`.
+  /// For every FSDP unit. reshard_after_forward (default true: ZeRO-3) is for the units before the
+  /// last block. It and those after it stay gathered without `reshard_last`.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
   /// Instead of tensor_parallel::parallelize_module, for who records what a plan does.
@@ -51,16 +68,17 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"), with "dp_replicate" in front of these and "cp"
-/// between them, or without: first tensor and sequence parallelism over tp, if it has more than one
-/// rank; then context parallelism over cp; then activation checkpointing of the blocks; then FSDP
-/// over dp and cp, with the units of Llama::fsdp_units(), whose gradients are all-reduced over
-/// dp_replicate. Logits are sharded on the vocabulary with loss_parallel, else replicated. Not
-/// collective.
-void parallelize(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options);
+/// between them, or without: first tensor and sequence parallelism over tp, by the plan that the
+/// model declares, if tp has more than one rank; then context parallelism over cp; then activation
+/// checkpointing of the blocks; then FSDP over dp and cp, whose gradients are all-reduced over
+/// dp_replicate. A unit of nothing but embeddings is not gathered for backward. Throws Error for a
+/// model that is no DeclaresUnits, and what the parts throw. Not collective.
+void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Of parallelize() the tensor and sequence parallelism alone, over the 1-D `mesh`: nothing where
 /// it has one rank. Not collective.
-void apply_tensor_parallel(Llama& model, const DeviceMesh& mesh, const ParallelOptions& options);
+void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
+                           const ParallelOptions& options);
 
 }  // namespace tessera::models
 TESSERA_API_END

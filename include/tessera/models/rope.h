@@ -14,6 +14,7 @@ namespace tessera::models {
 
 /// "rope_scaling" of a config.json; the names are Hugging Face's.
 struct RopeScaling {
+  /// How the frequencies are scaled.
   enum class Kind {
     kNone,
     kLinear,   ///< all frequencies / factor (Chen et al. 2023)
@@ -34,6 +35,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+/// A model's rotary embedding.
 struct Rope {
   double theta = 10000;
   RopeScaling scaling;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "examples/llama/cli.h"
 #include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -26,6 +27,34 @@ TEST(TrainOptions, ResumeHasAnOptionalValue) {
   EXPECT_EQ(ParseFlags({"--resume", "--checkpoint", "run"}).resume, "newest");
   EXPECT_EQ(ParseFlags({"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
   EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "always"}), "--resume", "always");
+}
+
+TEST(TrainOptions, FlagsWinOverTheConfigFile) {
+  const tessera::testing::TemporaryFolder folder;
+  const std::string file = (folder.path() / "run.toml").string();
+  tessera::testing::WriteFile(
+      file, "steps = 7\nlr = 0.25\nsp = false\nconfig = \"c.json\"\ntext = \"t\"\n");
+  const TrainOptions options = parse_train_options({"--lr", "0.5", "--config-file", file});
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.lr, 0.5);
+  EXPECT_FALSE(options.sp);
+  EXPECT_EQ(options.config, "c.json");
+}
+
+TEST(TrainOptions, RefusesWhatContradictsItself) {
+  EXPECT_ERROR(parse_train_options({}), "no model given");
+  EXPECT_ERROR(parse_train_options({"--config", "c"}), "no data given");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--model", "m"}), "both given");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--dp", "3"}), "--batch 4");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--steps", "x"}), "--steps");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--lrr", "1"}), "did you mean --lr");
+  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--backend", "nccl"}),
+               "--device cuda");
+}
+
+TEST(Nearest, FindsTheFewestEdits) {
+  EXPECT_EQ(nearest("stpes", {"seq", "steps", "seed"}), "steps");
+  EXPECT_EQ(nearest("x", {}), "");
 }
 
 TEST(TrainOptions, AFileHasListsAndFlags) {

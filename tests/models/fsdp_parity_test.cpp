@@ -5,16 +5,15 @@
 #include <string>
 #include <tuple>
 
-#include "examples/llama/llama_run.h"
-#include "examples/llama/models.h"
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
 #include "testing/ranks.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-using tessera::DeviceMesh;
-using tessera::testing::Rank;
-using tessera::testing::RunRanks;
+using testing::Rank;
+using testing::RunRanks;
 
 /// How parameters are split over the data-parallel ranks.
 struct Sharding {
@@ -35,7 +34,7 @@ struct Extra {
 
 using Case = std::tuple<Sharding, Extra>;
 
-std::string name_of(const testing::TestParamInfo<Case>& info) {
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name;
 }
 
@@ -56,7 +55,7 @@ ParallelOptions options_of(const Sharding& sharding, const Extra& extra) {
   return options;
 }
 
-class FsdpParity : public testing::TestWithParam<Case> {};
+class FsdpParity : public ::testing::TestWithParam<Case> {};
 
 TEST_P(FsdpParity, TrainsAsOneRankDoes) {
   const Sharding sharding = std::get<0>(GetParam());
@@ -68,7 +67,7 @@ TEST_P(FsdpParity, TrainsAsOneRankDoes) {
     const auto model = make_llama(kOddShape);
     parallelize(*model, mesh, options_of(sharding, extra));
     const DeviceMesh data = data_mesh(mesh).flatten();
-    const tessera::StrictScope strict;
+    const StrictScope strict;
     const Outcome outcome = train(*model, kOddShape,
                                   {.part = data.local_rank(),
                                    .parts = parts,
@@ -100,10 +99,10 @@ constexpr Extra kExtras[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
-                         testing::Combine(testing::Values(kZero2, kZero3, kNeighbours, kHybrid,
-                                                          kHybridZero2),
-                                          testing::ValuesIn(kExtras)),
+                         ::testing::Combine(::testing::Values(kZero2, kZero3, kNeighbours, kHybrid,
+                                                              kHybridZero2),
+                                            ::testing::ValuesIn(kExtras)),
                          name_of);
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/models.h"
+#include "tessera/tessera.hpp"
 #include "testing/full_tensor.h"
 
-namespace llama {
+namespace tessera::models {
 
 /// Sizes of a run small enough for a test.
 struct Shape {
@@ -48,7 +48,7 @@ struct Part {
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   auto model = std::make_shared<Llama>(parse_config(shape.config, "test"), shape.sequence);
-  tessera::nn::init_weights(*model, 7);
+  nn::init_weights(*model, 7);
   return model;
 }
 
@@ -67,16 +67,15 @@ inline double accumulate(Llama& model, const Shape& shape, const Part& part, std
   double loss_of_part = 0;
   for (std::int64_t i = 0; i < part.accumulate; ++i) {
     if (!part.reduce_each) {
-      tessera::fsdp::set_reshard_after_backward(model, i + 1 == part.accumulate);
-      tessera::fsdp::set_requires_gradient_sync(model, i + 1 == part.accumulate);
+      fsdp::set_reshard_after_backward(model, i + 1 == part.accumulate);
+      fsdp::set_requires_gradient_sync(model, i + 1 == part.accumulate);
     }
     const std::int64_t first = (part.part * part.accumulate + i) * rows;
     const at::Tensor tokens =
         tokens_of(shape, model.config().vocab_size, step, first, first + rows);
     const at::Tensor logits = model(tokens.slice(1, 0, -1));
     const at::Tensor loss =
-        tessera::tensor_parallel::cross_entropy(logits, tokens.slice(1, 1).flatten()) /
-        part.accumulate;
+        tensor_parallel::cross_entropy(logits, tokens.slice(1, 1).flatten()) / part.accumulate;
     loss.backward();
     loss_of_part += loss.item<double>();
   }
@@ -85,23 +84,22 @@ inline double accumulate(Llama& model, const Shape& shape, const Part& part, std
 
 inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
   Outcome outcome;
-  std::vector<tessera::nn::SlotPtr> slots;
+  std::vector<nn::SlotPtr> slots;
   for (const auto& [name, slot] : model.named_slots()) {
     slots.push_back(slot);
     outcome.names.push_back(name);
   }
   // A large eps: otherwise the first updates are the gradients' signs, and those of gradients near
   // zero are a matter of rounding.
-  tessera::optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
+  optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
   for (int step = 0; step < shape.steps; ++step) {
     outcome.losses.push_back(accumulate(model, shape, part, step));
     if (step == 0) {
       for (const auto& slot : slots) {
-        outcome.gradients.push_back(
-            tessera::testing::full_tensor(slot->persistent().grad()).clone());
+        outcome.gradients.push_back(testing::full_tensor(slot->persistent().grad()).clone());
       }
     }
-    outcome.norms.push_back(tessera::optim::clip_grad_norm_(slots, 0.5).item<double>());
+    outcome.norms.push_back(optim::clip_grad_norm_(slots, 0.5).item<double>());
     if (part.before_step) {
       part.before_step();
     }
@@ -109,7 +107,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     optimizer.zero_grad();
   }
   for (const auto& slot : slots) {
-    outcome.parameters.push_back(tessera::testing::full_tensor(slot->persistent()).clone());
+    outcome.parameters.push_back(testing::full_tensor(slot->persistent()).clone());
   }
   return outcome;
 }
@@ -125,12 +123,11 @@ inline const Outcome& train_alone(const Shape& shape) {
 }
 
 /// `outcome` is this rank's, `data` the ranks that trained on different parts of the batch.
-inline void expect_near(const Outcome& outcome, const Outcome& expected,
-                        const tessera::DeviceMesh& data) {
+inline void expect_near(const Outcome& outcome, const Outcome& expected, const DeviceMesh& data) {
   for (std::size_t step = 0; step < expected.losses.size(); ++step) {
     at::Tensor loss = at::full({1}, outcome.losses[step], c10::kDouble);
     if (data.size() > 1) {
-      data.group().all_reduce(loss, tessera::ReduceOp::kAvg)->wait();
+      data.group().all_reduce(loss, ReduceOp::kAvg)->wait();
     }
     EXPECT_NEAR(loss.item<double>(), expected.losses[step], 2e-5) << "step " << step;
     EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-4 * expected.norms[step])
@@ -144,4 +141,4 @@ inline void expect_near(const Outcome& outcome, const Outcome& expected,
   }
 }
 
-}  // namespace llama
+}  // namespace tessera::models

@@ -8,23 +8,24 @@
 #include <functional>
 #include <vector>
 
-#include "examples/llama/models.h"
 #include "tessera/dtensor/operator_mode.h"
+#include "tessera/models/llama.h"
+#include "tessera/nn/initialization.h"
 #include "testing/errors.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-Config SmallConfig() {
+LlamaConfig SmallConfig() {
   return parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
                           "num_hidden_layers": 2, "num_attention_heads": 4,
                           "num_key_value_heads": 4, "initializer_range": 0.1})",
                       "test");
 }
 
-class Generation : public testing::Test {
+class Generation : public ::testing::Test {
  protected:
-  Generation() : model_(SmallConfig(), 32) { tessera::nn::init_weights(model_, 7); }
+  Generation() : model_(SmallConfig(), 32) { nn::init_weights(model_, 7); }
 
   c10::NoGradGuard no_grad_;
   Llama model_;
@@ -60,14 +61,14 @@ TEST_F(Generation, RefusesAnotherNumberOfTextsThanTheCacheIsFor) {
                "tokens of 3 texts were given to a cache for 2");
 }
 
-class BatchedGeneration : public testing::TestWithParam<std::int64_t> {};
+class BatchedGeneration : public ::testing::TestWithParam<std::int64_t> {};
 
 TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   const c10::NoGradGuard no_grad;
-  Config config = SmallConfig();
+  LlamaConfig config = SmallConfig();
   config.sliding_window = GetParam();
   Llama model(config, 32);
-  tessera::nn::init_weights(model, 7);
+  nn::init_weights(model, 7);
   const std::int64_t longest = 7, steps = 9;
   const std::vector<std::int64_t> padding{5, 0, 2};
   const at::Tensor tokens = at::randint(61, {3, longest + steps}, c10::kLong);
@@ -87,10 +88,10 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
 }
 
 // Without a window; with one that lets padding go while texts grow, or at once.
-INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, testing::Values(0, 10, 6, 3, 1));
+INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 /// Looks at what a causal mask begins with.
-struct TriangleCounter final : tessera::OperatorMode {
+struct TriangleCounter final : OperatorMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     Results results = run();
     if (op.name == "aten::tril") {
@@ -105,13 +106,13 @@ struct TriangleCounter final : tessera::OperatorMode {
 
 TEST(SlidingWindow, KeepsOneMaskForAllCallsOfALength) {
   const c10::NoGradGuard no_grad;
-  Config config = SmallConfig();
+  LlamaConfig config = SmallConfig();
   config.sliding_window = 3;
   Llama model(config, 32);
-  tessera::nn::init_weights(model, 7);
+  nn::init_weights(model, 7);
   const at::Tensor tokens = at::randint(61, {1, 32}, c10::kLong);
   TriangleCounter triangles;
-  const tessera::OperatorModeScope scope(triangles);
+  const OperatorModeScope scope(triangles);
   const at::Tensor first = model(tokens);
   EXPECT_TRUE(at::equal(model(tokens), first));
   EXPECT_EQ(triangles.count, 1);
@@ -121,12 +122,12 @@ TEST(SlidingWindow, KeepsOneMaskForAllCallsOfALength) {
 
 // A tensor of inference mode can't be saved for backward.
 TEST(SlidingWindow, KeepsAMaskThatTrainingMayUse) {
-  Config config = SmallConfig();
+  LlamaConfig config = SmallConfig();
   config.sliding_window = 3;
   Llama model(config, 8);
-  tessera::nn::init_weights(model, 7);
+  nn::init_weights(model, 7);
   TriangleCounter triangles;
-  const tessera::OperatorModeScope scope(triangles);
+  const OperatorModeScope scope(triangles);
   const c10::InferenceMode inference;
   model(at::randint(61, {1, 8}, c10::kLong));
   EXPECT_EQ(triangles.count, 1);
@@ -138,7 +139,7 @@ TEST(Dropout, IsForTrainingOnly) {
   Llama plain(SmallConfig(), 32);
   Llama dropping(SmallConfig(), 32, /*dropout=*/0.5);
   for (Llama* model : {&plain, &dropping}) {
-    tessera::nn::init_weights(*model, 7);
+    nn::init_weights(*model, 7);
   }
   const at::Tensor tokens = at::randint(61, {2, 12}, c10::kLong);
   const at::Tensor want = plain(tokens);
@@ -148,4 +149,4 @@ TEST(Dropout, IsForTrainingOnly) {
 }
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

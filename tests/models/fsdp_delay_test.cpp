@@ -4,21 +4,20 @@
 #include <chrono>
 #include <tuple>
 
-#include "examples/llama/llama_run.h"
-#include "examples/llama/models.h"
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
 #include "testing/lateness.h"
 #include "testing/ranks.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-using tessera::DeviceMesh;
-using tessera::nn::ModuleBase;
-using tessera::nn::TensorList;
-using tessera::testing::Lateness;
-using tessera::testing::Rank;
-using tessera::testing::RunRanks;
-using tessera::testing::Stage;
+using nn::ModuleBase;
+using nn::TensorList;
+using testing::Lateness;
+using testing::Rank;
+using testing::RunRanks;
+using testing::Stage;
 
 /// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
 struct DelayedRun {
@@ -29,7 +28,7 @@ struct DelayedRun {
 };
 
 /// After a block's forward, and before its backward.
-void delay_block(LlamaBlock& block, Lateness& lateness) {
+void delay_block(ModuleBase& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);
     outputs[0]->register_hook([&lateness](const at::Tensor&) { lateness.pass(Stage::kBackward); });
@@ -37,14 +36,14 @@ void delay_block(LlamaBlock& block, Lateness& lateness) {
 }
 
 Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness) {
-  const DeviceMesh mesh = tessera::init_device_mesh(
-      lateness.world(), {run.replicas, run.dp, run.tp}, {"dp_replicate", "dp", "tp"});
+  const DeviceMesh mesh = init_device_mesh(lateness.world(), {run.replicas, run.dp, run.tp},
+                                           {"dp_replicate", "dp", "tp"});
   const DeviceMesh used = run.replicas > 1 ? mesh : mesh[{"dp", "tp"}];
   const auto model = make_llama(shape);
   parallelize(*model, used,
               {.fsdp = {.reshard_after_forward = run.reshard_after_forward,
                         .post_forward_mesh_size = run.post_forward_mesh_size}});
-  for (const auto& block : model->backbone().blocks()) {
+  for (ModuleBase* block : model->blocks()) {
     delay_block(*block, lateness);
   }
   const DeviceMesh data = data_mesh(used).flatten();
@@ -56,7 +55,7 @@ Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness
 
 using DelayedCase = std::tuple<DelayedRun, Stage>;
 
-class FsdpDelays : public testing::TestWithParam<DelayedCase> {};
+class FsdpDelays : public ::testing::TestWithParam<DelayedCase> {};
 
 TEST_P(FsdpDelays, ChangeNoBit) {
   const auto& [run, stage] = GetParam();
@@ -81,23 +80,23 @@ TEST_P(FsdpDelays, ChangeNoBit) {
 constexpr Stage kEveryStage[] = {Stage::kForward, Stage::kBackward, Stage::kAllGather,
                                  Stage::kReduceScatter, Stage::kStep};
 
-std::string name_of_delay(const testing::TestParamInfo<DelayedCase>& info) {
+std::string name_of_delay(const ::testing::TestParamInfo<DelayedCase>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + to_string(std::get<1>(info.param));
 }
 
 constexpr DelayedRun kDelayedHybrid{"Hsdp", 2, 2, 2};
 
 INSTANTIATE_TEST_SUITE_P(Stages, FsdpDelays,
-                         testing::Combine(testing::Values(DelayedRun{"Zero2", 1, 2, 2, false},
-                                                          DelayedRun{"Zero3", 1, 2, 2},
-                                                          DelayedRun{"Hpz", 1, 4, 2, true, 2},
-                                                          kDelayedHybrid),
-                                          testing::ValuesIn(kEveryStage)),
+                         ::testing::Combine(::testing::Values(DelayedRun{"Zero2", 1, 2, 2, false},
+                                                              DelayedRun{"Zero3", 1, 2, 2},
+                                                              DelayedRun{"Hpz", 1, 4, 2, true, 2},
+                                                              kDelayedHybrid),
+                                            ::testing::ValuesIn(kEveryStage)),
                          name_of_delay);
 INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
-                         testing::Combine(testing::Values(kDelayedHybrid),
-                                          testing::Values(Stage::kAllReduce)),
+                         ::testing::Combine(::testing::Values(kDelayedHybrid),
+                                            ::testing::Values(Stage::kAllReduce)),
                          name_of_delay);
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

@@ -6,16 +6,16 @@
 #include <memory>
 #include <string>
 
-#include "examples/llama/llama_run.h"
-#include "examples/llama/models.h"
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
 #include "testing/ranks.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-using tessera::testing::full_tensor;
-using tessera::testing::Rank;
-using tessera::testing::RunRanks;
+using testing::full_tensor;
+using testing::Rank;
+using testing::RunRanks;
 
 constexpr Shape kTwoKvHeads{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
@@ -34,12 +34,12 @@ TEST(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank) {
   RunRanks(4, [&](Rank& rank) {
     std::shared_ptr<Llama> model;
     {
-      const tessera::nn::MetaDevice meta;
+      const nn::MetaDevice meta;
       model = std::make_shared<Llama>(alone->config(), kTwoKvHeads.sequence);
     }
     parallelize(*model, rank.mesh({1, 4}, {"dp", "tp"}), {});
-    tessera::nn::to_empty(*model, c10::kCPU);
-    tessera::nn::init_weights(*model, 7);
+    nn::to_empty(*model, c10::kCPU);
+    nn::init_weights(*model, 7);
     const auto expected = alone->named_slots();
     std::size_t i = 0;
     for (const auto& [name, slot] : model->named_slots()) {
@@ -56,22 +56,22 @@ struct KvMesh {
   ActivationMemory activations = ActivationMemory::kAll;
 };
 
-class FewKeyValueHeadsOn : public testing::TestWithParam<KvMesh> {};
+class FewKeyValueHeadsOn : public ::testing::TestWithParam<KvMesh> {};
 
 TEST_P(FewKeyValueHeadsOn, HaveTheGradientsOfOneRank) {
   const KvMesh& c = GetParam();
   const auto alone = make_double();
   const double loss = accumulate(*alone, kTwoKvHeads, {}, 0);
   RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
-    const tessera::DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
+    const DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
     const auto model = make_double();
     parallelize(*model, mesh,
                 {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
-    const tessera::StrictScope strict;
+    const StrictScope strict;
     const Part part{.part = mesh["dp"].local_rank(), .parts = c.dp};
     at::Tensor mean = at::full({1}, accumulate(*model, kTwoKvHeads, part, 0), c10::kDouble);
     if (c.dp > 1) {
-      mesh["dp"].group().all_reduce(mean, tessera::ReduceOp::kAvg)->wait();
+      mesh["dp"].group().all_reduce(mean, ReduceOp::kAvg)->wait();
     }
     EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
     const auto expected = alone->named_slots();
@@ -85,8 +85,8 @@ TEST_P(FewKeyValueHeadsOn, HaveTheGradientsOfOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, FewKeyValueHeadsOn,
-                         testing::Values(KvMesh{1, 4, true}, KvMesh{1, 8, false},
-                                         KvMesh{2, 4, true, ActivationMemory::kInputs}));
+                         ::testing::Values(KvMesh{1, 4, true}, KvMesh{1, 8, false},
+                                           KvMesh{2, 4, true, ActivationMemory::kInputs}));
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

@@ -6,17 +6,17 @@
 #include <memory>
 #include <string>
 
-#include "examples/llama/llama_run.h"
-#include "examples/llama/models.h"
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-using tessera::testing::full_tensor;
-using tessera::testing::Rank;
-using tessera::testing::RunRanks;
+using testing::full_tensor;
+using testing::Rank;
+using testing::RunRanks;
 
 // 24 tokens are chunks of 6, 4 and 3 on 2, 3 and 4 ranks; over tp little divides.
 constexpr Shape kSplitShape{
@@ -37,13 +37,13 @@ struct SplitMesh {
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
-  Config config = parse_config(kSplitShape.config, "test");
+  LlamaConfig config = parse_config(kSplitShape.config, "test");
   config.sliding_window = c.window;
   if (c.documents) {
     config.rope.scaling = {};
   }
   const auto model = std::make_shared<Llama>(config, kSplitShape.sequence);
-  tessera::nn::init_weights(*model, 7);
+  nn::init_weights(*model, 7);
   model->to(c10::kDouble);
   return model;
 }
@@ -68,35 +68,35 @@ double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::i
   const at::Tensor positions = c.documents ? document_positions(first, last) : at::Tensor();
   const at::Tensor loss =
       c.in_parts ? model(inputs, HeadLoss{targets.flatten(), {.chunks = 3}, positions})
-                 : tessera::tensor_parallel::cross_entropy(
+                 : tensor_parallel::cross_entropy(
                        model(inputs, static_cast<KvCache*>(nullptr), positions), targets.flatten());
   loss.backward();
   return loss.item<double>();
 }
 
-tessera::DeviceMesh split_mesh(const Rank& rank, const SplitMesh& c) {
+DeviceMesh split_mesh(const Rank& rank, const SplitMesh& c) {
   return c.replicas > 1
              ? rank.mesh({c.replicas, c.dp, c.cp, c.tp}, {"dp_replicate", "dp", "cp", "tp"})
              : rank.mesh({c.dp, c.cp, c.tp}, {"dp", "cp", "tp"});
 }
 
-class SplitSequencesOn : public testing::TestWithParam<SplitMesh> {};
+class SplitSequencesOn : public ::testing::TestWithParam<SplitMesh> {};
 
 TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
   const SplitMesh& c = GetParam();
   const auto alone = make_split_llama(c);
   const double loss = step_of_rows(*alone, c, 0, kSplitShape.batch);
   RunRanks(static_cast<int>(c.replicas * c.dp * c.cp * c.tp), [&](Rank& rank) {
-    const tessera::DeviceMesh mesh = split_mesh(rank, c);
+    const DeviceMesh mesh = split_mesh(rank, c);
     const auto model = make_split_llama(c);
     parallelize(*model, mesh,
                 {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
-    const tessera::StrictScope strict;
-    const tessera::DeviceMesh batches = batch_mesh(mesh).flatten();
+    const StrictScope strict;
+    const DeviceMesh batches = batch_mesh(mesh).flatten();
     const std::int64_t rows = kSplitShape.batch / batches.size();
     const std::int64_t first = batches.local_rank() * rows;
     at::Tensor mean = at::full({1}, step_of_rows(*model, c, first, first + rows), c10::kDouble);
-    data_mesh(mesh).flatten().group().all_reduce(mean, tessera::ReduceOp::kAvg)->wait();
+    data_mesh(mesh).flatten().group().all_reduce(mean, ReduceOp::kAvg)->wait();
     EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
     const auto expected = alone->named_slots();
     std::size_t i = 0;
@@ -110,14 +110,14 @@ TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, SplitSequencesOn,
-    testing::Values(SplitMesh{1, 1, 2, 1}, SplitMesh{1, 1, 3, 1},
-                    SplitMesh{1, 1, 4, 1, true, ActivationMemory::kInputs},
-                    SplitMesh{1, 1, 2, 2, false}, SplitMesh{1, 1, 3, 2},
-                    SplitMesh{1, 1, 4, 2, true, ActivationMemory::kMatmuls},
-                    SplitMesh{1, 2, 2, 2, true, ActivationMemory::kAll, 5},
-                    SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
-                    SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
-                    SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
+    ::testing::Values(SplitMesh{1, 1, 2, 1}, SplitMesh{1, 1, 3, 1},
+                      SplitMesh{1, 1, 4, 1, true, ActivationMemory::kInputs},
+                      SplitMesh{1, 1, 2, 2, false}, SplitMesh{1, 1, 3, 2},
+                      SplitMesh{1, 1, 4, 2, true, ActivationMemory::kMatmuls},
+                      SplitMesh{1, 2, 2, 2, true, ActivationMemory::kAll, 5},
+                      SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
+                      SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
+                      SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
 
 TEST(SplitSequences, AreRefusedWithACache) {
   RunRanks(2, [](Rank& rank) {
@@ -131,4 +131,4 @@ TEST(SplitSequences, AreRefusedWithACache) {
 }
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

@@ -1,5 +1,3 @@
-#include "examples/llama/models.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -7,12 +5,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "examples/llama/cli.h"
-#include "examples/llama/train/options/train_options.h"
+#include "tessera/models/llama_config.h"
+#include "tessera/models/tokenizer.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
 using Json = nlohmann::json;
@@ -25,7 +23,7 @@ Json Valid() {
           {"num_attention_heads", 6}};
 }
 
-Config Parse(const Json& json) {
+LlamaConfig Parse(const Json& json) {
   return parse_config(json.dump(), "config.json");
 }
 
@@ -36,7 +34,7 @@ Json With(const char* key, Json value) {
 }
 
 TEST(ParseConfig, FillsWhatHuggingFaceLeavesOut) {
-  const Config config = Parse(Valid());
+  const LlamaConfig config = Parse(Valid());
   EXPECT_EQ(config.num_key_value_heads, 6);
   EXPECT_EQ(config.head_dim, 8);
   EXPECT_EQ(config.rope.theta, 10000.0);
@@ -94,7 +92,7 @@ TEST(ParseConfig, TakesNullKeyValueHeadsForThoseOfTheQueries) {
 }
 
 TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
-  const tessera::testing::TemporaryFolder dir;
+  const testing::TemporaryFolder dir;
   const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
   EXPECT_TRUE(read(Valid()).begin.empty());
   EXPECT_TRUE(read(Valid()).end.empty());
@@ -102,13 +100,13 @@ TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
   json["eos_token_id"] = 2;
   EXPECT_EQ(read(json).begin, std::vector<std::int64_t>{1});
   EXPECT_EQ(read(json).end, std::vector<std::int64_t>{2});
-  tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 99]})");
+  testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 99]})");
   EXPECT_EQ(read(json).begin, std::vector<std::int64_t>{1});
   EXPECT_EQ(read(json).end, (std::vector<std::int64_t>{3, 99}));
-  tessera::testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 100]})");
+  testing::WriteFile(dir / "generation_config.json", R"({"eos_token_id": [3, 100]})");
   EXPECT_ERROR(read(json), "generation_config.json: \"eos_token_id\" is [3,100]",
                "tokens are numbers below 100");
-  tessera::testing::WriteFile(dir / "generation_config.json", "{}");
+  testing::WriteFile(dir / "generation_config.json", "{}");
   EXPECT_ERROR(read(With("bos_token_id", "<s>")), "config.json: \"bos_token_id\" is \"<s>\"");
   EXPECT_ERROR(read(With("bos_token_id", {1, 2})), "has 2 tokens; a text begins with one");
 }
@@ -176,8 +174,8 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
 }
 
 TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
-  const Config bytes = Parse(With("vocab_size", 256));
-  const Config pieces = Parse(With("vocab_size", 32000));
+  const LlamaConfig bytes = Parse(With("vocab_size", 256));
+  const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_EQ(open_tokenizer("", "", bytes, /*new_to_text=*/false)->vocabulary(), 256);
   EXPECT_EQ(open_tokenizer("", "", pieces, /*new_to_text=*/true)->vocabulary(), 256);
   EXPECT_ERROR(open_tokenizer("", "", pieces, /*new_to_text=*/false),
@@ -192,23 +190,22 @@ TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
 }
 
 TEST(Tokenizer, IsFoundInTheModelsFolder) {
-  const tessera::testing::TemporaryFolder folder;
-  const Config pieces = Parse(With("vocab_size", 32000));
+  const testing::TemporaryFolder folder;
+  const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_ERROR(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false),
                "a tokenizer.json or tokenizer.model beside the model");
-  tessera::testing::WriteFile(
-      folder / "tokenizer.json",
-      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
+  testing::WriteFile(folder / "tokenizer.json",
+                     R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
   EXPECT_EQ(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false)->vocabulary(), 2);
   EXPECT_ERROR(open_tokenizer(folder / "none", folder.path(), pieces, /*new_to_text=*/false),
                "none");
 }
 
 TEST(Config, OfAStrangerCostsLittle) {
-  const tessera::testing::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_ERROR(read_config(folder / "fifo"), "is not a regular file");
-  tessera::testing::WriteFile(folder / "large", "");
+  testing::WriteFile(folder / "large", "");
   std::filesystem::resize_file(folder / "large", std::uintmax_t{1} << 40);
   EXPECT_ERROR(read_config(folder / "large"), "more than the 10000000 that");
   const std::string deep = R"({"rope_scaling":)" + std::string(1'000'000, '[');
@@ -216,14 +213,14 @@ TEST(Config, OfAStrangerCostsLittle) {
 }
 
 TEST(ParseConfig, RefusesHeadsThatTensorParallelismCannotSplit) {
-  const Config config = Parse(With("num_key_value_heads", 2));
+  const LlamaConfig config = Parse(With("num_key_value_heads", 2));
   check_tensor_parallel(config, 2);
   EXPECT_ERROR(check_tensor_parallel(config, 4), "num_attention_heads 6");
   EXPECT_ERROR(check_tensor_parallel(config, 3), "num_key_value_heads 2");
 }
 
 TEST(ParseConfig, PutsEachKeyValueHeadOnSeveralRanksWhereThereAreFewer) {
-  const Config config = Parse(With("num_key_value_heads", 2));
+  const LlamaConfig config = Parse(With("num_key_value_heads", 2));
   check_tensor_parallel(config, 6);
   EXPECT_EQ(key_value_copies(config, 1), 1);
   EXPECT_EQ(describe_key_value_copies(config, 2), "");
@@ -231,33 +228,5 @@ TEST(ParseConfig, PutsEachKeyValueHeadOnSeveralRanksWhereThereAreFewer) {
             "key-value heads: 2 on 6 tensor-parallel ranks, each on 3 of them");
 }
 
-TEST(TrainOptions, FlagsWinOverTheConfigFile) {
-  const tessera::testing::TemporaryFolder folder;
-  const std::string file = (folder.path() / "run.toml").string();
-  tessera::testing::WriteFile(
-      file, "steps = 7\nlr = 0.25\nsp = false\nconfig = \"c.json\"\ntext = \"t\"\n");
-  const TrainOptions options = parse_train_options({"--lr", "0.5", "--config-file", file});
-  EXPECT_EQ(options.steps, 7);
-  EXPECT_EQ(options.lr, 0.5);
-  EXPECT_FALSE(options.sp);
-  EXPECT_EQ(options.config, "c.json");
-}
-
-TEST(TrainOptions, RefusesWhatContradictsItself) {
-  EXPECT_ERROR(parse_train_options({}), "no model given");
-  EXPECT_ERROR(parse_train_options({"--config", "c"}), "no data given");
-  EXPECT_ERROR(parse_train_options({"--config", "c", "--model", "m"}), "both given");
-  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--dp", "3"}), "--batch 4");
-  EXPECT_ERROR(parse_train_options({"--config", "c", "--steps", "x"}), "--steps");
-  EXPECT_ERROR(parse_train_options({"--config", "c", "--lrr", "1"}), "did you mean --lr");
-  EXPECT_ERROR(parse_train_options({"--config", "c", "--text", "t", "--backend", "nccl"}),
-               "--device cuda");
-}
-
-TEST(Nearest, FindsTheFewestEdits) {
-  EXPECT_EQ(nearest("stpes", {"seq", "steps", "seed"}), "steps");
-  EXPECT_EQ(nearest("x", {}), "");
-}
-
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models

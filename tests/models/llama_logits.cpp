@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/models.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/models/llama.h"
+#include "tessera/nn/initialization.h"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -22,8 +24,8 @@ int main(int argc, char** argv) {
   }
   try {
     const c10::NoGradGuard no_grad;
-    llama::Llama model(llama::read_config(folder / "config.json"),
-                       static_cast<std::int64_t>(tokens.size()));
+    tessera::models::Llama model(tessera::models::read_config(folder / "config.json"),
+                                 static_cast<std::int64_t>(tokens.size()));
     tessera::nn::init_buffers(model);
     tessera::checkpoint::load_hugging_face(model, folder);
     const at::Tensor logits = model(at::tensor(tokens, c10::kLong).unsqueeze(0)).contiguous();

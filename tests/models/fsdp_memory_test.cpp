@@ -2,17 +2,16 @@
 // optimizer; and with a unit for the embedding and one for the head beside one for both.
 #include <gtest/gtest.h>
 
-#include "examples/llama/llama_run.h"
-#include "examples/llama/models.h"
+#include "models/llama_run.h"
+#include "tessera/models/parallelize.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/ranks.h"
 
-namespace llama {
+namespace tessera::models {
 namespace {
 
-using tessera::local_tensor;
-using tessera::testing::Rank;
-using tessera::testing::RunRanks;
+using testing::Rank;
+using testing::RunRanks;
 
 std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
@@ -20,8 +19,8 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
 
 /// Bytes of gradients and of AdamW's moments on this rank, after a step.
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
-  const std::vector<tessera::nn::SlotPtr> slots = tessera::optim::slots_of(model);
-  tessera::optim::AdamW optimizer(slots, {});
+  const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
+  optim::AdamW optimizer(slots, {});
   accumulate(model, kOddShape, part, 0);
   std::int64_t bytes = 0;
   for (const auto& slot : slots) {
@@ -63,18 +62,18 @@ constexpr Shape kWideShape{
 /// The most that a step allocates on this rank beside what it began with.
 std::int64_t peak_of_step(Rank& rank, bool with_units) {
   const auto model = make_llama(kWideShape);
-  const tessera::DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
+  const DeviceMesh mesh = rank.mesh({4, 1}, {"dp", "tp"});
   if (with_units) {
     parallelize(*model, mesh, {});
   } else {
-    for (const auto& block : model->backbone().blocks()) {
-      tessera::fsdp::fully_shard(*block, mesh["dp"]);
+    for (nn::ModuleBase* block : model->blocks()) {
+      fsdp::fully_shard(*block, mesh["dp"]);
     }
-    tessera::fsdp::fully_shard(*model, mesh["dp"]);
+    fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
   accumulate(*model, kWideShape, part, 0);  // the first step is not as the others
-  const tessera::testing::MemoryScope memory;
+  const testing::MemoryScope memory;
   accumulate(*model, kWideShape, part, 1);
   return memory.peak();
 }
@@ -89,4 +88,4 @@ TEST(FsdpMemory, OfEmbeddingAndHeadIsNotHeldAtOnce) {
 }
 
 }  // namespace
-}  // namespace llama
+}  // namespace tessera::models
