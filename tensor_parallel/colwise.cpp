@@ -18,6 +18,11 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(ColwiseOptions options) : options_(std::move(options)) {}
 
   std::string name() const override { return "colwise_parallel"; }
+  /// By default a product gathers its input and leaves its result as the hooks would.
+  bool adds_hooks() const override {
+    return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
+           options_.use_local_output;
+  }
 
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {

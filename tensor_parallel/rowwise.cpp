@@ -58,6 +58,11 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(std::move(options)) {}
 
   std::string name() const override { return "rowwise_parallel"; }
+  /// By default the product's terms are summed where the next operator needs the sum.
+  bool adds_hooks() const override {
+    return options_.input_layouts || !is_replicate(options_.output_layouts) ||
+           options_.use_local_output;
+  }
 
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {

@@ -14,8 +14,8 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/agreed_sizes.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/embedding.h"
-#include "tessera/nn/hooked.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 
@@ -53,6 +53,13 @@ DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& ten
   return DistributedTensor::from_local(tensor, mesh, {layout}, std::move(sizes));
 }
 
+/// In nn::Hooked, or inside of what one holds.
+template <class M>
+bool holds(const nn::ModuleBase& module) {
+  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
+  return holder != nullptr && dynamic_cast<const M*>(&holder->held_module()) != nullptr;
+}
+
 }  // namespace
 
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
@@ -80,7 +87,7 @@ at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
 
 bool is_linear(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Linear*>(&module) != nullptr ||
-         dynamic_cast<const nn::Hooked<torch::nn::Linear>*>(&module) != nullptr;
+         holds<torch::nn::LinearImpl>(module);
 }
 
 void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Placement& b,
@@ -93,7 +100,7 @@ void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Place
 
 bool is_embedding(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
-         dynamic_cast<const nn::Hooked<torch::nn::Embedding>*>(&module) != nullptr;
+         holds<torch::nn::EmbeddingImpl>(module);
 }
 
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,

@@ -15,6 +15,7 @@
 #include "plan/checked_plan.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/distribute_module.h"
 
@@ -119,8 +120,13 @@ void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMes
     if (copies->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
+    // A part of what nn::Hooked holds runs no hooks: the root's see to its parameters.
+    const bool is_called = dynamic_cast<const nn::HeldPart*>(&target) == nullptr;
     // Before the style's operators use the parameters.
-    watch_replicated(target, replicated_by(application), pending);
+    watch_replicated(is_called ? target : module, replicated_by(application), pending);
+    if (!is_called) {
+      continue;
+    }
     if (recorder != nullptr) {
       recorder->begin_style(target);
     }

@@ -22,7 +22,8 @@ void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::HeldPart*>(target.module) == nullptr,
       quoted(target.fqn), " is a ", target.module->name(), " inside of a module that nn::Hooked ",
-      "holds, which calls it without hooks; place_parameters() says how its parameters are split");
+      "holds, which calls it without hooks; colwise_parallel() and rowwise_parallel() without "
+      "layouts, and place_parameters(), say how its parameters are split");
 }
 
 /// Styles know a module, not where it is.

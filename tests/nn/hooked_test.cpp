@@ -125,7 +125,7 @@ TEST(Hooked, HoldsAUsersModule) {
 }
 
 TEST(Hooked, RefusesAModuleWhoseParametersAreNotNamed) {
-  EXPECT_ERROR(Hooked<Forgotten>(), "is not in its kSlotMembers");
+  EXPECT_ERROR(Hooked<Forgotten>(), "parameter 'scale'", "nn::kSlotMembers");
 }
 
 TEST(Hooked, PassesOnTrainAndEval) {

@@ -128,11 +128,11 @@ TEST(HeldParts, MadeOnTheMetaDeviceAreFilledAlikeOnEveryMesh) {
 TEST(HeldParts, TakeNoStyleWhoseHooksNobodyWouldRun) {
   RunRanks(2, [](Rank& rank) {
     Stock model;
-    EXPECT_ERROR(
-        parallelize_module(model, rank.mesh({2}, {"tp"}), {{"first.linear1", colwise_parallel()}}),
-        "'first.linear1' is a torch::nn::LinearImpl inside of a module that nn::Hooked "
-        "holds",
-        "place_parameters()");
+    EXPECT_ERROR(parallelize_module(model, rank.mesh({2}, {"tp"}),
+                                    {{"first.linear1", replicate_parallel()}}),
+                 "'first.linear1' is a torch::nn::LinearImpl inside of a module that nn::Hooked "
+                 "holds",
+                 "place_parameters()");
     EXPECT_ERROR(fsdp::fully_shard(
                      dynamic_cast<nn::ModuleBase&>(*model.layers[0]->named_children()["linear1"]),
                      rank.mesh({2}, {"dp"})),

@@ -3,12 +3,12 @@
 #include <array>
 #include <memory>
 #include <utility>
+#include <vector>
 
-#include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/detail/held_part.h"
-#include "tessera/nn/meta_device.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -43,44 +43,58 @@ constexpr auto weight_and_bias() {
 
 }  // namespace detail
 
-/// The parameters of module class M, for nn::Hooked: its members `weight` and `bias` by default.
-/// Specialise it for a class with others, one line each:
+/// The parameters of module class M, for nn::Hooked and nn::adopt: its members `weight` and `bias`
+/// by default. Specialise it for a class with others, one line each:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
 ///       nn::SlotMember<MyImpl>{"scale", &MyImpl::scale}};
 template <class M>
 inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 
+namespace detail {
+
+/// FindTensors of class M, by its kSlotMembers.
+template <class M>
+void find_tensors(torch::nn::Module& module, HeldTensors& found) {
+  if (auto* held = dynamic_cast<M*>(&module)) {
+    for (const SlotMember<M>& slot : kSlotMembers<M>) {
+      found.emplace_back(slot.name,
+                         [held, member = slot.member]() -> at::Tensor& { return held->*member; });
+    }
+  }
+}
+
+}  // namespace detail
+
 /// Holds a stock torch::nn module (or your own) that has neither hooks nor slots, and gives it
 /// both:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
-/// `Holder` is libtorch's module holder. The parameters have the names that they have in the
-/// module: those of libtorch's modules inside of it (TransformerEncoderLayer) as well, which are
-/// sharded, initialised and saved with it. Nothing calls these by way of hooks: a unit of FSDP is
-/// the whole, and a plan places their parameters by place_parameters(), or leaves them replicated.
-/// Shapes, gradients and what forward throws are the module's; on distributed parameters
-/// it communicates what its operators do. The styles of tensor parallelism take a held
-/// torch::nn::Linear or Embedding as nn's own. A module made on the meta device has no initialiser:
-/// a module above fills its parameters in reset_parameters (InitContext::fill with a table), or a
-/// checkpoint does.
+/// `Holder` is libtorch's module holder. nn::adopt does the same for a module that exists, a whole
+/// model too (docs/torch_nn.md). Parameters and buffers have the names that they have in the
+/// module: those of the modules inside of it (TransformerEncoderLayer) as well, which are sharded,
+/// initialised and saved with it. Nothing calls these by way of hooks: a unit of FSDP is the whole,
+/// and a plan places their parameters. Shapes, gradients and what forward throws are the module's;
+/// on distributed parameters it communicates what its operators do. init_weights gives the
+/// parameters of libtorch's classes what their reset_parameters gives them, in distribution; those
+/// of other classes keep what their constructor gave them, unless set_initializers() says more.
 template <class Holder>
-class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
+class Hooked : public Module<Hooked<Holder>>,
+               public detail::DeferredBias,
+               public detail::HoldsModule {
  public:
   using Held = typename Holder::ContainedType;
 
   /// Makes the module of `args`. Throws Error for a parameter that is neither in kSlotMembers nor a
-  /// member of a class of libtorch's, and in a MetaDevice scope for a module that has buffers. Not
-  /// collective.
+  /// member of a class of libtorch's, and in a MetaDevice scope for a buffer that is not of such a
+  /// class. Not collective.
   template <class... Args>
-  explicit Hooked(Args&&... args) : held_(std::make_shared<Held>(std::forward<Args>(args)...)) {
-    for (const SlotMember<Held>& slot : kSlotMembers<Held>) {
-      at::Tensor& tensor = (*held_).*(slot.member);
-      if (tensor.defined()) {
-        this->bind_slot(slot.name, tensor);
-      }
-    }
-    HeldPart::Maker().fill(*this, *held_);
-    check_complete();
+  explicit Hooked(Args&&... args)
+      : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
+  /// Holds `module`; what kSlotMembers says of other classes in it is in `classes`. nn::adopt.
+  Hooked(std::shared_ptr<Held> module, std::vector<detail::FindTensors> classes)
+      : held_(std::move(module)) {
+    classes.push_back(&detail::find_tensors<Held>);
+    HeldPart::Maker(std::move(classes)).fill(*this, *held_);
   }
 
   template <class... Args>
@@ -90,13 +104,22 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
     const BiasScope bias(this->leaves_out_bias() ? held_.get() : nullptr);
     return held_->forward(std::forward<Args>(args)...);
   }
+  /// What init_weights fills the parameters of these FQNs with, below this module, in place of what
+  /// their classes say. A pattern that matches nothing is an Error of init_weights.
+  void set_initializers(Initializers table) { initializers_ = std::move(table); }
+  void reset_parameters(const InitContext& init) override {
+    init.fill(*this, initializers_);
+    detail::reset_held(*held_, *this, init);
+  }
   /// Of the module that is held, too.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);
   }
+  bool is_training() const noexcept override { return held_->is_training(); }
   /// Its forward runs without hooks.
   Held& held() { return *held_; }
+  const torch::nn::Module& held_module() const override { return *held_; }
 
  private:
   /// `module`, if any, lacks its bias for as long as this lives.
@@ -120,26 +143,35 @@ class Hooked : public Module<Hooked<Holder>>, public detail::DeferredBias {
     at::Tensor bias_;
   };
 
-  void check_complete() const {
-    const auto known = this->named_parameters();
-    for (const auto& parameter : held_->named_parameters()) {
-      const std::string& name = parameter.key();
-      TESSERA_CHECK(known.contains(name), "parameter '", name, "' of a ", held_->name(),
-                    name.find('.') == std::string::npos
-                        ? " is not in its kSlotMembers; name it there"
-                        : " is in a module of no class of libtorch's; derive that one from "
-                          "nn::Module");
-    }
-    for (const auto& buffer : held_->named_buffers()) {
-      TESSERA_CHECK(
-          !buffer.value().is_meta(), "buffer '", buffer.key(), "' of a ", held_->name(),
-          " would be on the meta device, where nothing can re-make it; construct it outside "
-          "the MetaDevice scope");
-    }
-  }
-
   std::shared_ptr<Held> held_;
+  Initializers initializers_;
 };
+
+/// What nn::adopt makes of a module of class M.
+template <class M>
+using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
+
+/// Takes a model made of libtorch's own modules, as it is:
+///   const auto model = nn::adopt(std::make_shared<Net>());  // struct Net : torch::nn::Module
+///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
+///   fsdp::fully_shard(*model, mesh["dp"]);
+///   const at::Tensor y = (*model)(x);                       // Net::forward
+/// The tree below it mirrors `module`, which stays in use: its parameters, by the same names,
+/// follow the slots. From here on call the result, and not `module`. `Classes`: the classes in it,
+/// other than M, that register parameters themselves, as kSlotMembers names them. Throws Error,
+/// naming it, for a parameter that no member is known of, as nn::Hooked does. Not collective.
+template <class... Classes, class M>
+std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
+  TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");
+  return std::make_shared<Adopted<M>>(
+      std::move(module), std::vector<detail::FindTensors>{&detail::find_tensors<Classes>...});
+}
+/// The same for what a module holder holds: torch::nn::Sequential, TORCH_MODULE(Net).
+template <class... Classes, class M>
+std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
+  TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");
+  return adopt<Classes...>(module.ptr());
+}
 
 }  // namespace tessera::nn
 TESSERA_API_END

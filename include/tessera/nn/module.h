@@ -201,10 +201,12 @@ class ModuleBase : public torch::nn::Module {
  private:
   friend class ParameterSlot;
   friend class HeldPart;
-  /// What follows a swap beside the slot: the handles of a parameter, a member bound to it.
+  /// Puts the tensor of a slot where forward reads it, beside the slot.
+  using Follow = std::function<void(const at::Tensor& tensor)>;
+  /// What follows a swap: the handles of a parameter, a member bound to it.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    at::Tensor* member = nullptr;
+    Follow follow;  ///< empty: nothing else
   };
 
   struct Checkpointed {
@@ -214,7 +216,7 @@ class ModuleBase : public torch::nn::Module {
 
   void convert_buffers(std::optional<torch::Device> device, std::optional<torch::Dtype> dtype,
                        bool non_blocking);
-  Parameter add_slot(const std::string& name, SlotPtr slot, at::Tensor* member);
+  Parameter add_slot(const std::string& name, SlotPtr slot, Follow follow);
   void swap_parameter(const std::string& name, const at::Tensor& tensor);
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;

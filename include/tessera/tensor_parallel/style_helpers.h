@@ -32,8 +32,8 @@ at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
 /// `use_local_output`. Collective if data must move; differentiable.
 at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
 
-/// Whether a module is nn's Linear, or libtorch's in nn::Hooked; each has a `weight` and maybe a
-/// `bias`.
+/// Whether a module is nn's Linear, or libtorch's, in nn::Hooked or inside of what one holds; each
+/// has a `weight` and maybe a `bias`.
 bool is_linear(const nn::ModuleBase& module);
 /// The same of an Embedding, which has a `weight`.
 bool is_embedding(const nn::ModuleBase& module);

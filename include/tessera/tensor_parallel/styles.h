@@ -55,7 +55,9 @@ class ParallelStyle {
   }
   /// Adds the hooks to `module`, whose parameters are now placed as parameters() said.
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
-  /// Whether apply() adds hooks, which a part of a module in nn::Hooked would not run.
+  /// Whether the style needs the hooks that apply() adds. A part of a module in nn::Hooked runs
+  /// none: it takes a style without need of them, whose parameters() are placed, and apply() is not
+  /// called. The operators on what is placed then take tensors where they have to be.
   virtual bool adds_hooks() const { return true; }
 };
 /// Shared by the entries of a plan that name it.

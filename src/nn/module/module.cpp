@@ -232,19 +232,20 @@ void ModuleBase::convert_buffers(std::optional<torch::Device> device,
 
 Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef sizes) {
   at::Tensor tensor = uninitialised(sizes).requires_grad_();
-  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), false), nullptr);
+  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), false), {});
 }
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
   // A parameter is a leaf, whatever the caller computed it from.
   tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
-  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), nullptr);
+  return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
 }
 
 Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
   member = member.detach().requires_grad_(may_have_gradient(member));
-  return add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()), &member);
+  return add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
+                  [&member](const at::Tensor& tensor) { member = tensor; });
 }
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -256,12 +257,12 @@ Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArray
   return Parameter(std::move(slot));
 }
 
-Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, at::Tensor* member) {
+Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow follow) {
   // libtorch has it too, so that parameters() and torch::optim see it.
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
-  bindings_.push_back({parameter.slot_, member});
+  bindings_.push_back({parameter.slot_, std::move(follow)});
   slots_.emplace_back(name, std::move(slot));
   return parameter;
 }
@@ -269,8 +270,8 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, at::Tensor
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
   // Into libtorch's table directly: register_parameter refuses a name that it has.
   parameters_[name] = tensor;
-  if (at::Tensor* member = bindings_[index_of(name)].member) {
-    *member = tensor;
+  if (const Follow& follow = bindings_[index_of(name)].follow) {
+    follow(tensor);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/torch_models.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
@@ -93,6 +94,38 @@ TEST(HeldPartsCheckpoint, GoesOnOnAnyMesh) {
       EXPECT_TRUE(testing::parameter_values(model).allclose(further, 1e-4, 1e-5));
     });
   }
+}
+
+/// Of a norm in an adopted model; the buffer of the class itself too.
+TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
+  const auto make = [](Rank& rank) {
+    auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());
+    testing::fill(*model);
+    fsdp::fully_shard(*model, rank.mesh({rank.size()}, {"dp"}));
+    return model;
+  };
+  const at::Tensor x = testing::uniform_values({4, 5}, 0.7);
+  const testing::TemporaryFolder dir;
+  at::Tensor expected;
+  RunRanks(2, [&](Rank& rank) {
+    const auto model = make(rank);
+    (*model)(x);
+    model->held().shift.fill_(3);
+    save(*rank.world(), dir.path(), 1, {*model});
+    model->eval();
+    const at::Tensor y = (*model)(x).detach();
+    if (rank.rank() == 0) {
+      expected = y;
+    }
+  });
+  RunRanks(3, [&](Rank& rank) {
+    const auto model = make(rank);
+    const LoadReport report = load(*rank.world(), dir.path(), {*model});
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+    EXPECT_EQ(model->held().named_buffers()["norm.num_batches_tracked"].item<int>(), 1);
+    model->eval();
+    EXPECT_TRUE((*model)(x).allclose(expected));
+  });
 }
 
 }  // namespace held_parts

@@ -93,6 +93,18 @@ class Tutorials(unittest.TestCase):
             self.assertIn("traceEvents", json.loads((out / "profile.json").read_text()))
             self.assertEqual(len(list((out / "board").iterdir())), 1)
 
+    def test_model_of_libtorchs_modules_learns_alike_on_every_number_of_ranks(self):
+        losses = []
+        for output in self.run_tutorial("15_torch_nn", on=(1, 2, 4)):
+            self.assertIn("encoder.layers.1.self_attn.in_proj_weight [48, 16]", output)
+            losses.append([float(line.split()[-1]) for line in output.splitlines() if "loss" in line])
+            self.assertEqual(len(losses[-1]), 20)
+            self.assertLess(losses[-1][-1], 0.8 * losses[-1][0])
+        for other in losses[1:]:
+            self.assertAlmostEqual(other[0], losses[0][0], delta=1e-5)
+            for one, same in zip(losses[0], other):
+                self.assertAlmostEqual(one, same, delta=1e-3 * one)
+
     def test_module_of_ones_own_learns(self):
         for output in self.run_tutorial("08_your_own_module"):
             losses = [float(line.split()[-1]) for line in output.splitlines()]

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/nn/detail/held_part.h"
+
+namespace tessera::nn {
+
+/// Adds the members of one of libtorch's modules that hold its own parameters and buffers.
+void find_in_libtorch(torch::nn::Module& module, detail::HeldTensors& found);
+
+/// What a norm's running statistic begins with: "running_var" with 1, others with 0.
+inline double first_of_statistic(const std::string& name) {
+  return name == "running_var" ? 1.0 : 0.0;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,230 @@
+// nn::adopt on one rank: names, members, initial values, and what is refused.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/parameterlist.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformer.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/slot_names.h"
+#include "nn/torch_models.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/hooked.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/meta_device.h"
+#include "testing/errors.h"
+#include "testing/module_values.h"
+
+namespace tessera::nn {
+namespace {
+namespace adopt_test {
+
+/// The model of an adopted module made on the meta device, with the values of init_weights.
+template <class Make>
+auto initialised(const Make& make) {
+  const auto model = [&] {
+    const MetaDevice meta;
+    return adopt(make());
+  }();
+  to_empty(*model, at::kCPU);
+  init_weights(*model, 1);
+  return model;
+}
+
+template <class M>
+at::Tensor value(const M& model, const std::string& fqn) {
+  return model->named_parameters()[fqn].detach();
+}
+
+TEST(Adopt, HasTheNamesOfLibtorch) {
+  const auto encoder = testing::torch_encoder();
+  EXPECT_EQ(testing::names_of(adopt(encoder)->named_slots()), encoder->named_parameters().keys());
+  const auto net = std::make_shared<testing::TorchConvNet>();
+  EXPECT_EQ(testing::names_of(adopt(net)->named_slots()), net->named_parameters().keys());
+  const auto buffers = std::make_shared<testing::TorchWithBuffers>();
+  EXPECT_EQ(adopt(buffers)->named_buffers().keys(), buffers->named_buffers().keys());
+}
+
+TEST(Adopt, KeepsTheTensorsSoThatOptimizersMadeBeforeTrainThem) {
+  const auto net = std::make_shared<testing::TorchMlp>();
+  const at::Tensor before = net->up->weight;
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const auto model = adopt(net);
+  (*model)(at::ones({2, 5})).sum().backward();
+  const at::Tensor old = before.detach().clone();
+  sgd.step();
+  EXPECT_TRUE(model->named_parameters()["up.weight"].is_same(before));
+  EXPECT_FALSE(before.equal(old));
+}
+
+TEST(Adopt, ASwapReachesTheMemberAndLibtorchsTable) {
+  const auto net = std::make_shared<testing::TorchMlp>();
+  const auto model = adopt(net);
+  for (const auto& [name, slot] : model->named_slots()) {
+    slot->set(at::zeros_like(slot->get()).requires_grad_());
+    EXPECT_TRUE(net->named_parameters()[name].is_same(slot->get())) << name;
+  }
+  EXPECT_TRUE((*model)(at::ones({2, 5})).equal(at::zeros({2, 3})));
+}
+
+TEST(Adopt, LeavesFrozenParametersAndEvaluatedModulesAsTheyAre) {
+  const auto net = std::make_shared<testing::TorchWithBuffers>();
+  net->fc->weight.set_requires_grad(false);
+  net->norm->eval();
+  const auto model = adopt(net);
+  EXPECT_FALSE(model->named_parameters()["fc.weight"].requires_grad());
+  EXPECT_TRUE(model->is_training());
+  EXPECT_FALSE(net->norm->is_training());
+  model->eval();
+  EXPECT_FALSE(net->is_training());
+}
+
+TEST(Adopt, AParameterAtTwoPlacesIsOneSlot) {
+  const auto net = std::make_shared<testing::TorchMlp>();
+  net->replace_module("down", net->up.ptr());
+  EXPECT_EQ(adopt(net)->named_slots().size(), 4U);  // of up and norm
+}
+
+TEST(Adopt, ListsOfParametersAndRecurrentModulesReadTheSlots) {
+  const auto list = std::make_shared<torch::nn::ParameterListImpl>(at::ones({2}), at::ones({3}));
+  struct Sum : torch::nn::Module {
+    explicit Sum(std::shared_ptr<torch::nn::ParameterListImpl> from)
+        : list(register_module("list", std::move(from))),
+          lstm(register_module("lstm", torch::nn::LSTM(3, 2))) {}
+    at::Tensor forward(const at::Tensor& x) {
+      return std::get<0>(lstm(x)).sum() + (*list)[0].sum();
+    }
+    std::shared_ptr<torch::nn::ParameterListImpl> list;
+    torch::nn::LSTM lstm;
+  };
+  const auto model = adopt(std::make_shared<Sum>(list));
+  for (const auto& [name, slot] : model->named_slots()) {
+    slot->set(at::zeros_like(slot->get()).requires_grad_());
+  }
+  const at::Tensor y = (*model)(at::ones({4, 1, 3}));
+  EXPECT_EQ(y.item<float>(), 0);
+  y.backward();
+  EXPECT_TRUE(model->named_parameters()["lstm.weight_ih_l0"].grad().defined());
+  EXPECT_TRUE(model->named_parameters()["list.0"].grad().equal(at::ones({2})));
+}
+
+TEST(Adopt, RefusesAParameterWhoseMemberItDoesNotKnow) {
+  EXPECT_ERROR(adopt(std::make_shared<testing::TorchScaled>()),
+               "parameter 'gain.scale' of a tessera::testing::TorchScale", "nn::kSlotMembers",
+               "derive it from nn::Module");
+  const auto net = std::make_shared<testing::TorchMlp>();
+  net->up->weight = at::ones({7, 5}).requires_grad_();
+  EXPECT_ERROR(adopt(net), "parameter 'up.weight' of a torch::nn::LinearImpl");
+}
+
+TEST(Adopt, TakesAParameterWhoseMemberIsNamed) {
+  const auto model = adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
+  model->named_slots().back().second->set(at::zeros({3}).requires_grad_());
+  EXPECT_TRUE((*model)(at::ones({2, 5})).equal(at::zeros({2, 3})));
+}
+
+TEST(Adopt, RefusesNothingAndBuffersWithoutMemory) {
+  EXPECT_ERROR(adopt(std::shared_ptr<testing::TorchMlp>()), "null module");
+  EXPECT_ERROR(adopt(torch::nn::Linear(nullptr)), "empty holder");
+  const MetaDevice meta;
+  EXPECT_ERROR(adopt(std::make_shared<testing::TorchWithBuffers>()), "buffer 'shift'",
+               "outside the MetaDevice scope");
+}
+
+TEST(Adopt, ActivationCheckpointingInsideIsRefusedByName) {
+  const auto model = adopt(testing::torch_encoder());
+  EXPECT_ERROR(apply_activation_checkpointing(*model, {.select = named("layers.*")}),
+               "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
+}
+
+// The bounds and deviations of libtorch's reset_parameters.
+TEST(Adopt, FillsLinearsAndConvolutionsAsLibtorchDoes) {
+  const auto model = initialised([] { return std::make_shared<testing::TorchConvNet>(); });
+  for (const auto& [name, inputs] :
+       {std::pair("first.weight", 18), std::pair("first.bias", 18), std::pair("head.weight", 16)}) {
+    const double bound = 1 / std::sqrt(inputs);
+    const double largest = value(model, name).abs().max().template item<double>();
+    EXPECT_LE(largest, bound) << name;
+    EXPECT_GE(largest, 0.5 * bound) << name;
+  }
+}
+
+TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
+  const auto model =
+      initialised([] { return torch::nn::Sequential(torch::nn::BatchNorm1d(3)).ptr(); });
+  EXPECT_TRUE(value(model, "0.weight").equal(at::ones({3})));
+  EXPECT_TRUE(value(model, "0.bias").equal(at::zeros({3})));
+  (*model)(testing::uniform_values({4, 3}, 2));
+  EXPECT_FALSE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
+  init_buffers(*model);  // a load may have filled them
+  EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 1);
+  init_weights(*model, 2);
+  EXPECT_TRUE(model->named_buffers()["0.running_mean"].equal(at::zeros({3})));
+  EXPECT_TRUE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
+  EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 0);
+}
+
+TEST(Adopt, FillsEmbeddingsButForTheRowOfPadding) {
+  const auto model = initialised([] {
+    return torch::nn::Embedding(torch::nn::EmbeddingOptions(200, 10).padding_idx(-2)).ptr();
+  });
+  const at::Tensor weight = value(model, "weight");
+  EXPECT_NEAR(weight.std().item<double>(), 1, 0.1);
+  EXPECT_TRUE(weight[198].equal(at::zeros({10})));
+  EXPECT_FALSE(weight[197].equal(at::zeros({10})));
+}
+
+TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
+  const auto encoder = initialised([] { return testing::torch_encoder().ptr(); });
+  const std::string attention = "layers.0.self_attn.";
+  const double largest = value(encoder, attention + "in_proj_weight").abs().max().item<double>();
+  EXPECT_LE(largest, std::sqrt(6.0 / (8 + 24)));
+  EXPECT_GE(largest, 0.9 * std::sqrt(6.0 / (8 + 24)));
+  EXPECT_TRUE(value(encoder, attention + "in_proj_bias").equal(at::zeros({24})));
+  EXPECT_TRUE(value(encoder, attention + "out_proj.bias").equal(at::zeros({8})));
+  const auto transformer = initialised([] {
+    return torch::nn::Transformer(torch::nn::TransformerOptions(8, 2, 1, 1).dim_feedforward(40))
+        .ptr();
+  });
+  const double widest =
+      value(transformer, "encoder.layers.0.linear1.weight").abs().max().item<double>();
+  EXPECT_LE(widest, std::sqrt(6.0 / 48));
+  EXPECT_GE(widest, 0.9 * std::sqrt(6.0 / 48));  // libtorch's Transformer fills its matrices itself
+}
+
+TEST(Adopt, FillsRecurrentModulesByTheSizeOfTheirState) {
+  const auto model = initialised([] { return torch::nn::GRU(3, 16).ptr(); });
+  const double largest = value(model, "weight_ih_l0").abs().max().item<double>();
+  EXPECT_LE(largest, 0.25);
+  EXPECT_GE(largest, 0.2);
+}
+
+TEST(Adopt, InitialisersOfTheProgramComeFirst) {
+  const auto model = adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
+  model->set_initializers({{"gain.scale", init::constant(3)}, {"fc.bias", init::ones()}});
+  init_weights(*model, 1);
+  EXPECT_TRUE(value(model, "gain.scale").equal(at::full({3}, 3.0F)));
+  EXPECT_TRUE(value(model, "fc.bias").equal(at::ones({3})));
+  EXPECT_LE(value(model, "fc.weight").abs().max().item<double>(), 1 / std::sqrt(5.0));
+  model->set_initializers({{"gain.shift", init::zeros()}});
+  EXPECT_ERROR(init_weights(*model, 1), "'gain.shift' matches no parameter");
+}
+
+TEST(Adopt, ParametersThatNobodyFillsAreNamed) {
+  const auto model = [] {
+    const MetaDevice meta;
+    return adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
+  }();
+  to_empty(*model, at::kCPU);
+  EXPECT_ERROR(init_weights(*model, 1), "'gain.scale'", "never filled");
+}
+
+}  // namespace adopt_test
+}  // namespace
+}  // namespace tessera::nn
