@@ -181,7 +181,7 @@ TEST(Hooked, ReachesTheParametersOfAnAttention) {
 }
 
 TEST(Hooked, RefusesNestedModulesThatItCannotReach) {
-  EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive that one from nn::Module");
+  EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive it from nn::Module");
 }
 
 }  // namespace

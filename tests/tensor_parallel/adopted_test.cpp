@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nn/torch_models.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
@@ -148,6 +149,31 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsOnceItsMemberIsNamed) {
         .mean()
         .backward();
     testing::expect_gradients(*model, expected.gradients);
+  });
+}
+
+/// (rows, tokens, 8), of which libtorch's encoder takes the tokens first.
+struct Transposed : torch::nn::Module {
+  Transposed() {
+    const auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dropout(0.5);
+    encoder = register_module(
+        "encoder", torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 1)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return encoder(x.transpose(0, 1)).mean(0); }
+  torch::nn::TransformerEncoder encoder{nullptr};
+};
+
+TEST(Adopted, DropoutOfTokensThatComeFirstAsksWhichPartARankHas) {
+  RunRanks(2, [](Rank& rank) {
+    const auto model = nn::adopt(std::make_shared<Transposed>());
+    testing::fill(*model);
+    fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
+    const at::Tensor x = testing::uniform_values({3, 5, 8}, 1);
+    EXPECT_ERROR((*model)(x), "BatchPart");
+    const BatchPart part(rank.rank(), rank.size());
+    const at::Tensor y = (*model)(x);
+    y.sum().backward();
+    EXPECT_FALSE(y.equal((*model)(x)));  // another mask
   });
 }
 

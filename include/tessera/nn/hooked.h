@@ -111,7 +111,7 @@ class Hooked : public Module<Hooked<Holder>>,
     init.fill(*this, initializers_);
     detail::reset_held(*held_, *this, init);
   }
-  /// Of the module that is held, too.
+  /// The module that is held is switched, too.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);

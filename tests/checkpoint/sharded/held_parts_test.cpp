@@ -96,7 +96,7 @@ TEST(HeldPartsCheckpoint, GoesOnOnAnyMesh) {
   }
 }
 
-/// Of a norm in an adopted model; the buffer of the class itself too.
+/// Statistics of a norm in an adopted model, and the buffer of the class itself.
 TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());
