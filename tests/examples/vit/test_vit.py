@@ -1,0 +1,222 @@
+"""vit_train is PyTorch's training of the same model, on every mesh; it resumes, exports and plans."""
+import json
+import pathlib
+import shutil
+import tempfile
+import unittest
+
+import programs
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+# Of few things that divide: 26 tokens are 13 + 13, 7 classes 4 + 3, 27 features of the MLP 14 + 13.
+SIZES = {"image_size": 15, "channels": 2, "patch_size": 3, "dim": 20, "depth": 2, "heads": 2, "mlp_dim": 27,
+         "classes": 7, "dropout": 0.0}
+MESHES = ((1, 1), (2, 1), (1, 2), (2, 2))
+EVERY = 3  # steps between saves
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.q_norm, self.k_norm = nn.LayerNorm(dim // heads, 1e-6), nn.LayerNorm(dim // heads, 1e-6)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads, mlp_dim):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim, 1e-6), nn.LayerNorm(dim, 1e-6)
+        self.attn = Attention(dim, heads)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(dim, mlp_dim), "fc2": nn.Linear(mlp_dim, dim)})
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp["fc2"](functional.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        dim, patch = c["dim"], c["patch_size"]
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(c["channels"], dim, patch, stride=patch)})
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + (c["image_size"] // patch) ** 2, dim))
+        self.blocks = nn.Sequential(*(Block(dim, c["heads"], c["mlp_dim"]) for _ in range(c["depth"])))
+        self.norm, self.head = nn.LayerNorm(dim, 1e-6), nn.Linear(dim, c["classes"])
+
+    def forward(self, images):
+        patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)
+        token = self.cls_token.expand(len(images), -1, -1)
+        x = self.blocks(torch.cat([token, patches], 1) + self.pos_embed)
+        return self.head(self.norm(x[:, 0]))
+
+
+def stripes(c, step, batch):
+    """The images of examples/vit/stripes.h, one by one."""
+    images, labels = torch.empty(batch, c["channels"], c["image_size"], c["image_size"]), []
+    y, x = torch.meshgrid(torch.arange(c["image_size"]), torch.arange(c["image_size"]), indexing="ij")
+    for row in range(batch):
+        hashed = ((step * batch + row) * 2654435761 + 12345) % 2**32
+        label = hashed // 256 % c["classes"]
+        for channel in range(c["channels"]):
+            phase = label % 3 * y + label // 3 * x + hashed % 8 + channel
+            images[row, channel] = phase % 8 / 4 - 1
+        labels.append(label)
+    return images, torch.tensor(labels)
+
+
+def load(folder):
+    """The exported model in PyTorch. Names and sizes must be those of its state dict."""
+    model = VisionTransformer(json.loads((folder / "config.json").read_text()))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model
+
+
+class VitRuns(programs.WithSharedFolder):
+    """Runs of a class that are alike are made once."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    @staticmethod
+    def command(folder, dp, tp, batch, steps, flags, changes):
+        return programs.on_ranks(dp * tp, [
+            programs.BIN / "vit_train", "--config", programs.write_config(folder, SIZES | changes), "--dp", dp,
+            "--tp", tp, "--batch", batch, "--steps", steps, "--lr", 0.03, *flags])
+
+    def run_into(self, run, *flags, dp=1, tp=1, batch=5, steps=6, **changes):
+        """A run that ends well, and writes all that it can."""
+        run.mkdir(exist_ok=True)
+        outputs = ["--metrics", run / "metrics.jsonl", "--save-hf", run / "model", "--checkpoint", run / "steps",
+                   "--checkpoint-every", EVERY]
+        programs.succeed(self.command(run, dp, tp, batch, steps, [*outputs, *flags], changes))
+        return run
+
+    def run_once(self, **how):
+        run = self.shared / "-".join(f"{key}{value}" for key, value in how.items())
+        return run if run.exists() else self.run_into(run, **how)
+
+    @staticmethod
+    def figures(run):
+        return [(record["step"], record["loss"], record["grad_norm"])
+                for record in programs.read_metrics(run / "metrics.jsonl")]
+
+    def assert_close(self, got, want, within=1e-4):
+        self.assertEqual(len(got), len(want))
+        for ours, theirs in zip(got, want):
+            self.assertEqual(ours[0], theirs[0])
+            for a, b in zip(ours[1:], theirs[1:]):
+                self.assertLess(abs(a - b), within * abs(b), f"{ours} instead of {theirs}")
+
+
+class Training(VitRuns):
+    def train_in_torch(self, metrics, batch):
+        """The model, trained from the same weights at the learning rates of the metrics, with its
+        losses and norms of gradients."""
+        model, figures = load(self.run_once(steps=0) / "model"), []
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
+        for record in metrics:
+            images, labels = stripes(SIZES, record["step"] - 1, batch)
+            loss = functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = record["lr"]
+            optimizer.step()
+            figures.append((record["step"], loss.item(), norm.item()))
+        return model, figures
+
+    def test_losses_gradients_and_weights_are_pytorchs_on_every_mesh(self):
+        for dp, tp in MESHES:
+            with self.subTest(dp=dp, tp=tp):
+                run = self.run_once(dp=dp, tp=tp)
+                model, figures = self.train_in_torch(programs.read_metrics(run / "metrics.jsonl"), 5)
+                self.assert_close(self.figures(run), figures)
+                trained = load(run / "model").state_dict()
+                for name, tensor in model.state_dict().items():
+                    # It adds the same to a query's products with all keys: its gradient is rounding.
+                    if not name.endswith("k_norm.bias"):
+                        torch.testing.assert_close(trained[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+    def test_ranks_without_images_take_part(self):
+        run = self.run_once(dp=2, batch=1)
+        self.assert_close(self.figures(run), self.train_in_torch(programs.read_metrics(run / "metrics.jsonl"), 1)[1])
+
+    def test_dropout_is_that_of_one_rank(self):
+        alone = self.figures(self.run_once(dropout=0.2))
+        self.assert_close(self.figures(self.run_once(dp=2, tp=2, dropout=0.2)), alone)
+        self.assertGreater(abs(alone[0][1] / self.figures(self.run_once(dp=1, tp=1))[0][1] - 1), 1e-3)
+
+    def test_it_learns(self):
+        losses = [loss for _, loss, _ in self.figures(self.run_once(steps=60, batch=32))]
+        self.assertLess(losses[-1], losses[0] / 3)
+
+    def test_counts_of_a_plan_are_those_of_a_run(self):
+        for dp, tp in ((1, 2), (2, 2)):
+            with self.subTest(dp=dp, tp=tp):
+                done = programs.succeed([programs.BIN / "vit_train", "--config", self.run_once(dp=dp, tp=tp) /
+                                         "config.json", "--dp", dp, "--tp", tp, "--batch", 5, "--plan"])
+                text, last = done.stdout.rstrip().rsplit("\n", 1)
+                planned, ran = json.loads(last), programs.read_metrics(self.run_once(dp=dp, tp=tp) / "metrics.jsonl")[1]
+                self.assertEqual(planned["comm"], ran["comm"])
+                self.assertLess(abs(planned["peak_active_bytes"] / ran["peak_active_bytes"] - 1), 0.05)
+                self.assertIn(f"peak {planned['peak_active_bytes']} bytes, in the ", text)
+                self.assertRegex(text, r"blocks\.\*\.attn\.qkv x2 +fused_colwise_parallel +weight +_StridedShard")
+
+
+class Resuming(VitRuns):
+    def broken_copy(self, run, name):
+        """The same run, as if it had been killed after its first save."""
+        copy = self.folder / name
+        shutil.copytree(run / f"steps/step-0000000{EVERY}", copy / f"steps/step-0000000{EVERY}")
+        shutil.copy(run / "metrics.jsonl", copy)
+        return copy
+
+    def test_with_dropout_is_bit_equal(self):
+        run = self.run_once(tp=2, dropout=0.1)
+        copy = self.run_into(self.broken_copy(run, "copy"), "--resume", tp=2, dropout=0.1)
+        self.assertEqual(self.figures(copy), self.figures(run))
+        self.assertEqual(*((of / "model/model.safetensors").read_bytes() for of in (copy, run)))
+
+    def test_on_another_mesh_is_equal_but_for_rounding(self):
+        run = self.run_once(tp=2, dropout=0.1)
+        copy = self.run_into(self.broken_copy(run, "copy"), "--resume", dp=2, tp=2, dropout=0.1)
+        self.assert_close(self.figures(copy), self.figures(run))
+
+    def test_refuses_a_folder_that_has_another_run(self):
+        steps = self.run_once(tp=2, dropout=0.1) / "steps"
+        for flags, changes, part in (([], {}, "has a run; give --resume"),
+                                     (["--resume"], {"dropout": 0.5}, "is of another model")):
+            done = programs.run(self.command(self.folder, 1, 1, 5, 8, ["--checkpoint", steps, *flags], changes))
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(part, done.stderr)
+
+
+class Refusals(VitRuns):
+    def refuse(self, part, tp=1, **changes):
+        done = programs.run(self.command(self.folder, 1, tp, 5, 1, [], changes))
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn(part, done.stderr)
+
+    def test_heads_that_the_ranks_do_not_divide(self):
+        self.refuse("'blocks.0.attn.proj': rowwise_parallel: 5 heads cannot be shared out to 2 ranks", tp=2, heads=5)
+
+    def test_sizes_that_do_not_divide(self):
+        self.refuse("patch_size must divide image_size", patch_size=4)
+
+    def test_a_size_that_is_none(self):
+        self.refuse('"head" is none of the names', head=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
