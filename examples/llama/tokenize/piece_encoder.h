@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "examples/llama/texts/document_reader.h"
+#include "examples/llama/tokenize/tokenize_options.h"
 #include "tessera/data/tokenizer.h"
 
 namespace llama {
@@ -23,5 +25,12 @@ struct PieceEncoder {
  private:
   std::string text_of(Piece piece) const;
 };
+
+/// Throws tessera::Error where the tokenizer does not have what --bos, --eos and --eos-token ask
+/// for.
+PieceEncoder make_encoder(const TokenizeOptions& options, std::vector<std::string> files);
+
+/// All that the shards depend on.
+nlohmann::json describe(const TokenizeOptions& options, const PieceEncoder& encoder);
 
 }  // namespace llama
