@@ -10,7 +10,6 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
-#include <iterator>
 #include <utility>
 
 #include "examples/llama/cli.h"
@@ -20,7 +19,6 @@
 #include "examples/llama/generate/perplexity.h"
 #include "examples/llama/generate/prompts.h"
 #include "examples/llama/generate/texts.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/data/text.h"
 #include "tessera/tessera.hpp"
 
@@ -28,12 +26,6 @@ namespace {
 
 using namespace tessera;
 using llama::GenerateOptions;
-
-/// What perplexity looks at by default.
-constexpr std::int64_t kDefaultWindow = 2048;
-
-/// The most that --max-tokens may be for a model that does not say its positions.
-constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
 /// A run's parts that are known before the model is loaded.
 struct Run {
@@ -63,24 +55,10 @@ struct Prompts {
   std::int64_t longest = 0;
 };
 
-/// What rank 0 has, for all: the others have none. Collective.
-std::string standard_input(const Run& run) {
-  if (std::ranges::find(run.options.prompts, llama::kStandardInput) == run.options.prompts.end()) {
-    return "";
-  }
-  std::string text;
-  if (run.prints()) {
-    text.assign(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  return run.mesh.size() == 1
-             ? text
-             : comm::gather_texts(run.mesh.group(), c10::Device(run.options.device), text).front();
-}
-
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const auto& [text, is_chat] :
-       llama::prompt_texts(run.options, standard_input(run), run.tokens.chat())) {
+  for (const auto& [text, is_chat] : llama::prompt_texts(
+           run.options, llama::standard_input(run.options, run.mesh), run.tokens.chat())) {
     const llama::Tokens tokens = run.tokens.encode(text);
     prompts.inputs.push_back(is_chat ? tokens : run.tokens.begin(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
@@ -91,30 +69,14 @@ Prompts read_prompts(const Run& run) {
   return prompts;
 }
 
-/// Beyond its positions a model still computes, as it does in transformers, but a prompt there is a
-/// mistake.
-void check_positions(const Run& run, std::int64_t longest) {
-  const std::int64_t most = run.config.max_positions;
-  const std::int64_t tokens = run.options.sampling.max_tokens;
-  // Before memory is asked for. The default is for models of any number.
-  const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
-  TESSERA_CHECK(tokens <= std::max(limit, llama::SamplingOptions{}.max_tokens), "--max-tokens ",
-                tokens, " is more than the ", limit,
-                " positions that the model is made for; take fewer");
-  const std::int64_t positions = longest + tokens;
-  TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
-                " tokens, but the model is made for ", most, " positions; shorten it");
-  if (most > 0 && positions > most) {
-    note(run, fmt::format("warning: a text may have {} tokens, but the model is made for {} "
-                          "positions; what comes behind them may be of less worth",
-                          positions, most));
-  }
-}
-
 void generate(const Run& run) {
   Prompts prompts = read_prompts(run);
-  check_positions(run, prompts.longest);
   const llama::SamplingOptions& sampling = run.options.sampling;
+  if (const std::string warning =
+          llama::check_positions(run.config, prompts.longest, sampling.max_tokens);
+      !warning.empty()) {
+    note(run, warning);
+  }
   const auto model =
       llama::load_model(run.options, run.config, prompts.longest + sampling.max_tokens, run.mesh,
                         /*split_logits=*/false);
@@ -142,19 +104,12 @@ void print_perplexity(const llama::TextLoss& loss, bool json) {
 
 void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
-  const std::int64_t most = run.config.max_positions;
-  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
-                " positions that the model is made for; take fewer");
-  const std::int64_t by_default = most == 0 ? kDefaultWindow : std::min(most, kDefaultWindow);
-  const std::int64_t window = options.seq > 0 ? options.seq : by_default;
-  const std::int64_t stride = options.stride > 0 ? options.stride : window;
-  TESSERA_CHECK(stride <= window, "--stride ", stride, " is more than --seq, which is ", window,
-                ": tokens between two windows would be left out");
+  const llama::TextWindows windows = llama::perplexity_windows(options, run.config);
   const llama::Tokens text =
       run.tokens.begin(run.tokens.encode(data::read_text(options.perplexity)));
   const auto model =
-      llama::load_model(options, run.config, window, run.mesh, /*split_logits=*/true);
-  const llama::TextLoss loss = llama::text_loss(*model, text, window, stride);
+      llama::load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
+  const llama::TextLoss loss = llama::text_loss(*model, text, windows.size, windows.stride);
   TESSERA_CHECK(std::isfinite(std::exp(loss.mean)), "the perplexity of '", options.perplexity,
                 "' is no number, as its mean loss is ", loss.mean,
                 "; look at the weights of the model, or take --dtype fp32");

@@ -10,6 +10,19 @@
 
 namespace llama {
 
+TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
+  constexpr std::int64_t kDefault = 2048;
+  const std::int64_t most = config.max_positions;
+  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
+                " positions that the model is made for; take fewer");
+  const std::int64_t by_default = most == 0 ? kDefault : std::min(most, kDefault);
+  const std::int64_t size = options.seq > 0 ? options.seq : by_default;
+  const std::int64_t stride = options.stride > 0 ? options.stride : size;
+  TESSERA_CHECK(stride <= size, "--stride ", stride, " is more than --seq, which is ", size,
+                ": tokens between two windows would be left out");
+  return {size, stride};
+}
+
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tessera::tensor_parallel::CrossEntropyOptions options{
       .reduction = tessera::tensor_parallel::Reduction::kSum};

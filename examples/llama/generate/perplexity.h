@@ -7,6 +7,15 @@
 
 namespace llama {
 
+/// How a text is read for its perplexity.
+struct TextWindows {
+  std::int64_t size = 0, stride = 0;  ///< tokens
+};
+
+/// Those of --seq and --stride, or what they are by default for this model. Throws tessera::Error
+/// where the model or the text has no use for them.
+TextWindows perplexity_windows(const GenerateOptions& options, const Config& config);
+
 /// How well a model foretells a text.
 struct TextLoss {
   std::int64_t tokens = 0;  ///< that were foretold

@@ -1,10 +1,14 @@
 #include "examples/llama/generate/prompts.h"
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <iostream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "examples/llama/models.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/core/strict_json.h"
 #include "tessera/data/text.h"
@@ -55,6 +59,12 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
   return prompts;
 }
 
+/// As a file of --prompts.
+constexpr const char* kStandardInput = "-";
+
+/// The most that --max-tokens may be for a model that does not say its positions.
+constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
+
 /// nullptr for a tokenizer of bytes.
 ChatTemplatePtr open_chat(const std::string& file, const std::string& folder) {
   const std::string found = tokenizer_file(file, folder);
@@ -76,6 +86,37 @@ std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::
     prompts.insert(prompts.end(), some.begin(), some.end());
   }
   return prompts;
+}
+
+std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh) {
+  if (std::ranges::find(options.prompts, kStandardInput) == options.prompts.end()) {
+    return "";
+  }
+  std::string text;
+  if (mesh.local_rank() == 0) {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  return mesh.size() == 1
+             ? text
+             : tessera::comm::gather_texts(mesh.group(), c10::Device(options.device), text).front();
+}
+
+std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
+  const std::int64_t most = config.max_positions;
+  // Before memory is asked for. The default is for models of any number.
+  const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
+  TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
+                max_tokens, " is more than the ", limit,
+                " positions that the model is made for; take fewer");
+  TESSERA_CHECK(most == 0 || longest <= most, "a prompt has ", longest,
+                " tokens, but the model is made for ", most, " positions; shorten it");
+  if (most == 0 || longest + max_tokens <= most) {
+    return "";
+  }
+  return fmt::format(
+      "warning: a text may have {} tokens, but the model is made for {} positions; what comes "
+      "behind them may be of less worth",
+      longest + max_tokens, most);
 }
 
 PromptTokens::PromptTokens(const std::string& folder, const std::string& file, const Config& config)

@@ -11,6 +11,7 @@
 #include "examples/llama/models.h"
 #include "tessera/data/chat_template.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace llama {
 
@@ -25,8 +26,13 @@ struct PromptText {
 /// prompts. `input`: what standard input holds, for --prompts -.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "",
                                      const tessera::data::ChatTemplatePtr& chat = nullptr);
-/// As a file of --prompts.
-inline constexpr const char* kStandardInput = "-";
+/// What standard input of rank 0 holds, on all ranks of `mesh`; "" without --prompts -. Collective.
+std::string standard_input(const GenerateOptions& options, const tessera::DeviceMesh& mesh);
+
+/// Throws tessera::Error where a prompt of `longest` tokens, or `max_tokens` more, are not for a
+/// model of these positions. Beyond them a model still computes, as it does in transformers: the
+/// result is a warning of that, or "".
+std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens);
 
 /// Turns texts into tokens as the files of a model say.
 class PromptTokens {
