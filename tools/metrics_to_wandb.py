@@ -62,7 +62,10 @@ def flags_of(path):
         return {}
     if tomllib is None:
         sys.exit(f"error: Python 3.11 or newer is needed to read '{file}'; name '{path / 'metrics.jsonl'}' instead")
-    return tomllib.loads(file.read_text())
+    flags = {}
+    for name, value in tomllib.loads(file.read_text()).items():
+        flags |= value if isinstance(value, dict) else {name: value}  # in a section, or in none
+    return flags
 
 
 def main():

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <iostream>
 #include <sstream>
 #include <utility>
 
@@ -49,9 +48,6 @@ void declare(CLI::App& app, BenchOptions& o) {
       ->option_text("\"FLAG ...\"");
   app.add_option("--out", o.out, "Folder of the runs, results.json and results.html (bench_mfu)")
       ->option_text("DIR");
-  // Read by parse_command_line(); declared here for --help.
-  app.add_option("--config-file", "The same names in a TOML file; flags win over it")
-      ->option_text("FILE.toml");
 }
 
 /// The numbers of "2x1", in order; 0 for what is none.
@@ -94,12 +90,7 @@ BenchOptions parse_bench_options(std::vector<std::string> arguments) {
       "steps by llama_train, and shows MFU in three conventions, tokens a second and memory.",
       "bench_mfu");
   declare(app, o);
-  try {
-    llama::parse_command_line(app, std::move(arguments));
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    throw;
-  }
+  llama::parse_command_line(app, std::move(arguments));
   TESSERA_CHECK(!o.configs.empty(), "no shape is given; pass --config FILE");
   TESSERA_CHECK(o.warmup < o.steps, "--warmup ", o.warmup, " leaves none of --steps ", o.steps,
                 "; give more steps");

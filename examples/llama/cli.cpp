@@ -1,9 +1,7 @@
 #include "examples/llama/cli.h"
 
-#include <toml++/toml.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <functional>
@@ -12,6 +10,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "examples/llama/config_file.h"
 #include "tessera/core/end_program.h"
 #include "tessera/core/error.h"
 
@@ -34,139 +33,6 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// All long names of the program's options, negated flags included.
-std::vector<std::string> long_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      names.push_back(name);
-    }
-  }
-  return names;
-}
-
-/// A misspelt name is an error: silently ignored, it would train with a default.
-[[noreturn]] void unknown(const std::string& what, std::string_view name, const CLI::App& app) {
-  tessera::fail("unknown ", what, "; did you mean --", nearest(name, long_names(app)),
-                "? (--help lists all)");
-}
-
-/// As it would stand on the command line, so that a file's values pass the same checks.
-std::string file_value(const toml::node& node, const std::string& key, const std::string& file) {
-  if (const auto* text = node.as_string()) {
-    return text->get();
-  }
-  if (const auto* integer = node.as_integer()) {
-    return std::to_string(integer->get());
-  }
-  if (const auto* real = node.as_floating_point()) {
-    return number_text(real->get());
-  }
-  tessera::fail(file, ": \"", key,
-                "\" must be a string, a number, true or false, or an array of strings or numbers");
-}
-
-/// The flag or its --no- form; what has no such form is left out for false.
-std::vector<std::string> flag_arguments(bool on, const std::string& key,
-                                        const CLI::Option& option) {
-  const auto& names = option.get_lnames();
-  const bool negates = std::ranges::find(names, "no-" + key) != names.end();
-  if (!on && !negates) {
-    return {};
-  }
-  return {(on ? "--" : "--no-") + key};
-}
-
-/// An entry as command-line arguments. What takes no value becomes a flag. A list is a flag for
-/// each element.
-std::vector<std::string> entry_arguments(const toml::node& node, const std::string& key,
-                                         const std::string& file, const CLI::App& app) {
-  const CLI::Option& option = *app.get_option("--" + key);
-  if (const auto* flag = node.as_boolean()) {
-    TESSERA_CHECK(option.get_expected_min() == 0, file, ": \"", key, "\" takes a value");
-    return flag_arguments(flag->get(), key, option);
-  }
-  TESSERA_CHECK(option.get_items_expected_max() > 0, file, ": \"", key,
-                "\" must be true or false, without quotes");
-  std::vector<std::string> arguments;
-  const auto add = [&](const toml::node& value) {
-    arguments.push_back("--" + key);
-    arguments.push_back(file_value(value, key, file));
-  };
-  if (const auto* list = node.as_array()) {
-    TESSERA_CHECK(option.get_items_expected_max() > 1, file, ": \"", key,
-                  "\" takes one value, no list");
-    TESSERA_CHECK(!list->empty(), file, ": \"", key,
-                  "\" is an empty list; give a value, or leave the name out");
-    list->for_each(add);
-  } else {
-    add(node);
-  }
-  return arguments;
-}
-
-/// Whether a flag stands among the arguments, or its --no- form.
-bool is_given(const std::string& key, const std::vector<std::string>& arguments) {
-  return std::ranges::any_of(arguments, [&](const std::string& argument) {
-    const std::string_view name = std::string_view(argument).substr(0, argument.find('='));
-    return name == "--" + key || name == "--no-" + key;
-  });
-}
-
-/// The same, also of a flag that is passed instead of this one.
-bool is_decided(const std::string& key, const std::vector<std::string>& arguments,
-                const Alternatives& alternatives) {
-  return is_given(key, arguments) ||
-         std::ranges::any_of(alternatives, [&](const std::vector<std::string>& names) {
-           return std::ranges::find(names, key) != names.end() &&
-                  std::ranges::any_of(
-                      names, [&](const std::string& name) { return is_given(name, arguments); });
-         });
-}
-
-/// The file's entries as command-line arguments, but for those that the command line decides.
-std::vector<std::string> file_arguments(const std::string& file, const CLI::App& app,
-                                        const std::vector<std::string>& given,
-                                        const Alternatives& alternatives) {
-  toml::table table;
-  try {
-    table = toml::parse_file(file);
-  } catch (const toml::parse_error& error) {
-    tessera::fail("can't read --config-file ", file, ": ", error.description(), " (line ",
-                  error.source().begin.line, ")");
-  }
-  const std::vector<std::string> names = long_names(app);
-  std::vector<std::string> arguments;
-  for (const auto& [key_view, node] : table) {
-    const std::string key(key_view.str());
-    if (std::find(names.begin(), names.end(), key) == names.end()) {
-      unknown("name \"" + key + "\" in " + file, key, app);
-    }
-    TESSERA_CHECK(key != "config-file" && key != "help", file, ": \"", key,
-                  "\" is for the command line alone; leave it out here");
-    const std::vector<std::string> entry = entry_arguments(node, key, file, app);
-    if (!is_decided(key, given, alternatives)) {
-      arguments.insert(arguments.end(), entry.begin(), entry.end());
-    }
-  }
-  return arguments;
-}
-
-/// The value of --config-file, or "".
-/// Read ahead of the parser, which needs the file's entries before it starts.
-std::string config_file_of(const std::vector<std::string>& arguments) {
-  const std::string flag = "--config-file";
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == flag && i + 1 < arguments.size()) {
-      return arguments[i + 1];
-    }
-    if (arguments[i].rfind(flag + "=", 0) == 0) {
-      return arguments[i].substr(flag.size() + 1);
-    }
-  }
-  return "";
-}
-
 /// `range` ends "a number ...".
 CLI::Validator number_check(const std::string& range, const std::function<bool(double)>& holds) {
   const auto check = [range, holds](const std::string& text) {
@@ -175,14 +41,6 @@ CLI::Validator number_check(const std::string& range, const std::function<bool(d
     return is_number && holds(value) ? std::string() : text + " is not a number " + range;
   };
   return {check, range};
-}
-
-/// A million is written out.
-std::string short_text(double value) {
-  std::ostringstream out;
-  out.precision(std::numeric_limits<double>::digits10);
-  out << value;
-  return out.str();
 }
 
 template <class Integer>
@@ -225,6 +83,31 @@ void refuse_two_values(const CLI::App& app) {
   }
 }
 
+/// What is the same for all programs, and for every flag of one.
+void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives, const FlagNames& first) {
+  app.option_defaults()->group(app.get_help_ptr()->get_group());
+  if (!first.empty()) {
+    app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
+  }
+  declare_config_file(app, alternatives);
+  for (CLI::Option* option : app.get_options()) {
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    check_form_of_numbers(*option);
+  }
+  // CLI11's own error for an unknown name suggests none.
+  app.allow_extras();
+}
+
+/// CLI11 shows no flags without a group.
+void leave_out_of_help(CLI::App& app, const FlagNames& first) {
+  for (CLI::Option* option : app.get_options()) {
+    const bool is_first = std::ranges::find(first, option->get_single_name()) != first.end();
+    if (!first.empty() && option->get_configurable() && !is_first) {
+      option->group("");
+    }
+  }
+}
+
 }  // namespace
 
 bool is_decimal(std::string_view text) {
@@ -258,7 +141,7 @@ CLI::Validator hub_name(tessera::HubPart part) {
 }
 
 CLI::Validator number_between(double least, double most) {
-  return number_check("from " + short_text(least) + " to " + short_text(most),
+  return number_check("from " + number_text(least) + " to " + number_text(most),
                       [=](double value) { return value >= least && value <= most; });
 }
 
@@ -273,7 +156,7 @@ CLI::Validator number_above_0() {
 }
 
 CLI::Validator number_above_0_to(double most) {
-  return number_check("above 0, up to " + short_text(most), [=](double value) {
+  return number_check("above 0, up to " + number_text(most), [=](double value) {
     return value >= std::numeric_limits<double>::min() && value <= most;
   });
 }
@@ -287,47 +170,49 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return best == candidates.end() ? "" : *best;
 }
 
+void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
+  FlagNames names;
+  for (const CLI::Option* option : app.get_options()) {
+    names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
+  }
+  tessera::fail("unknown ", what, "; did you mean --", nearest(name, names), "? (",
+                app.get_help_all_ptr() == nullptr ? "--help" : "--help-all", " lists all)");
+}
+
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
-                        const Alternatives& alternatives) {
-  // For options that are declared later; the loop is for those that are there.
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  for (CLI::Option* option : app.get_options()) {
-    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    check_form_of_numbers(*option);
-  }
-  // CLI11's own error for an unknown name suggests none.
-  app.allow_extras();
-  const std::string file = config_file_of(arguments);
-  if (!file.empty()) {
-    const std::vector<std::string> all = file_arguments(file, app, arguments, alternatives);
-    arguments.insert(arguments.begin(), all.begin(), all.end());
-  }
+                        const std::vector<FlagNames>& alternatives, const FlagNames& first) {
+  prepare(app, alternatives, first);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
   try {
     app.parse(arguments);
-    // --help is no error; the caller prints and ends.
-  } catch (const CLI::CallForHelp&) {
+  } catch (const CLI::Success& asked) {
+    if (asked.get_name() == "CallForHelp") {
+      leave_out_of_help(app, first);
+    }
+    std::cout << CLI::detail::find_and_replace(app.help(), "\n\n\n", "\n\n");
     throw;
+  } catch (const CLI::FileError&) {
+    tessera::fail("can't read --config-file ", app.get_config_ptr()->results().back(),
+                  "; give a file that can be read");
   } catch (const CLI::ParseError& error) {
     tessera::fail(error.what(), " (--help lists the flags)");
   }
   if (!app.remaining().empty()) {
     const std::string extra = app.remaining().front();
-    unknown((extra.rfind('-', 0) == 0 ? "flag " : "argument ") + extra,
-            extra.substr(std::min(extra.find_first_not_of('-'), extra.size())), app);
+    fail_unknown((extra.rfind('-', 0) == 0 ? "flag " : "argument ") + extra,
+                 extra.substr(std::min(extra.find_first_not_of('-'), extra.size())), app);
   }
   refuse_two_values(app);
 }
 
-/// CLI11 reports --help as an exception; the usage text has been printed by the parser's caller.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
                   "standard output can't be written: is the disk full, or its reader gone?");
     return status;
-  } catch (const CLI::CallForHelp&) {
-    return 0;
+  } catch (const CLI::Success&) {
+    return 0;  // --help
   } catch (const std::exception& error) {
     tessera::end_program(name, error.what());
   }

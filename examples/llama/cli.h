@@ -1,4 +1,4 @@
-// What both programs do with their command line, whatever their options are.
+// What all programs do with their command line, whatever their options are.
 
 #pragma once
 
@@ -16,15 +16,21 @@ class Validator;
 
 namespace llama {
 
-/// Groups of flags, without their dashes, of which a run takes one.
-using Alternatives = std::vector<std::vector<std::string>>;
+/// Names of flags, without their dashes.
+using FlagNames = std::vector<std::string>;
 
-/// Parses `arguments` (without the program's name) into the options declared on `app`. A
-/// `--config-file FILE.toml` holds the same names; flags on the command line win over it, also over
-/// their alternatives there. Unknown names are errors that give the nearest valid one, and so are
-/// two values of a flag that has one. Throws tessera::Error; CLI::CallForHelp passes.
+/// Parses `arguments` (without the program's name) into the options declared on `app`. The groups
+/// of the options (CLI::Option::group) are the sections of `--config-file FILE.toml`, which this
+/// adds: see config_file.h. `alternatives`: flags of which a run takes one. `first`: the flags that
+/// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
+/// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
+/// CLI11's Success passes, behind the help that is asked for.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
-                        const Alternatives& alternatives = {});
+                        const std::vector<FlagNames>& alternatives = {},
+                        const FlagNames& first = {});
+
+/// Throws the error of a name that is no flag: `what` says where it stands.
+[[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
 /// Runs a program's body with its command line, and returns the exit code that it returns. A
 /// failure is one line on stderr, "program: message", and the exit code 1.
@@ -40,13 +46,6 @@ std::string number_text(double value);
 /// A flag without a value, which sets `on`; with the form that unsets it, "--sp,!--no-sp". Unlike
 /// CLI11's own its default can be asked for.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
-
-/// A flag that is for some runs only.
-struct FlagUse {
-  const char* flag;   ///< "--momentum"
-  bool used;          ///< by this run
-  const char* where;  ///< what it is for, in words: "--optimizer sgd and muon"
-};
 
 /// Checks of an option's number: finite, and within the bounds, which count themselves. Unlike
 /// CLI11's they refuse NaN, and say the bounds in few digits.

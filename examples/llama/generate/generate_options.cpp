@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <iostream>
 #include <utility>
 
 #include "examples/llama/cli.h"
@@ -18,6 +17,7 @@ constexpr double kLeastTemperature = 1e-6;
 // The number in brackets in each help text is the default.
 
 void declare_texts(CLI::App& app, GenerateOptions& o) {
+  app.option_defaults()->group("model");
   app.add_option("--model", o.model,
                  "Folder with config.json and *.safetensors, or a name in the hub's cache")
       ->option_text("DIR|ORG/NAME")
@@ -26,6 +26,7 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
                  "tokenizer.json or tokenizer.model (default: the model's own)")
       ->option_text("FILE|ORG/NAME")
       ->transform(hub_name(tessera::HubPart::kTokenizer));
+  app.option_defaults()->group("text");
   app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
       ->allow_extra_args(false)
       ->option_text("TEXT");
@@ -41,6 +42,7 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
 }
 
 void declare_sampling(CLI::App& app, SamplingOptions& o) {
+  app.option_defaults()->group("sampling");
   app.add_option("--max-tokens", o.max_tokens, "Tokens to make (200)")->check(number_above_0());
   app.add_option("--temperature", o.temperature, "0 is greedy (0.8)")
       ->check(number_between(0, 1e6));
@@ -58,6 +60,7 @@ void declare_sampling(CLI::App& app, SamplingOptions& o) {
 }
 
 void declare_perplexity(CLI::App& app, GenerateOptions& o) {
+  app.option_defaults()->group("perplexity");
   app.add_option("--perplexity", o.perplexity,
                  "Print the perplexity of a text instead of continuing one")
       ->option_text("FILE");
@@ -69,15 +72,13 @@ void declare_perplexity(CLI::App& app, GenerateOptions& o) {
 }
 
 void declare_machine(CLI::App& app, GenerateOptions& o) {
+  app.option_defaults()->group("parallelism");
   app.add_option("--tp", o.tp, "Tensor-parallel degree (1): so many ranks, under tessera-run")
       ->check(number_between(1, 1'000'000));
   app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--dtype", o.dtype,
                  "Type of weights and computation: fp32, bf16 or fp16 (bf16 on CUDA, fp32 on CPU)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  // Read by parse_command_line(); declared here for --help.
-  app.add_option("--config-file", "The same names in a TOML file; flags win over it")
-      ->option_text("FILE.toml");
 }
 
 /// A perplexity draws no tokens.
@@ -128,12 +129,7 @@ GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
   declare_sampling(app, o.sampling);
   declare_perplexity(app, o);
   declare_machine(app, o);
-  try {
-    parse_command_line(app, std::move(arguments), {{"prompt", "prompts", "perplexity"}});
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    throw;
-  }
+  parse_command_line(app, std::move(arguments), {{"prompt", "prompts", "perplexity"}});
   if (o.dtype.empty()) {
     o.dtype = o.device == "cuda" ? "bf16" : "fp32";
   }

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
 #include <thread>
 #include <utility>
 
@@ -38,9 +37,6 @@ void declare(CLI::App& app, TokenizeOptions& o) {
   app.add_option("--threads", o.threads,
                  "That tokenize at the same time (the machine's, at most 16)")
       ->check(number_between(1, 256));
-  // Read by parse_command_line(); declared here for --help.
-  app.add_option("--config-file", "The same names in a TOML file; flags win over it")
-      ->option_text("FILE.toml");
 }
 
 /// The shards' own names are looked for where they are written.
@@ -62,12 +58,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   CLI::App app("Tokenizes files into shards for llama_train --tokens, in llm.c's form.",
                "llama_tokenize");
   declare(app, o);
-  try {
-    parse_command_line(app, std::move(arguments));
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    throw;
-  }
+  parse_command_line(app, std::move(arguments));
   TESSERA_CHECK(!o.tokenizer.empty(), "no tokenizer given; pass --tokenizer FILE");
   TESSERA_CHECK(!o.out.empty(), "no --out given; pass the PREFIX of the shards' names");
   TESSERA_CHECK(!o.out.ends_with('/'), "--out '", o.out,

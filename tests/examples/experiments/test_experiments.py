@@ -239,7 +239,7 @@ class Experiments(programs.InFolder):
         self.assertNotIn(">failed</span>", page)
 
     def test_no_run_writes_files_of_other_runs(self):
-        text = programs.succeed([programs.BIN / "llama_train", "--help"]).stdout
+        text = programs.succeed([programs.BIN / "llama_train", "--help-all"]).stdout
         files = set(re.findall(r"^  --([a-z-]+) (?:DIR|FILE)", text, re.M))
         read = {"model", "config", "text", "tokenizer", "eval-text"}
         self.assertEqual(files - read - set(experiment.OWN), set())

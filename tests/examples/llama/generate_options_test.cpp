@@ -32,6 +32,17 @@ TEST(GenerateOptions, TakeListsOfTheConfigFileUnlessFlagsGiveThem) {
   EXPECT_EQ(options.stop, Texts{"x"});
 }
 
+TEST(GenerateOptions, TakeSections) {
+  const tessera::testing::TemporaryFolder folder;
+  const std::string file = (folder.path() / "run.toml").string();
+  tessera::testing::WriteFile(
+      file, "[model]\nmodel = \"m\"\n[text]\nprompt = \"a\"\n[sampling]\ntop-k = 3\n");
+  EXPECT_EQ(parse_generate_options({"--config-file", file}).sampling.top_k, 3);
+  tessera::testing::WriteFile(file, "[text]\ntop-k = 3\n");
+  EXPECT_ERROR(parse_generate_options({"--config-file", file}),
+               "\"top-k\" is in [text], but belongs to [sampling]");
+}
+
 TEST(GenerateOptions, RefuseWhatContradicts) {
   const auto refused = [](Texts flags, const std::string& message) {
     flags.insert(flags.begin(), {"--model", "m"});

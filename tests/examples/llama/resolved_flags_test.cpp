@@ -1,6 +1,6 @@
 // The file that llama_train leaves of its flags starts the same run.
 
-#include "examples/llama/resolved_flags.h"
+#include "examples/llama/train/options/train_options.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/train/options/train_options.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 
@@ -78,6 +77,12 @@ TEST(ResolvedFlagsFile, HasEveryFlag) {
   const std::string run = std::filesystem::absolute("run").string();
   EXPECT_CONTAINS(text, "\n# checkpoint = '" + run + "/checkpoints'  (in --output-dir)\n");
   EXPECT_CONTAINS(text, "\n# metrics = '" + run + "/metrics.jsonl'  (in --output-dir)\n");
+}
+
+TEST(ResolvedFlagsFile, HasSections) {
+  const std::string text = parse_train_options({"--config", "c.json", "--text", "t"}).resolved;
+  EXPECT_TRUE(text.starts_with("\n[model]\n# model is not given\n")) << text;
+  EXPECT_CONTAINS(text, "\n\n[activation_checkpoint]\nac = 'none'\n\n[checkpoint]\n");
 }
 
 TEST(ResolvedFlagsListing, HasWhatTheRunUses) {

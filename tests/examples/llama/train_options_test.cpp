@@ -57,14 +57,50 @@ TEST(Nearest, FindsTheFewestEdits) {
   EXPECT_EQ(nearest("x", {}), "");
 }
 
-TEST(TrainOptions, AFileHasListsAndFlags) {
+/// The same with a file of this text.
+TrainOptions ParseFile(const std::string& text, std::vector<std::string> flags = {}) {
   const tessera::testing::TemporaryFolder folder;
-  const auto parse = [&](const std::string& text, std::vector<std::string> flags = {}) {
-    tessera::testing::WriteFile(folder / "run.toml", text);
-    flags.insert(flags.begin(), {"--config-file", (folder / "run.toml").string()});
-    return ParseFlags(std::move(flags));
-  };
-  const TrainOptions options = parse(
+  const std::string file = (folder / "run.toml").string();
+  tessera::testing::WriteFile(file, text);
+  flags.insert(flags.begin(), {"--config-file", file});
+  return ParseFlags(std::move(flags));
+}
+
+TEST(TrainOptions, AFileHasSections) {
+  const TrainOptions options = ParseFile(
+      "steps = 7\n[training]\nbatch = 6\nparam-dtype = \"bf16\"\n[parallelism]\ndp = 2\nsp = "
+      "false\n"
+      "[activation_checkpoint]\nac = \"full\"\n[checkpoint]\ncheckpoint = \"run\"\nresume = true\n"
+      "[optimizer]\nlr = 0.5\nbetas = [0.8, 0.99]\n[metrics]\nlog-every = 3\n",
+      {"--lr", "0.25", "--resume-step", "3"});
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.batch, 6);
+  EXPECT_EQ(options.param_dtype, "bf16");
+  EXPECT_EQ(options.dp, 2);
+  EXPECT_FALSE(options.sp);
+  EXPECT_EQ(options.ac, "full");
+  EXPECT_EQ(options.lr, 0.25);
+  EXPECT_EQ(options.betas, (std::vector<double>{0.8, 0.99}));
+  EXPECT_EQ(options.log_every, 3);
+  EXPECT_EQ(options.checkpoint, "run");
+  EXPECT_EQ(options.resume, "");
+  EXPECT_EQ(options.resume_step, 3);
+}
+
+TEST(TrainOptions, AFlagHasOneSection) {
+  EXPECT_ERROR(ParseFile("[model]\nsteps = 3\n"),
+               "run.toml: \"steps\" is in [model], but belongs to [training]; move it there");
+  EXPECT_ERROR(ParseFile("[trainig]\nsteps = 3\n"), "unknown section [trainig] in ",
+               "run.toml; did you mean [training]?");
+  EXPECT_ERROR(ParseFile("[training]\nstpes = 3\n"), "unknown name \"stpes\" in [training] of ",
+               "did you mean --steps? (--help-all lists all)");
+  EXPECT_ERROR(ParseFile("steps = 3\n[training]\nsteps = 3\n"), "\"steps\" is given twice");
+  EXPECT_ERROR(ParseFile("sp = true\nno-sp = true\n"), "is given twice");
+  EXPECT_ERROR(ParseFile("[training.steps]\nx = 3\n"), "\"steps\" must be a string, a number");
+}
+
+TEST(TrainOptions, AFileHasListsAndFlags) {
+  const TrainOptions options = ParseFile(
       "initial-load = \"run\"\nresume = false\nexclude = [\"optimizer\", \"data\"]\n"
       "betas = [0.8, 0.99]\nsp = false\noffload = true\ndecay-matrices-only = false\n");
   EXPECT_EQ(options.resume, "");
@@ -73,27 +109,27 @@ TEST(TrainOptions, AFileHasListsAndFlags) {
   EXPECT_FALSE(options.sp);
   EXPECT_TRUE(options.offload);
   EXPECT_FALSE(options.decay_matrices_only);
-  EXPECT_EQ(parse("resume = true\ncheckpoint = \"run\"\n").resume, "newest");
-  EXPECT_EQ(parse("resume = false\n", {"--checkpoint", "run", "--resume", "auto"}).resume, "auto");
-  EXPECT_EQ(parse("resume = \"auto\"\n", {"--checkpoint", "run", "--resume-step", "6"}).resume_step,
-            6);
-  EXPECT_ERROR(parse("resume = true\nresume-step = 6\ncheckpoint = \"run\"\n"),
+  EXPECT_EQ(ParseFile("resume = true\ncheckpoint = \"run\"\n").resume, "newest");
+  EXPECT_EQ(ParseFile("resume = false\n", {"--checkpoint", "run", "--resume", "auto"}).resume,
+            "auto");
+  EXPECT_EQ(
+      ParseFile("resume = \"auto\"\n", {"--checkpoint", "run", "--resume-step", "6"}).resume_step,
+      6);
+  EXPECT_ERROR(ParseFile("resume = true\nresume-step = 6\ncheckpoint = \"run\"\n"),
                "--resume and --resume-step are both given");
-  EXPECT_ERROR(parse("exclude = []\n"), "run.toml: \"exclude\" is an empty list");
-  EXPECT_ERROR(parse("async = \"no\"\n"), "run.toml: \"async\" must be true or false");
-  EXPECT_ERROR(parse("config-file = \"x.toml\"\n"), "\"config-file\" is for the command line");
-  EXPECT_ERROR(parse("steps = true\n"), "run.toml: \"steps\" takes a value");
-  EXPECT_ERROR(parse("steps = [3]\n"), "run.toml: \"steps\" takes one value, no list");
-  EXPECT_ERROR(parse("exclude = [[1]]\n"), "\"exclude\" must be a string, a number");
+  EXPECT_ERROR(ParseFile("exclude = []\n"), "run.toml: \"exclude\" is an empty list");
+  EXPECT_ERROR(ParseFile("async = \"no\"\n"), "run.toml: \"async\" must be true or false");
+  EXPECT_ERROR(ParseFile("config-file = \"x.toml\"\n"), "\"config-file\" is for the command line");
+  EXPECT_ERROR(ParseFile("steps = true\n"), "run.toml: \"steps\" takes a value");
+  EXPECT_ERROR(ParseFile("steps = [3]\n"), "run.toml: \"steps\" takes one value, no list");
+  EXPECT_ERROR(ParseFile("exclude = [[1]]\n"), "\"exclude\" must be a string, a number");
 }
 
 TEST(TrainOptions, BetasAreTwo) {
   EXPECT_EQ(ParseFlags({"--betas", "0.8,0.99"}).betas, (std::vector<double>{0.8, 0.99}));
   EXPECT_ERROR(ParseFlags({"--betas", "0.9"}), "--betas");
   EXPECT_ERROR(ParseFlags({"--betas", "0.9,0.9,0.9,0.9"}), "--betas has 4 values; give two, B1,B2");
-  const tessera::testing::TemporaryFolder folder;
-  tessera::testing::WriteFile(folder / "run.toml", "betas = [0.9]\n");
-  EXPECT_ERROR(ParseFlags({"--config-file", (folder / "run.toml").string()}), "--betas");
+  EXPECT_ERROR(ParseFile("betas = [0.9]\n"), "--betas");
 }
 
 TEST(TrainOptions, NumbersAreFinite) {

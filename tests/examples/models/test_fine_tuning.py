@@ -173,7 +173,7 @@ class FineTuning(programs.InFolder):
                  (["--lora-rank", 2, "--lora-targets", "model.norm"], "'model.norm' matches no nn::Linear"),
                  (["--lora-rank", 2, "--save-hf", self.folder / "x"], "--merge-lora"),
                  (["--lora-rank", 2, "--merge-lora"], "without --save-hf"),
-                 (["--save-lora", self.folder / "x"], "--save-lora is given without --lora-rank")]
+                 (["--save-lora", self.folder / "x"], "--save-lora is given, but is for --lora-rank")]
         for flags, message in cases:
             with self.subTest(message):
                 done = programs.run([programs.BIN / "llama_train", *self.data, *flags])

@@ -85,6 +85,17 @@ class BadInput(programs.InFolder):
         file = self.folder / "run.toml"
         file.write_text("stepz = 3\n")
         self.refuse([*self.data(), "--config-file", file], "stepz", "--steps")
+        file.write_text("[training]\nstepz = 3\n")
+        self.refuse([*self.data(), "--config-file", file], '"stepz" in [training] of', "--steps")
+
+    def test_name_in_another_section_of_the_config_file(self):
+        file = self.folder / "run.toml"
+        file.write_text("[model]\nsteps = 3\n")
+        self.refuse([*self.data(), "--config-file", file],
+                    '"steps" is in [model], but belongs to [training]; move it there')
+
+    def test_unreadable_config_file(self):
+        self.refuse([*self.data(), "--config-file", self.folder / "none.toml"], "can't read --config-file", "none.toml")
 
     def test_missing_files(self):
         self.refuse(self.data(config=self.folder / "none.json"), "none.json", dp=2)

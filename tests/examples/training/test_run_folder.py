@@ -44,8 +44,8 @@ class RunFolder(programs.InFolder):
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 1]
         self.assert_ends_well(self.start(*one, "--output-dir", self.run, ranks=1))
         text = (self.run / "config.toml").read_text()
-        usage = programs.succeed([programs.BIN / "llama_train", "--help"]).stdout
-        names = set(re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)", usage, re.MULTILINE)) - {"help", "config-file"}
+        usage = programs.succeed([programs.BIN / "llama_train", "--help-all"]).stdout
+        names = set(re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)", usage, re.MULTILINE)) - {"help", "help-all", "config-file"}
         self.assertGreater(len(names), 60)
         listed = set(re.findall(r"^(?:# )?([a-z0-9-]+) (?:=|is not given)", text, re.MULTILINE))
         self.assertEqual(names - listed, set())

@@ -1,15 +1,15 @@
-#include "examples/llama/train/options/checkpoint_options.h"
-
 #include <CLI/CLI.hpp>
 #include <utility>
 #include <vector>
 
 #include "examples/llama/cli.h"
+#include "examples/llama/train/options/sections.h"
 #include "tessera/core/error.h"
 
 namespace llama {
 
-void declare_checkpoints(CLI::App& app, TrainOptions& o) {
+void declare_checkpoint(CLI::App& app, TrainOptions& o) {
+  app.option_defaults()->group("checkpoint");
   app.add_option("--checkpoint", o.checkpoint,
                  "Save all that training needs, at the end and when told to stop")
       ->option_text("DIR");
@@ -34,6 +34,14 @@ void declare_checkpoints(CLI::App& app, TrainOptions& o) {
                  "Leave out of what is loaded: optimizer, data (begin with other data), or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"optimizer", "data"}));
+  app.add_option("--save-hf", o.save_hf, "Write the weights at the end in Hugging Face's form")
+      ->option_text("DIR");
+  app.add_option("--save-hf-dtype", o.save_hf_dtype,
+                 "Type of the weights of --save-hf: fp32, bf16 or fp16 (fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--save-lora", o.save_lora, "Write the adapters at the end in PEFT's form")
+      ->option_text("DIR");
+  add_switch(app, "--merge-lora", o.merge_lora, "Add the adapters to the weights of --save-hf");
 }
 
 void check_checkpoints(const TrainOptions& o) {
@@ -62,6 +70,8 @@ void check_checkpoints(const TrainOptions& o) {
                 "start; pass it with --initial-load, or with --resume once");
   TESSERA_CHECK(o.exclude.empty() || resumes(o) || !o.initial_load.empty(),
                 "--exclude is given, but nothing is loaded; pass --resume or --initial-load");
+  TESSERA_CHECK(o.save_hf_dtype.empty() || !o.save_hf.empty(),
+                "--save-hf-dtype is given without --save-hf; pass the folder of the weights");
 }
 
 }  // namespace llama

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/named_files.h"
+#include "examples/llama/train/options/sections.h"
 
 namespace llama {
 
@@ -18,6 +18,26 @@ std::vector<NamedFile> read_files(const CLI::App& app) {
     }
   }
   return files;
+}
+
+std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
+  if (o.output_dir.empty()) {
+    return {};
+  }
+  std::vector<LeftOut> placed{{"output-dir", "another run needs another one"}};
+  const auto place = [&](const char* flag, std::string& output, const char* name) {
+    if (app.get_option(std::string("--") + flag)->count() == 0) {
+      output = std::filesystem::path(o.output_dir) / name;
+      placed.push_back({flag, "in --output-dir"});
+    }
+  };
+  place("metrics", o.metrics, "metrics.jsonl");
+  place("tensorboard", o.tensorboard, "tensorboard");
+  const bool saves = o.checkpoint_every > 0 || o.keep > 0 || resumes(o);
+  if (saves) {
+    place("checkpoint", o.checkpoint, "checkpoints");
+  }
+  return placed;
 }
 
 std::filesystem::path report_file(const TrainOptions& o) {

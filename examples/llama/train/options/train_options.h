@@ -2,12 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "examples/llama/named_files.h"
-#include "examples/llama/train/options/data_options.h"
 
 namespace CLI {
 class App;
@@ -15,10 +15,21 @@ class App;
 
 namespace llama {
 
-/// The flags of llama_train; see its --help.
-struct TrainOptions : DataOptions {
-  std::string model, config;
+/// The flags of llama_train; see its --help-all.
+struct TrainOptions {
+  std::string model, config, tokenizer;
   std::uint64_t seed = 0;
+
+  std::vector<std::string> tokens;  ///< globs
+  std::vector<double> weights;      ///< empty, or one for each glob
+  std::vector<std::string> jsonl;   ///< globs
+  std::vector<std::string> text, eval_text;
+  std::vector<std::string> eval_tokens;  ///< globs
+  std::string prompt_field = "prompt", completion_field = "completion";
+  bool truncate = false;
+  std::optional<std::uint64_t> shuffle;
+  bool document_mask = false;
+  std::optional<std::int64_t> eos_token;  ///< ends documents and completions
 
   std::int64_t steps = 10, batch = 4, seq = 128, accumulate = 1;
 

@@ -1,17 +1,29 @@
-#include "examples/llama/train/options/fine_tuning_options.h"
-
 #include <CLI/CLI.hpp>
-#include <vector>
 
 #include "examples/llama/cli.h"
+#include "examples/llama/train/options/sections.h"
 #include "tessera/core/error.h"
 
 namespace llama {
 
-void declare_fine_tuning(CLI::App& app, TrainOptions& o) {
+void declare_model(CLI::App& app, TrainOptions& o) {
+  app.option_defaults()->group("model");
+  app.add_option("--model", o.model,
+                 "Hugging Face folder: config.json and *.safetensors; or a name in the hub's cache")
+      ->option_text("DIR|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kModel));
+  app.add_option("--config", o.config, "config.json alone; weights are initialised from --seed")
+      ->option_text("FILE|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kConfig));
+  app.add_option("--tokenizer", o.tokenizer,
+                 "tokenizer.json or tokenizer.model, for texts (the model's own, or bytes)")
+      ->option_text("FILE|ORG/NAME")
+      ->transform(hub_name(tessera::HubPart::kTokenizer));
+  app.add_option("--dropout", o.dropout,
+                 "Dropout of what attention and MLP add to the residual (0)")
+      ->check(number_between(0.0, 0.999));
   app.add_option("--freeze", o.freeze,
-                 "Parameters that are not trained: patterns of their names, such as "
-                 "\"model.embed_tokens.**\"")
+                 "Parameters that are not trained: patterns of names, as \"model.embed_tokens.**\"")
       ->delimiter(',')
       ->option_text("PATTERN[,PATTERN]");
   app.add_option("--lora-rank", o.lora_rank,
@@ -27,25 +39,9 @@ void declare_fine_tuning(CLI::App& app, TrainOptions& o) {
       ->option_text("PATTERN[,PATTERN]");
   app.add_option("--lora-dropout", o.lora_dropout, "Dropout of the adapters' input (0)")
       ->check(number_between(0.0, 0.999));
-  app.add_option("--save-lora", o.save_lora, "Write the adapters at the end in PEFT's form")
-      ->option_text("DIR");
-  add_switch(app, "--merge-lora", o.merge_lora, "Add the adapters to the weights of --save-hf");
 }
 
-std::vector<FlagUse> uses_of_fine_tuning_flags(const TrainOptions& o) {
-  std::vector<FlagUse> uses;
-  for (const char* flag :
-       {"--lora-alpha", "--lora-targets", "--lora-dropout", "--save-lora", "--merge-lora"}) {
-    uses.push_back({flag, o.lora_rank > 0, "--lora-rank"});
-  }
-  return uses;
-}
-
-void check_fine_tuning(const CLI::App& app, const TrainOptions& o) {
-  for (const FlagUse& use : uses_of_fine_tuning_flags(o)) {
-    TESSERA_CHECK(use.used || app.get_option(use.flag)->count() == 0, use.flag,
-                  " is given without --lora-rank, and there are no adapters; pass their rank");
-  }
+void check_fine_tuning(const TrainOptions& o) {
   TESSERA_CHECK(!o.merge_lora || !o.save_hf.empty(),
                 "--merge-lora is given without --save-hf, which writes the merged weights; pass a "
                 "folder for them");
