@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "examples/llama/fingerprints.h"
-#include "examples/llama/model/text_ends.h"
+#include "examples/llama/models.h"
 #include "tessera/core/error.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/json_lines.h"

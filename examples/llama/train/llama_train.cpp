@@ -1,54 +1,196 @@
-// Trains a Llama on a 2-D mesh: FSDP x tensor parallel with sequence and loss parallelism.
-// Everything of interest is in trainer.h, and the parallelism in parallelize.cpp.
+// Trains a Llama on a 2-D mesh: FSDP x tensor parallel, with sequence and loss parallelism. This is
+// the run from its first line to its last: LlamaRun is the model and a step of it, the parts around
+// it are the library's (docs/training.md), and setup.h makes them of flags. Everything collective
+// is called by all ranks in the same order; only rank 0 prints and writes.
 
-#include <c10/util/Exception.h>
+#include <fmt/format.h>
 
-#include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
-#include "examples/llama/cli.h"
-#include "examples/llama/train/print_plan.h"
+#include "examples/llama/train/checkpoint_entries.h"
+#include "examples/llama/train/llama_run.h"
+#include "examples/llama/train/options/observation_options.h"
+#include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
-#include "examples/llama/train/trainer.h"
-#include "tessera/core/error.h"
-#include "tessera/core/stop_signals.h"
-#include "tessera/observe/tensor_memory.h"
+#include "examples/llama/train/train.h"
+#include "tessera/training/checkpointer.h"
+#include "tessera/training/evaluation.h"
+#include "tessera/training/metric_log.h"
+#include "tessera/training/recording.h"
+#include "tessera/training/stop.h"
+
+namespace llama {
+
+using namespace tessera;
 
 namespace {
 
-int train(std::vector<std::string> arguments) {
-  const llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
-  // For the metrics, to hold a plan against.
-  if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
-    tessera::observe::count_tensor_memory();
+const training::RunNames kNames{.program = "llama_train", .dashes = "--"};
+
+training::CheckpointOptions checkpoint_options(const TrainOptions& o) {
+  training::Resume resume = training::Resume::kNever;
+  if (!o.resume.empty()) {
+    resume = o.resume == "auto" ? training::Resume::kAuto : training::Resume::kNewest;
   }
-  // From the start: a signal while ranks meet or load is not lost. A run that saves nothing just
-  // ends.
-  std::optional<tessera::StopSignals> signals;
-  if (!options.checkpoint.empty() && options.print_plan.empty()) {
-    signals.emplace();
+  return {.folder = o.checkpoint,
+          .every = o.checkpoint_every,
+          .steps = o.steps,
+          .async = o.async,
+          .keep = o.keep,
+          .resume = resume,
+          .resume_step = o.resume_step,
+          .initial_load = o.initial_load,
+          .exclude = o.exclude,
+          .names = kNames};
+}
+
+training::RecordingOptions recording_options(const TrainOptions& o) {
+  const StepRange traced = o.trace_steps.empty() ? StepRange{} : parse_step_range(o.trace_steps);
+  return {.trace = o.trace,
+          .trace_steps = {traced.first, traced.last},
+          .profile = o.profile,
+          .memory_report = o.memory_report,
+          .steps = o.steps,
+          .device = o.device,
+          .names = kNames};
+}
+
+training::MetricOptions metric_options(const TrainOptions& o) {
+  return {.metrics = o.metrics,
+          .tensorboard = o.tensorboard,
+          .steps = o.steps,
+          .log_every = o.log_every,
+          .device = o.device};
+}
+
+/// A run and what accompanies it.
+struct Parts {
+  LlamaRun& run;
+  training::Recording& recording;
+  training::Checkpointer& checkpoints;
+  training::MetricLog& log;
+  const StopSignals* signals;
+  nlohmann::json entries;                     ///< of the program's own in checkpoints
+  std::optional<double> held_out = {};        ///< loss, of the weights as the last step left them
+};
+
+/// The same on all ranks.
+bool told_to_stop(const Parts& parts) {
+  const bool stopped = parts.signals != nullptr &&
+                       training::stop_requested(parts.signals->received(), parts.run.mesh);
+  if (!stopped) {
+    return false;
   }
-  llama::check_model(options);
-  // An exception aborts it: the other ranks may wait for this one in a collective, and fail at once
-  // instead of at the time-out.
-  const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
-      {.device = options.device, .backend = options.backend}));
-  try {
-    if (!options.print_plan.empty()) {
-      llama::print_plan(options, *scope.world());
-      return 0;
-    }
-    const bool finished =
-        llama::Trainer(options, scope.world(), {}, signals ? &*signals : nullptr).run();
-    return finished ? 0 : tessera::kStoppedExitCode;
-  } catch (const c10::Error& error) {
-    // Out of memory while the model is made, for example. Its what() has the stack too, in pages.
-    tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
+  const std::int64_t step = parts.run.state.step;
+  parts.log.line(step == 0 ? "told to stop before the first step; start it again"
+                           : fmt::format("told to stop after step {}; --resume goes on", step));
+  return true;
+}
+
+void evaluate(Parts& parts) {
+  training::with_averaged_weights(*parts.run.optimizer, [&parts] {
+    parts.held_out = held_out_loss(parts.run, [&parts] { return told_to_stop(parts); });
+  });
+}
+
+/// After a step, as --eval-every says. Training goes on as if nothing had been. False if it was
+/// told to stop.
+bool evaluate_if_due(Parts& parts, observe::StepMetrics& metrics) {
+  const TrainOptions& options = parts.run.options;
+  const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
+  parts.held_out.reset();
+  if (!due.is_due(metrics.step)) {
+    return true;
   }
+  evaluate(parts);
+  // Memory is counted for each step.
+  observe::take_memory_use(options.device);
+  metrics.eval_loss = parts.held_out;
+  return parts.held_out.has_value();
+}
+
+void save_if_due(Parts& parts, bool stopped) {
+  const training::TrainState& state = parts.run.state;
+  const std::optional<double> stall = parts.checkpoints.after_step(state, parts.entries, stopped);
+  if (stall) {
+    parts.log.stalled(stall);
+    parts.log.line(fmt::format("checkpoint: {} ({:.2f} s)",
+                               parts.checkpoints.folder(state.step).string(), *stall));
+  }
+}
+
+/// The steps that are left. False if it was told to stop.
+bool train_steps(Parts& parts, std::optional<double> peak_flops) {
+  LlamaRun& run = parts.run;
+  const TrainOptions& options = run.options;
+  const observe::ModelFlops flops = flops_of(run.config, options.seq);
+  bool stopped = told_to_stop(parts);  // while it was made and loaded
+  while (run.state.step < options.steps && !stopped) {
+    observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });
+    observe::set_throughput(metrics, options.batch * options.seq, run.world->size(), flops,
+                            peak_flops);
+    stopped = !evaluate_if_due(parts, metrics);
+    parts.log.write(metrics, run.state.samples * options.seq);
+    stopped = stopped || told_to_stop(parts);
+    save_if_due(parts, stopped);
+  }
+  parts.log.end();
+  parts.recording.end(*run.world);
+  return !stopped;
+}
+
+/// False if it was told to stop.
+bool evaluate_at_end(Parts& parts) {
+  if (parts.run.data.eval_loader == nullptr) {
+    return true;
+  }
+  if (!parts.held_out) {
+    evaluate(parts);
+  }
+  if (parts.held_out && parts.run.is_main()) {
+    print_held_out_loss(parts.run, *parts.held_out);
+  }
+  return parts.held_out.has_value();
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return llama::run_program("llama_train", argc, argv, train);
+bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
+  training::Recording recording(recording_options(options));  // before the model: it counts memory
+  training::Checkpointer checkpoints(checkpoint_options(options), world);
+  LlamaRun run(options, world, checkpoints.loads());
+  training::MetricLog log(metric_options(options), world);
+  Parts parts{run, recording, checkpoints, log, signals, {}};
+  if (!options.checkpoint.empty() || checkpoints.loads()) {
+    parts.entries = checkpoint_entries(run);
+  }
+  if (checkpoints.loads()) {
+    load_checkpoint(run, checkpoints, parts.entries);
+  }
+  recording.begin(run.mesh, *run.model, run.state.step);
+  // Last: a run that fails before this leaves no empty files.
+  prepare_outputs(run, checkpoints, log);
+
+  // A program that is meant to be fast should fail rather than gather something unseen.
+  const StrictScope strict;
+  const std::optional<double> peak_flops =
+      run.state.step < options.steps ? peak_flops_of(options, *world) : std::nullopt;
+  print_start(run, checkpoints, peak_flops);
+  if (options.verify) {
+    log.line(verify(run));
+  }
+  const bool finished = train_steps(parts, peak_flops) && evaluate_at_end(parts);
+  const std::exception_ptr unsaved = checkpoints.finish(run.state, parts.entries);
+  if (finished) {
+    training::with_averaged_weights(*run.optimizer, [&run] { export_weights(run); });
+    write_report(run, log);
+  }
+  if (unsaved) {
+    std::rethrow_exception(unsaved);
+  }
+  return finished;
 }
+
+}  // namespace llama

@@ -55,15 +55,15 @@ std::int64_t keys_of_masks(std::int64_t sequence, std::int64_t ranks, std::int64
 }  // namespace
 
 PlannedRun::PlannedRun(const TrainOptions& options, const comm::WorldPtr& world, ApplyPlan apply)
-    : trainer_(on_paper(options), world, std::move(apply)) {
-  for (const std::vector<nn::ModuleBase*>& modules : trainer_.model_->fsdp_units()) {
+    : run_(on_paper(options), world, /*loads=*/false, apply) {
+  for (const std::vector<nn::ModuleBase*>& modules : run_.model->fsdp_units()) {
     units_.push_back(modules.front());
   }
 }
 
 observe::StepMetrics PlannedRun::step() {
   const StrictScope strict;
-  return trainer_.step();
+  return run_.step();
 }
 
 /// To ask the whole model is to ask all of its modules: the unit that ran last mostly runs still,
@@ -88,7 +88,7 @@ std::string PlannedRun::under_way() {
 
 std::vector<RankKind> PlannedRun::kinds() const {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
-  const MeshShape& root = trainer_.mesh_.shape();
+  const MeshShape& root = run_.mesh.shape();
   const std::vector<Place> all = places();
   for (int rank = 0; rank < root.numel(); ++rank) {
     const auto [kind, is_new] = by_sizes.try_emplace(sizes_of(all, root.coordinate(rank)));
@@ -107,7 +107,7 @@ std::vector<RankKind> PlannedRun::kinds() const {
 std::vector<PlannedRun::Place> PlannedRun::places() const {
   std::vector<Place> places;
   std::set<std::pair<const void*, std::vector<std::int64_t>>> seen;
-  for (const auto& [name, slot] : trainer_.model_->named_slots()) {
+  for (const auto& [name, slot] : run_.model->named_slots()) {
     const at::Tensor& tensor = slot->persistent();
     const ShardingSpec& spec = sharding_spec(tensor);
     if (seen.emplace(&*spec.layout, tensor.sizes().vec()).second) {
@@ -119,8 +119,8 @@ std::vector<PlannedRun::Place> PlannedRun::places() const {
 
 std::vector<std::int64_t> PlannedRun::sizes_of(const std::vector<Place>& places,
                                                const std::vector<std::int64_t>& coordinate) const {
-  const MeshShape& root = trainer_.mesh_.shape();
-  const TrainOptions& o = trainer_.options_;
+  const MeshShape& root = run_.mesh.shape();
+  const TrainOptions& o = run_.options;
   const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
   std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
   if (o.cp > 1) {

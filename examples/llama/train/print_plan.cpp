@@ -1,4 +1,4 @@
-// The run's own trainer makes a step on paper. What it calls is what each rank of the run will
+// The run makes a step in a fake world. What it calls is what each rank of the run will
 // call.
 
 #include "examples/llama/train/print_plan.h"

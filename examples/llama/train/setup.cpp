@@ -188,17 +188,6 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   return tensor_parallel::cross_entropy(logits, targets, loss);
 }
 
-void begin_micro_batch(Llama& model, const TrainOptions& options, std::int64_t i) {
-  if (options.zero != 2) {
-    return;
-  }
-  // Parameters are whole all the time, so gradients may be: one gather and one reduction a step.
-  // ZeRO-3 reduces each micro-batch's, so that no rank holds anything whole.
-  const bool last = i + 1 == options.accumulate;
-  fsdp::set_reshard_after_backward(model, last);
-  fsdp::set_requires_gradient_sync(model, last);
-}
-
 namespace {
 
 /// Parameters with weight decay, then those without, if the flags part them.

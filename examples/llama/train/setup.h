@@ -46,9 +46,6 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
                                                  tessera::data::BatchLoader::Batch batch);
 
-/// Says that micro-batch `i` of a step comes next.
-void begin_micro_batch(Llama& model, const TrainOptions& options, std::int64_t i);
-
 /// The loss of `rows`, by parts of the tokens where --loss-chunks or the size of the logits says
 /// so. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,

@@ -1,10 +1,8 @@
-// --verify: one sample of each data-parallel rank, forward and backward, beside one rank's model.
-
 #include <cstdint>
 
 #include "examples/llama/scalar_type.h"
+#include "examples/llama/train/llama_run.h"
 #include "examples/llama/train/setup.h"
-#include "examples/llama/train/trainer.h"
 
 namespace llama {
 
@@ -28,29 +26,26 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 /// Both losses of the sample are as training has them, or else the mean over all ranks would not be
 /// one rank's.
-void Trainer::verify() {
+std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
-      data_.loader->load(position_.samples / options_.batch, first_row_, first_row_ + 1)
-          .to(c10::Device(options_.device));
-  const data::BatchLoader::Batch own = tokens_of_rank(*model_, whole);
-  tensor_parallel::CrossEntropyOptions of_whole = loss_of_training(), of_own = of_whole;
-  if (data_.loader->ignores_targets()) {
-    of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, batch_mesh(mesh_).flatten());
-    of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, data_mesh_);
+      run.data.loader->load(run.state.samples / run.options.batch, run.first_row, run.first_row + 1)
+          .to(c10::Device(run.options.device));
+  const data::BatchLoader::Batch own = tokens_of_rank(*run.model, whole);
+  tensor_parallel::CrossEntropyOptions of_whole = run.loss_of_training(), of_own = of_whole;
+  if (run.data.loader->ignores_targets()) {
+    of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
+    of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
   }
-  begin_micro_batch(*model_, options_, options_.accumulate - 1);
-  const std::shared_ptr<Llama> reference = make_reference(options_, config_);
+  const std::shared_ptr<Llama> reference = make_reference(run.options, run.config);
   const observe::VerifyReport report = observe::verify(
-      *model_, *reference, mesh_,
+      *run.model, *reference, run.mesh,
       [&](Llama& model) {
-        const bool on_mesh = &model == model_.get();
-        return loss_of_rows(model, options_, on_mesh ? own : whole, on_mesh ? of_own : of_whole);
+        const bool on_mesh = &model == run.model.get();
+        return loss_of_rows(model, run.options, on_mesh ? own : whole, on_mesh ? of_own : of_whole);
       },
-      verify_options(mesh_, options_));
+      verify_options(run.mesh, run.options));
   report.check();
-  if (is_main()) {
-    progress_->line(report.text());
-  }
+  return report.text();
 }
 
 }  // namespace llama

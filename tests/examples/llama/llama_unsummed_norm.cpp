@@ -13,7 +13,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/models.h"
-#include "examples/llama/train/trainer.h"
+#include "examples/llama/train/train.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/wrapped_world.h"
 
@@ -61,7 +61,7 @@ int train(std::vector<std::string> arguments) {
     const std::int64_t norms = 2 * config.num_hidden_layers + 1;
     return std::make_shared<UnsummedNorm>(std::move(group), norms, config.hidden_size / options.dp);
   };
-  llama::Trainer(options, std::make_shared<testing::WrappedWorld>(scope.world(), wrap)).run();
+  llama::train(options, std::make_shared<testing::WrappedWorld>(scope.world(), wrap));
   return 0;
 }
 

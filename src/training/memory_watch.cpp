@@ -1,4 +1,4 @@
-#include "examples/llama/train/observation/memory_watch.h"
+#include "memory_watch.h"
 
 #include <string_view>
 #include <utility>
@@ -8,9 +8,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/visit_modules.h"
 
-namespace llama {
-
-using namespace tessera;
+namespace tessera::training {
 
 namespace {
 
@@ -33,13 +31,13 @@ MemoryWatch::~MemoryWatch() {
   }
 }
 
-void MemoryWatch::begin_step(const Llama& model) {
+void MemoryWatch::begin_step(const nn::ModuleBase& model) {
   if (log_) {
     log_->begin_step([&model] { return fsdp::under_way(model); });
   }
 }
 
-void MemoryWatch::end_step(const observe::StepMetrics& metrics, const Llama& model,
+void MemoryWatch::end_step(const observe::StepMetrics& metrics, const nn::ModuleBase& model,
                            optim::Optimizer& optimizer) {
   observe::RankMemory memory{.step = metrics.step,
                              .peak_reserved_bytes = metrics.peak_memory_bytes,
@@ -62,7 +60,7 @@ void MemoryWatch::end_step(const observe::StepMetrics& metrics, const Llama& mod
 }
 
 /// They have their names from the first forward on.
-void MemoryWatch::find_units(const Llama& model) {
+void MemoryWatch::find_units(const nn::ModuleBase& model) {
   nn::visit_modules(model, [this](const std::string& fqn, const nn::ModuleBase& module) {
     if (fqn.empty() || fsdp::is_fully_sharded(module)) {
       units_[fqn] = fsdp::unit_name(module);
@@ -71,7 +69,7 @@ void MemoryWatch::find_units(const Llama& model) {
 }
 
 /// Made before any module ran, or by the update.
-void MemoryWatch::assign_state(const Llama& model, optim::Optimizer& optimizer) {
+void MemoryWatch::assign_state(const nn::ModuleBase& model, optim::Optimizer& optimizer) {
   std::map<const nn::ParameterSlot*, std::string> modules;
   for (const auto& [name, slot] : model.named_slots()) {
     modules[slot.get()] = name.substr(0, name.rfind('.'));
@@ -100,4 +98,4 @@ void MemoryWatch::write(const std::filesystem::path& path, comm::World& world,
   observe::write_memory_report(path, world, most_);
 }
 
-}  // namespace llama
+}  // namespace tessera::training

@@ -1,0 +1,53 @@
+// The process of llama_train: its command line, its world, its signals and its errors. The training
+// is in llama_train.cpp.
+
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <optional>
+
+#include "examples/llama/cli.h"
+#include "examples/llama/train/print_plan.h"
+#include "examples/llama/train/setup.h"
+#include "examples/llama/train/train.h"
+#include "tessera/core/error.h"
+#include "tessera/core/stop_signals.h"
+#include "tessera/observe/tensor_memory.h"
+
+namespace {
+
+int train(std::vector<std::string> arguments) {
+  const llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
+  // For the metrics, to hold a plan against.
+  if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
+    tessera::observe::count_tensor_memory();
+  }
+  // From the start: a signal while ranks meet or load is not lost. A run that saves nothing just
+  // ends.
+  std::optional<tessera::StopSignals> signals;
+  if (!options.checkpoint.empty() && options.print_plan.empty()) {
+    signals.emplace();
+  }
+  llama::check_model(options);
+  // An exception aborts it: the other ranks may wait for this one in a collective, and fail at once
+  // instead of at the time-out.
+  const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
+      {.device = options.device, .backend = options.backend}));
+  try {
+    if (!options.print_plan.empty()) {
+      llama::print_plan(options, *scope.world());
+      return 0;
+    }
+    const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
+    return finished ? 0 : tessera::kStoppedExitCode;
+  } catch (const c10::Error& error) {
+    // Out of memory while the model is made, for example. Its what() has the stack too, in pages.
+    tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return llama::run_program("llama_train", argc, argv, train);
+}

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/optim/lr_schedule.h"
+#include "tessera/training/train_state.h"
+
+TESSERA_API_BEGIN
+namespace tessera::training {
+
+/// How a step is made.
+struct StepOptions {
+  std::int64_t batch = 1;       ///< samples of a step, on all ranks together
+  std::int64_t accumulate = 1;  ///< micro-batches, each with a forward and a backward
+  /// What the loss function returns is the mean of a micro-batch, and all micro-batches count
+  /// alike. False: the step's loss is the sum over the micro-batches, for tokens that are counted
+  /// over all of them (tensor_parallel::tokens_per_rank).
+  bool mean_of_micro_batches = true;
+  /// False, for FSDP with reshard_after_forward false (ZeRO-2): parameters stay gathered, and
+  /// gradients unreduced, until the last micro-batch: one gather and one reduction a step.
+  bool sync_each_micro_batch = true;
+  double max_norm = 1.0;                                   ///< of the gradients; infinity: no limit
+  std::optional<optim::LrSchedule> schedule = std::nullopt;  ///< none: a constant rate
+  /// What the messages of a step that fails advise.
+  std::string advice_not_finite =
+      "lower the learning rate or max_norm, or look at the data of this step";
+  std::string advice_out_of_memory =
+      "take a smaller batch, activation checkpointing or more ranks";
+};
+
+/// What a step has found.
+struct StepResult {
+  double loss = 0;       ///< mean over all ranks and micro-batches
+  double grad_norm = 0;  ///< before clipping
+  double lr_factor = 1;  ///< what the schedule has multiplied the rate by
+  std::optional<double> loss_scale = std::nullopt;  ///< of the step; nullopt without loss scaling
+  bool skipped = false;  ///< no update, because a gradient overflowed
+};
+
+/// The loss of this rank's part of micro-batch `i` of a step: a scalar, plain or distributed.
+using LossFunction = std::function<at::Tensor(std::int64_t i)>;
+
+/// Makes one optimizer step: forward and backward of each micro-batch, clipping, the update at the
+/// schedule's rate, and no gradients afterwards. Then the state is one step further.
+///
+///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, [&](auto) {
+///     return at::mse_loss((*model)(x), y);
+///   });
+///
+/// `data_mesh`: 1-D, the ranks that hold different data. Collective over the model's meshes. Throws
+/// Error on every rank for a loss or gradient norm that is not finite, with the parameter; an error
+/// of libtorch's on one rank becomes an Error there, with the step, the FSDP unit and the rank.
+StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
+                const LossFunction& loss);
+
+/// The mean of a scalar over the ranks of a 1-D mesh, in fp32. Collective over `mesh`.
+at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
+
+}  // namespace tessera::training
+TESSERA_API_END

@@ -1,0 +1,330 @@
+#include "tessera/training/checkpointer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <iostream>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "tessera/checkpoint/runs.h"
+#include "tessera/core/error.h"
+#include "tessera/dtensor/manual_seed.h"
+
+namespace tessera::training {
+
+using Json = nlohmann::json;
+
+namespace {
+
+Json scaler_to_json(const optim::GradScaler& scaler) {
+  const optim::GradScaler::State& state = scaler.state();
+  return {{"scale", state.scale},
+          {"steps_since_overflow", state.steps_since_overflow},
+          {"steps_since_change", state.steps_since_change},
+          {"overflows_since_change", state.overflows_since_change}};
+}
+
+optim::GradScaler::State scaler_state(const Json& saved) {
+  return {.scale = saved.at("scale"),
+          .steps_since_overflow = saved.at("steps_since_overflow"),
+          .steps_since_change = saved.at("steps_since_change"),
+          .overflows_since_change = saved.at("overflows_since_change")};
+}
+
+Json random_to_json(const RandomState& random) {
+  return {{"seed", random.seed}, {"calls", random.calls}};
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
+    : options_(std::move(options)), world_(std::move(world)) {
+  if (!options_.folder.empty()) {
+    find_source();
+  }
+  if (!resumes_) {
+    source_ = options_.initial_load;
+  }
+}
+
+void Checkpointer::find_source() {
+  const std::string dir = options_.folder.string();
+  const std::optional<std::int64_t> newest = checkpoint::newest_step(*world_, dir);
+  const std::optional<std::int64_t> last = checkpoint::last_step(*world_, dir);
+  resumes_ = newest && options_.resume != Resume::kNever;
+  if (options_.resume_step >= 0) {
+    resumes_ = true;
+    // The run would write them again, and until then they would pass for the newest.
+    TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
+                  option("resume-step"), " ", options_.resume_step, ": '", dir,
+                  "' has later steps, up to ", last.value_or(0), "; move them away first");
+  }
+  const std::string resume = option("resume");
+  TESSERA_CHECK(resumes_ || options_.resume != Resume::kNewest, resume, ": '", dir,
+                "' has no step that was saved whole; ", resume,
+                " auto begins anew in an empty folder");
+  TESSERA_CHECK(resumes_ || options_.resume != Resume::kAuto || !last, resume, " auto: '", dir,
+                "' has steps, but none that is whole; remove them to begin anew");
+  TESSERA_CHECK(resumes_ || !last, option("checkpoint"), ": '", dir, "' has steps of a run; pass ",
+                resume, " to go on with it, or another folder");
+  if (resumes_) {
+    go_on_from(options_.resume_step >= 0 ? options_.resume_step : *newest);
+  } else {
+    begin_run();
+  }
+}
+
+/// A run that was started again before its first step was whole takes over what it has left.
+void Checkpointer::begin_run() {
+  std::optional<std::string> before;
+  if (options_.resume == Resume::kAuto) {
+    before = checkpoint::unfinished_run(*world_, options_.folder);
+  }
+  run_id_ = before ? *before : checkpoint::new_run_id(*world_);
+  checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
+}
+
+/// The run could not save a later step that stays.
+void Checkpointer::go_on_from(std::int64_t step) {
+  newest_ = step;
+  source_ = folder(step);
+  run_id_ = checkpoint::run_of_step(*world_, options_.folder, step);
+  if (options_.resume_step < 0 || options_.steps > step) {
+    damaged_ = checkpoint::steps_to_withdraw(*world_, options_.folder, step, run_id_);
+  }
+}
+
+void Checkpointer::make_folder() {
+  if (options_.folder.empty()) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::create_directories(options_.folder, error);
+  if (!error && access(options_.folder.c_str(), W_OK | X_OK) != 0) {
+    error.assign(errno, std::generic_category());
+  }
+  TESSERA_CHECK(!error, option("checkpoint"), ": '", options_.folder.string(),
+                "' can't be written: ", error.message(), "; name another folder");
+  lock_folder();
+}
+
+/// Until the process ends, however it ends. File systems without locks let everybody in.
+void Checkpointer::lock_folder() {
+  const std::string file = (options_.folder / ".lock").string();
+  lock_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  TESSERA_CHECK(lock_ >= 0, option("checkpoint"), ": '", file,
+                "' can't be made: ", std::strerror(errno), "; name another folder");
+  TESSERA_CHECK(flock(lock_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, option("checkpoint"),
+                ": '", options_.folder.string(),
+                "' is in use by another run; stop it, or name another folder");
+}
+
+Checkpointer::~Checkpointer() {
+  if (lock_ >= 0) {
+    close(lock_);
+  }
+}
+
+void Checkpointer::warn(const std::string& text) const {
+  if (world_->rank() == 0) {
+    std::cerr << fmt::format("{}: warning: {}\n", options_.names.program, text);
+  }
+}
+
+/// Of a run's own steps nothing is left out because of what it once began with.
+bool Checkpointer::excludes(const char* part) const {
+  if (resumes_ && !options_.initial_load.empty()) {
+    return false;
+  }
+  return std::ranges::find(options_.exclude, part) != options_.exclude.end();
+}
+
+Json Checkpointer::peek(const TrainState& state) {
+  return load_whole_step({state.model}, {.exclude = {"**"}, .partial = true}).entries;
+}
+
+checkpoint::LoadReport Checkpointer::load(TrainState& state) {
+  checkpoint::StateDict dict{state.model};
+  checkpoint::LoadOptions load_options;
+  if (excludes("optimizer")) {
+    load_options.exclude = {"optimizer.**"};
+  } else {
+    dict.optimizer = optim::named_state(state.optimizer, state.model);
+  }
+  checkpoint::LoadReport report = load_whole_step(dict, load_options);
+  try {
+    apply(report, state);
+  } catch (const Json::exception&) {
+    fail_as_foreign();
+  }
+  return report;
+}
+
+void Checkpointer::fail_as_foreign() const {
+  fail("the checkpoint '", source_.string(), "' is not of ", options_.names.program,
+       "; take its weights with ", option("initial-load"), " and ", option("exclude"),
+       " optimizer,data");
+}
+
+checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict& dict,
+                                                     const checkpoint::LoadOptions& options) {
+  while (true) {
+    try {
+      return checkpoint::load(*world_, source_, dict, options);
+    } catch (const checkpoint::DamagedStep& error) {
+      if (!resumes_ || options_.resume_step >= 0) {
+        throw;
+      }
+      pass_over(error);
+    }
+  }
+}
+
+/// All ranks have the same error, and take the same step instead.
+void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
+  const std::int64_t damaged = newest_;
+  const auto older = checkpoint::newest_step(*world_, options_.folder, damaged);
+  TESSERA_CHECK(older, option("resume"), ": ", error.what(), "; '", options_.folder.string(),
+                "' has no older step");
+  go_on_from(*older);
+  warn(fmt::format("step {} is damaged and passed over: {}", damaged, error.what()));
+}
+
+void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
+  const Json& entries = report.entries;
+  loaded_ = report.step;
+  // Without steps no data are read.
+  if (!excludes("data") && options_.steps > 0) {
+    state.samples = entries.at("samples");
+  }
+  if (!excludes("optimizer") && state.scaler.enabled()) {
+    // null: the run that saved it had no loss scaling.
+    if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
+      state.scaler.load_state(scaler_state(saved));
+    }
+  }
+  if (!resumes_) {
+    return;
+  }
+  const Json& random = entries.at("random");
+  set_random_state({.seed = random.at("seed"), .calls = random.at("calls")});
+  TESSERA_CHECK(report.step <= options_.steps, "the checkpoint '", source_.string(),
+                "' is of a later step than ", option("steps"), " ", options_.steps, ": give ",
+                option("steps"), " ", report.step, " or more");
+  state.step = saved_ = report.step;
+}
+
+/// Not before there is something to save in their place.
+void Checkpointer::withdraw_damaged() {
+  for (const std::int64_t step : std::exchange(damaged_, {})) {
+    if (world_->rank() == 0) {
+      checkpoint::withdraw_step(options_.folder, step, run_id_);
+    }
+  }
+}
+
+std::optional<double> Checkpointer::save(const TrainState& state, const Json& entries,
+                                         bool at_once) {
+  if (at_once) {
+    settle();
+  }
+  if (options_.folder.empty() || saved_ == state.step) {
+    return std::nullopt;
+  }
+  Json all = entries;
+  all["samples"] = state.samples;
+  all["random"] = random_to_json(random_state());
+  all["loss_scaler"] = state.scaler.enabled() ? scaler_to_json(state.scaler) : Json();
+  const checkpoint::StateDict dict{state.model, optim::named_state(state.optimizer, state.model),
+                                   std::move(all)};
+  const checkpoint::SaveOptions save_options{.run_id = run_id_, .keep = options_.keep};
+  const auto start = std::chrono::steady_clock::now();
+  withdraw_damaged();
+  try {
+    if (at_once) {
+      checkpoint::save(*world_, options_.folder, state.step, dict, save_options);
+    } else {
+      check_last_save();
+      pending_ = checkpoint::async_save(*world_, options_.folder, state.step, dict, save_options);
+    }
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    fail("the checkpoint '", folder(state.step).string(), "' was not saved: ", error.what());
+  }
+  saved_ = state.step;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// A run whose checkpoints fail would lose all that it goes on to do.
+void Checkpointer::check_last_save() {
+  try {
+    pending_.wait();
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    fail("the one before, '", folder(saved_).string(),
+         "', failed in the background: ", error.what(), "; correct that and go on with ",
+         option("resume"));
+  }
+}
+
+/// Waits for the save in the background. False, with a warning, if it has failed: then the step may
+/// be saved again, be it this one. The same on all ranks.
+bool Checkpointer::settle() {
+  try {
+    pending_.wait();
+    return true;
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    pending_ = {};
+    saved_ = -1;
+    warn(fmt::format("a checkpoint was not saved: {}", error.what()));
+    return false;
+  }
+}
+
+std::optional<double> Checkpointer::after_step(const TrainState& state, const Json& entries,
+                                               bool stopped) {
+  if (stopped || state.step != options_.steps) {
+    const bool due = options_.every > 0 && state.step % options_.every == 0;
+    return stopped || due ? save(state, entries, stopped || !options_.async) : std::nullopt;
+  }
+  try {
+    return save(state, entries, !options_.async);
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error&) {
+    unsaved_ = std::current_exception();
+    return std::nullopt;
+  }
+}
+
+std::exception_ptr Checkpointer::finish(const TrainState& state, const Json& entries) {
+  if (settle()) {
+    return unsaved_;
+  }
+  try {
+    save(state, entries, /*at_once=*/true);
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+std::filesystem::path Checkpointer::folder(std::int64_t step) const {
+  return options_.folder / checkpoint::step_folder_name(step);
+}
+
+}  // namespace tessera::training

@@ -1,0 +1,171 @@
+#include "tessera/training/recording.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "memory_watch.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/atomic_file.h"
+#include "tessera/core/error.h"
+#include "tessera/observe/kernel_profile.h"
+
+namespace tessera::training {
+
+namespace {
+
+/// "dp=0, tp=1".
+std::string coordinate_text(const DeviceMesh& mesh) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < mesh.coordinate().size(); ++i) {
+    parts.push_back(fmt::format("{}={}", mesh.shape().names()[i], mesh.coordinate()[i]));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+/// Better to learn before the training than after it.
+void Recording::check_can_write(const char* option, const std::filesystem::path& file) const {
+  files::create_folders(std::filesystem::absolute(file).parent_path());
+  std::error_code error;
+  const std::filesystem::file_status found = std::filesystem::status(file, error);
+  TESSERA_CHECK(!std::filesystem::exists(found) || std::filesystem::is_regular_file(found),
+                "can't write ", options_.names.dashes, option, " ", file.string(),
+                ", which is no regular file; give another name");
+  try {
+    // Makes a temporary file, as the later one will be, and removes it.
+    const files::AtomicFile probe(file);
+  } catch (const Error& unwritable) {
+    fail("can't write ", options_.names.dashes, option, " ", file.string(), ": ",
+         unwritable.what());
+  }
+}
+
+/// What is recorded of a run is not worth its end: rank 0, which alone writes, goes on without.
+void Recording::write_or_warn(const char* option, const std::function<void()>& write) const {
+  try {
+    write();
+  } catch (const comm::PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    std::cerr << fmt::format("{}: warning: {}{} was not written: {}\n", options_.names.program,
+                             options_.names.dashes, option, error.what());
+  }
+}
+
+/// The steps that are left after `done` steps: a run that is started again has made some. {0, 0}:
+/// none.
+StepRange Recording::steps_to_trace(std::int64_t done, bool is_main) const {
+  const StepRange& asked = options_.trace_steps;
+  if (asked.first == 0) {
+    // The first step of a run makes what the later ones have.
+    const std::int64_t second = std::min(done + 2, options_.steps);
+    return {second, second};
+  }
+  if (asked.first > done) {
+    return asked;
+  }
+  const StepRange left = asked.last > done ? StepRange{done + 1, asked.last} : StepRange{};
+  if (is_main) {
+    std::cerr << fmt::format(
+        "{}: warning: {}trace-steps {}:{}: the run goes on after step {}, and {}\n",
+        options_.names.program, options_.names.dashes, asked.first, asked.last, done,
+        left.first > 0 ? fmt::format("traces steps {}:{}", left.first, left.last)
+                       : "writes no trace");
+  }
+  return left;
+}
+
+Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
+  if (!options_.memory_report.empty()) {
+    memory_ = std::make_unique<MemoryWatch>(options_.device);
+  }
+}
+
+Recording::~Recording() = default;
+
+void Recording::begin(const DeviceMesh& mesh, nn::ModuleBase& model, std::int64_t done) {
+  const bool is_main = mesh.world()->rank() == 0;
+  if (!options_.trace.empty()) {
+    steps_ = steps_to_trace(done, is_main);
+  }
+  const bool traced = steps_.first > 0;
+  if (is_main && traced) {
+    check_can_write("trace", options_.trace);
+  }
+  if (is_main && memory_) {
+    check_can_write("memory-report", options_.memory_report);
+  }
+  if (is_main && !options_.profile.empty()) {
+    check_can_write("profile", options_.profile);
+    profiled_step_ = options_.steps;
+  }
+  if (!traced && !memory_) {
+    return;
+  }
+  place_ = coordinate_text(mesh);
+  watch_ = std::make_unique<observe::ModuleWatch>(model);
+  if (memory_ && memory_->listener() != nullptr) {
+    watch_->add(*memory_->listener());
+  }
+  if (traced) {
+    trace_ = std::make_unique<observe::StepTrace>(mesh.world());
+    watch_->add(*trace_);
+  }
+}
+
+observe::StepMetrics Recording::run(const TrainState& state,
+                                    const std::function<observe::StepMetrics()>& make) {
+  const std::int64_t step = state.step + 1;
+  if (step != profiled_step_) {
+    return record(step, state, make);
+  }
+  observe::KernelProfile profile(c10::Device(options_.device));
+  observe::StepMetrics metrics = record(step, state, make);
+  write_or_warn("profile", [&] { profile.write(options_.profile); });
+  return metrics;
+}
+
+observe::StepMetrics Recording::record(std::int64_t step, const TrainState& state,
+                                       const std::function<observe::StepMetrics()>& make) {
+  if (!memory_ && !traces(step)) {
+    return make();
+  }
+  observe::StepMetrics metrics;
+  {
+    const observe::ModuleWatch::Scope scope(*watch_);
+    if (memory_) {
+      memory_->begin_step(state.model);
+    }
+    if (traces(step)) {
+      trace_->begin_step(step);
+    }
+    metrics = make();
+    if (traces(step)) {
+      trace_->end_step();
+    }
+  }
+  if (memory_) {
+    memory_->end_step(metrics, state.model, state.optimizer);
+  }
+  if (trace_ && step == steps_.last) {
+    write_or_warn("trace", [this] { trace_->write(options_.trace, place_); });
+  }
+  return metrics;
+}
+
+void Recording::end(comm::World& world) {
+  if (memory_) {
+    write_or_warn("memory-report", [&] { memory_->write(options_.memory_report, world, place_); });
+  }
+}
+
+}  // namespace tessera::training
