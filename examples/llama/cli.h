@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/hub_cache.h"
+#include "tessera/core/nearest.h"
 
 namespace CLI {
 class App;
@@ -59,7 +60,6 @@ CLI::Validator number_above_0_to(double most);
 /// in the hub's cache (tessera::hub_path).
 CLI::Validator hub_name(tessera::HubPart part);
 
-/// The candidate with the fewest edits (Levenshtein distance) from `word`.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+using tessera::nearest;
 
 }  // namespace llama

@@ -13,6 +13,7 @@
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/fsdp/detail/units_under_way.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/batch_ranks.h"
@@ -170,16 +171,7 @@ std::string unit_name(const nn::ModuleBase& module) {
 }
 
 std::string under_way(const nn::ModuleBase& module) {
-  std::string text;
-  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {  // innermost last
-    const UnitPhase phase = unit->phase();
-    if (phase == UnitPhase::kBackward) {
-      text = "the backward of " + unit->label();
-    } else if (phase == UnitPhase::kForward || phase == UnitPhase::kForwardRecorded) {
-      text = "the forward of " + unit->label();
-    }
-  }
-  return text;
+  return UnitsUnderWay(module).text();
 }
 
 // By hand, outside of a root's forward: shards may have been written since the last gather.

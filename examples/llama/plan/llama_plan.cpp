@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,16 +14,15 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/named_files.h"
-#include "examples/llama/plan/page/plan_page.h"
-#include "examples/llama/plan/plan_report.h"
-#include "examples/llama/plan/rank_plan.h"
-#include "examples/llama/plan/search.h"
-#include "examples/llama/plan/search_report.h"
+#include "examples/llama/plan/llama_run.h"
 #include "tessera/core/error.h"
+#include "tessera/planning/page.h"
+#include "tessera/planning/report.h"
 
 namespace {
 
 using namespace llama;
+namespace planning = tessera::planning;
 
 /// The flags beside llama_train's.
 struct PlanFlags {
@@ -64,51 +64,53 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-void write_json(const RunPlan& plan, const std::optional<Search>& search, const std::string& file) {
-  nlohmann::ordered_json json = to_json(plan);
-  if (search) {
-    json["search"] = to_json(*search);
-  }
+/// With all four degrees, of which the mesh has those above 1.
+void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
+                const TrainOptions& o, const std::string& file) {
+  auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
+  json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
   std::ofstream out(file);
   out << json.dump(2) << "\n";
   out.close();
   TESSERA_CHECK(out, "can't write --json ", file, "; give a file in a folder that is there");
 }
 
-/// Says what is found of `run`, whose options it fills in.
-std::optional<Search> search_if_asked(const PlanFlags& flags, RunPlan& run) {
+/// Fills in the options what a search finds, if one is asked for.
+std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
+                                                const std::optional<planning::Machine>& machine,
+                                                TrainOptions& options) {
   if (!flags.search) {
     return std::nullopt;
   }
-  Search search = search_layouts(run.options, *run.machine, flags.gpus);
-  std::cout << to_text(search) << "\n" << to_string(search.best().layout) << ", in full:\n";
-  run.options = with(run.options, search.best().layout);
+  planning::Search search = search_llama(options, *machine, flags.gpus);
+  const planning::TrainingLayout& best = search.best().layout;
+  std::cout << planning::to_text(search) << "\n" << flags_of(best) << ", in full:\n";
+  options = with(std::move(options), best);
   return search;
 }
 
 int plan(std::vector<std::string> arguments) {
   PlanFlags flags;
-  RunPlan run;
-  run.options = parse_plan_options(
+  TrainOptions options = parse_plan_options(
       std::move(arguments), [&](CLI::App& app) { declare(app, flags); },
       [&] { return !flags.gpu.empty(); });
-  check(flags, run.options);
+  check(flags, options);
+  std::optional<planning::Machine> machine;
   if (!flags.gpu.empty()) {
-    run.machine = machine_of(flags.gpu);
+    machine = planning::machine_of(flags.gpu, "--gpu");
   }
-  std::optional<Search> search;
   try {
-    search = search_if_asked(flags, run);
-    run.ranks = plan_run(run.options, run.machine);
+    const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
+    const planning::RunPlan run = plan_llama(options, machine);
+    std::cout << planning::to_text(run) << std::flush;
+    if (!flags.json.empty()) {
+      write_json(run, search, options, flags.json);
+    }
+    if (!flags.html.empty()) {
+      planning::write_plan_page(run, search, page_of(options), flags.html);
+    }
   } catch (const c10::Error& error) {
     tessera::fail(error.what_without_backtrace());
-  }
-  std::cout << to_text(run) << std::flush;
-  if (!flags.json.empty()) {
-    write_json(run, search, flags.json);
-  }
-  if (!flags.html.empty()) {
-    write_plan_page(run, search, flags.html);
   }
   return 0;
 }

@@ -34,10 +34,10 @@ PrintedPlan plan_of(const TrainOptions& options) {
                               const tensor_parallel::ParallelizePlan& plan) {
     recording.emplace(model, mesh, plan);
   };
-  PlannedRun run(planned(options), comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks())),
-                 apply);
+  const planning::Run run = planned_run(
+      planned(options), comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks())), apply);
   run.step();  // the first one is not as all others
-  return {recording->record([&] { run.step(); }), observe::sharding_table(run.model())};
+  return {recording->record(run.step), observe::sharding_table(*run.model)};
 }
 
 std::int64_t bytes_of(const std::vector<observe::ShardingRow>& rows) {

@@ -1,18 +1,19 @@
-#include "examples/llama/plan/plan_report.h"
+#include "tessera/planning/report.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
-#include "examples/llama/plan/size_text.h"
+#include "report/search_json.h"
+#include "report/size_text.h"
 #include "tessera/observe/metrics.h"
 
-namespace llama {
+namespace tessera::planning {
 
-using namespace tessera;
 using observe::MemoryKind;
 using Json = nlohmann::ordered_json;
 
@@ -51,16 +52,9 @@ Json json_of(const RankPlan& rank) {
 }
 
 std::string coordinate_text(const RunPlan& plan, const RankPlan& rank) {
-  std::vector<std::string> names{"dp", "tp"};
-  if (plan.options.cp > 1) {
-    names.insert(names.begin() + 1, "cp");
-  }
-  if (plan.options.dp_replicate > 1) {
-    names.insert(names.begin(), "dp_replicate");
-  }
   std::vector<std::string> parts;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    parts.push_back(fmt::format("{}={}", names[i], rank.coordinate[i]));
+  for (std::size_t i = 0; i < rank.coordinate.size(); ++i) {
+    parts.push_back(fmt::format("{}={}", plan.mesh.names()[i], rank.coordinate[i]));
   }
   return fmt::format("{}", fmt::join(parts, ", "));
 }
@@ -111,25 +105,24 @@ std::string time_text(const RankPlan& rank) {
   return text;
 }
 
-/// What makes a part of the peak smaller.
+/// What makes a part of the peak smaller, whatever the program's flags are called.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
-  const TrainOptions& o = plan.options;
+  if (plan.options.remedy) {
+    return plan.options.remedy(kind);
+  }
   switch (kind) {
     case MemoryKind::kParameters:
     case MemoryKind::kOptimizer:
     case MemoryKind::kGradients:
-      return o.offload ? "more --dp" : "more --dp or --tp, or --offload";
+      return "more ranks that shard parameters, or offloading";
     case MemoryKind::kGathered:
-      return o.zero == 2 ? "--zero 3" : "more --tp";
+      return "smaller FSDP units, resharded after forward";
     case MemoryKind::kReduced:
-      return "more --tp, or --reduce-dtype bf16";
+      return "smaller FSDP units, or a narrower type of reduction";
     case MemoryKind::kActivations:
-      return o.ac == "full"
-                 ? "more --tp (with --sp) or --cp, a smaller --batch or more --accumulate"
-             : o.ac == "none" ? "--ac selective or full, or more --accumulate"
-                              : "--ac full, or more --accumulate";
+      return "activation checkpointing, smaller micro-batches, or more tensor parallelism";
     default:
-      return "more --accumulate, or more --tp (with --loss-parallel)";
+      return "smaller micro-batches, or more tensor parallelism";
   }
 }
 
@@ -154,13 +147,13 @@ std::vector<std::string> advice(const RunPlan& plan) {
 }
 
 std::string verdict(const RunPlan& plan) {
-  if (!plan.machine) {
+  if (!plan.options.machine) {
     return "";
   }
-  const std::int64_t room = plan.machine->room();
+  const std::int64_t room = plan.options.machine->room();
   const std::int64_t peak = plan.largest().memory.peak_bytes;
-  const std::string of_device =
-      fmt::format("the {} that tensors can have of a {}", size_text(room), plan.machine->name);
+  const std::string of_device = fmt::format("the {} that tensors can have of a {}", size_text(room),
+                                            plan.options.machine->name);
   if (plan.fits()) {
     return fmt::format("It fits: {} of {}.", size_text(peak), of_device);
   }
@@ -168,28 +161,18 @@ std::string verdict(const RunPlan& plan) {
                      size_text(peak - room), of_device);
 }
 
-const RankPlan& RunPlan::largest() const {
-  return *std::ranges::max_element(ranks, {},
-                                   [](const RankPlan& rank) { return rank.memory.peak_bytes; });
-}
-
-bool RunPlan::on_host(MemoryKind kind) const {
-  return options.device == "cuda" && options.offload && is_state(kind);
-}
-
-bool RunPlan::fits() const {
-  return !machine || largest().memory.peak_bytes <= machine->room();
-}
-
-Json to_json(const RunPlan& plan) {
-  const TrainOptions& o = plan.options;
-  Json json = {
-      {"mesh", {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}}},
-      {"ranks", o.ranks()},
-      {"device", o.device},
-      {"gpu", plan.machine ? Json(plan.machine->name) : Json()},
-      {"fits", plan.machine ? Json(plan.fits()) : Json()},
-      {"advice", plan.fits() ? std::vector<std::string>{} : advice(plan)}};
+std::string to_json(const RunPlan& plan, const std::optional<Search>& search) {
+  Json mesh;
+  for (std::size_t i = 0; i < plan.mesh.names().size(); ++i) {
+    mesh[plan.mesh.names()[i]] = plan.mesh.sizes()[i];
+  }
+  const std::optional<Machine>& machine = plan.options.machine;
+  Json json = {{"mesh", mesh},
+               {"ranks", plan.mesh.numel()},
+               {"device", plan.options.device},
+               {"gpu", machine ? Json(machine->name) : Json()},
+               {"fits", machine ? Json(plan.fits()) : Json()},
+               {"advice", plan.fits() ? std::vector<std::string>{} : advice(plan)}};
   json.update(json_of(plan.largest()));
   json["kinds"] = Json::array();
   for (const RankPlan& rank : plan.ranks) {
@@ -198,7 +181,10 @@ Json to_json(const RunPlan& plan) {
     kind.update(json_of(rank));
     json["kinds"].push_back(std::move(kind));
   }
-  return json;
+  if (search) {
+    json["search"] = json_of(*search);
+  }
+  return json.dump(2);
 }
 
 std::string to_text(const RunPlan& plan) {
@@ -208,7 +194,7 @@ std::string to_text(const RunPlan& plan) {
                         coordinate_text(plan, rank), rank.kind.count, memory_text(rank),
                         comm_text(rank), time_text(rank));
   }
-  if (plan.machine) {
+  if (plan.options.machine) {
     text += verdict(plan) + "\n";
   }
   for (const std::string& line : plan.fits() ? std::vector<std::string>{} : advice(plan)) {
@@ -217,4 +203,4 @@ std::string to_text(const RunPlan& plan) {
   return text;
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

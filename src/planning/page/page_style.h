@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace llama {
+namespace tessera::planning {
 
 /// Beside the report's: the colours of purposes (p0 to p6, as Purpose), phases and marks.
 inline constexpr std::string_view kPageStyle = R"css(
@@ -30,4 +30,4 @@ svg text.named{fill:var(--ink);font-weight:600}
 ul.advice{margin:8px 0 0;padding-left:20px;color:var(--muted)}
 )css";
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -5,11 +5,11 @@
 
 #include "tessera/observe/text.h"
 
-namespace llama {
+namespace tessera::planning {
 
 /// "61.2 GiB".
 inline std::string size_text(std::int64_t bytes) {
-  return tessera::observe::bytes_text(static_cast<double>(bytes));
+  return observe::bytes_text(static_cast<double>(bytes));
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -1,6 +1,6 @@
 // Presets from the makers' public data sheets, and files with the same names.
 
-#include "examples/llama/plan/machine.h"
+#include "tessera/planning/machine.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,13 +10,11 @@
 #include <array>
 #include <utility>
 
-#include "examples/llama/cli.h"
 #include "tessera/core/error.h"
+#include "tessera/core/nearest.h"
 
-namespace llama {
+namespace tessera::planning {
 namespace {
-
-using tessera::fail;
 
 /// FLOP/s are dense. Links: one direction. The network is that of the maker's own eight-GPU machine
 /// with one network card a GPU.
@@ -73,8 +71,9 @@ const Machine* preset(const std::string& name) {
   return found == presets().end() ? nullptr : &*found;
 }
 
-[[noreturn]] void unknown_machine(const std::string& name) {
-  fail("--gpu ", name, " is not known; pass ", fmt::format("{}", fmt::join(machine_names(), ", ")),
+[[noreturn]] void unknown_machine(const std::string& name, const std::string& asked) {
+  fail(asked, " ", name, " is not known; pass ",
+       fmt::format("{}", fmt::join(machine_names(), ", ")),
        ", or a file NAME.toml with a machine's numbers");
 }
 
@@ -106,13 +105,13 @@ void set_field(Machine& machine, const std::string& key, const toml::node& node,
   machine.*field->value = positive(node, key, file);
 }
 
-Machine read_machine(const std::string& file) {
+Machine read_machine(const std::string& file, const std::string& asked) {
   toml::table table;
   try {
     table = toml::parse_file(file);
   } catch (const toml::parse_error& error) {
-    fail("can't read --gpu ", file, ": ", error.description(), " (line ", error.source().begin.line,
-         ")");
+    fail("can't read ", asked, " ", file, ": ", error.description(), " (line ",
+         error.source().begin.line, ")");
   }
   Machine machine;
   if (const auto like = table["like"].value<std::string>()) {
@@ -149,14 +148,14 @@ std::vector<std::string> machine_names() {
   return names;
 }
 
-Machine machine_of(const std::string& gpu) {
-  if (const Machine* known = preset(gpu)) {
+Machine machine_of(const std::string& name, const std::string& asked) {
+  if (const Machine* known = preset(name)) {
     return *known;
   }
-  if (!gpu.ends_with(".toml")) {
-    unknown_machine(gpu);
+  if (!name.ends_with(".toml")) {
+    unknown_machine(name, asked);
   }
-  return read_machine(gpu);
+  return read_machine(name, asked);
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -6,17 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/plan/page/pictures.h"
-#include "examples/llama/plan/size_text.h"
+#include "page/pictures.h"
+#include "report/size_text.h"
 #include "tessera/observe/axis.h"
 #include "tessera/observe/text.h"
 
-namespace llama {
+namespace tessera::planning {
 
-using tessera::observe::Axis;
-using tessera::observe::escape_html;
-using tessera::observe::grouped;
-using tessera::observe::linear_axis;
+using observe::Axis;
+using observe::escape_html;
+using observe::grouped;
+using observe::linear_axis;
 
 namespace {
 
@@ -29,17 +29,11 @@ constexpr double kMostShown = 1.3;
 /// A label nearer than this to the last one would cover it.
 constexpr double kLabelHeight = 15, kLabelWidth = 190;
 
-std::string name_of(const Layout& layout) {
-  return fmt::format(
-      "dp {} × tp {}{}, ac {}, ZeRO-{}{}", layout.dp, layout.tp,
-      layout.cp > 1 ? fmt::format(" × cp {}", layout.cp) : "", layout.ac, layout.zero,
-      layout.accumulate > 1 ? fmt::format(", {} micro-batches", layout.accumulate) : "");
-}
-
 class SearchPicture {
  public:
   explicit SearchPicture(const Search& search)
-      : room_(static_cast<double>(search.machine.room())), machine_(search.machine.name) {
+      : room_(static_cast<double>(search.space.machine.room())),
+        machine_(search.space.machine.name) {
     double most_time = 0, least_bytes = room_, most_bytes = room_;
     double least_time = search.best().estimate.metrics.step_time_s;
     for (const FoundLayout& found : search.found) {
@@ -164,8 +158,8 @@ std::string number_cell(bool shown, std::int64_t value) {
 }
 
 std::string table_row(const FoundLayout& found, bool has_cp, bool has_accumulation) {
-  const tessera::observe::StepMetrics& metrics = found.estimate.metrics;
-  const Layout& layout = found.layout;
+  const observe::StepMetrics& metrics = found.estimate.metrics;
+  const TrainingLayout& layout = found.layout;
   return fmt::format(
       "<tr{}><td class=\"n\">{}</td><td class=\"n\">{}</td>{}<td>{}</td><td class=\"n\">{}</td>{}"
       "<td class=\"n\" title=\"{}\">{}</td><td class=\"n\">{:.3f} s</td>"
@@ -203,4 +197,4 @@ std::string search_table(const Search& search) {
          rows + "</tbody></table></div>\n";
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

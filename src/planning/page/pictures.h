@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "examples/llama/plan/plan_report.h"
-#include "examples/llama/plan/search.h"
+#include "tessera/planning/plan.h"
+#include "tessera/planning/search.h"
 
-namespace llama {
+namespace tessera::planning {
 
 /// A bar for each moment of the step, in its order, of what is live then by purpose; the highest
 /// is named.
@@ -28,4 +28,4 @@ std::string search_picture(const Search& search);
 /// The same as a table.
 std::string search_table(const Search& search);
 
-}  // namespace llama
+}  // namespace tessera::planning

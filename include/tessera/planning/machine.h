@@ -1,5 +1,3 @@
-// The machine that a plan is for: what it holds, and how fast it is taken to be.
-
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,7 +6,10 @@
 #include <string>
 #include <vector>
 
-namespace llama {
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::planning {
 
 /// A GPU and its place in a cluster. Rates are those of data sheets; the shares say how much of
 /// them a training step is taken to reach.
@@ -38,9 +39,10 @@ struct Machine {
 
 /// The names that machine_of() knows.
 std::vector<std::string> machine_names();
-/// `gpu`: a known name, or a TOML file with a Machine's fields by name, which may begin from a
-/// known one: like = "h200". Throws tessera::Error for another name, an unknown key, or a number
-/// that is missing or not positive.
-Machine machine_of(const std::string& gpu);
+/// `name`: a known machine, or a TOML file with a Machine's fields by name, which may begin from a
+/// known one: like = "h200". `asked`: what messages call it. Throws Error for another name, an
+/// unknown key, or a number that is missing or not positive.
+Machine machine_of(const std::string& name, const std::string& asked = "machine");
 
-}  // namespace llama
+}  // namespace tessera::planning
+TESSERA_API_END

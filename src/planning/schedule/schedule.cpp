@@ -1,7 +1,7 @@
 // A simulation that the planned step drives itself: it issues operators, collectives and waits in
 // the order in which a real one does.
 
-#include "examples/llama/plan/schedule.h"
+#include "schedule/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,11 @@
 #include <string_view>
 #include <utility>
 
-namespace llama {
+namespace tessera::planning {
 
-using tessera::comm::FakeCollective;
-using tessera::comm::Lane;
-using tessera::kernels::FakeCall;
+using comm::FakeCollective;
+using comm::Lane;
+using kernels::FakeCall;
 
 namespace {
 
@@ -89,12 +89,12 @@ double product_flops(const FakeCall& call) {
   return 0;
 }
 
-struct Schedule::Event final : tessera::comm::StreamEvent {
+struct Schedule::Event final : comm::StreamEvent {
   explicit Event(Moment at) : moment(std::move(at)) {}
   Moment moment;
 };
 
-class Schedule::Transfer final : public tessera::comm::Work {
+class Schedule::Transfer final : public comm::Work {
  public:
   Transfer(Schedule& schedule, Moment end) : schedule_(schedule), end_(std::move(end)) {}
   void wait() override { schedule_.wait(schedule_.current_, end_); }
@@ -113,7 +113,7 @@ void Schedule::add_span(const std::string& row, const std::string& what, double 
   }
 }
 
-void Schedule::run(const FakeCall& call, tessera::observe::MemoryPhase phase) {
+void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   if (!machine_) {
     return;
   }
@@ -148,7 +148,7 @@ double Schedule::duration(const FakeCollective& call) const {
                        (rate * machine_->network_share);
 }
 
-tessera::comm::WorkPtr Schedule::start(const FakeCollective& call) {
+comm::WorkPtr Schedule::start(const FakeCollective& call) {
   if (!machine_) {
     return nullptr;
   }
@@ -160,11 +160,11 @@ tessera::comm::WorkPtr Schedule::start(const FakeCollective& call) {
   return std::make_shared<Transfer>(*this, Moment{network, call.group});
 }
 
-tessera::comm::StreamEventPtr Schedule::record(Lane which) const {
+comm::StreamEventPtr Schedule::record(Lane which) const {
   return has_lanes_ ? std::make_shared<Event>(lanes_[static_cast<std::size_t>(which)]) : nullptr;
 }
 
-void Schedule::wait(Lane which, const tessera::comm::StreamEventPtr& event) {
+void Schedule::wait(Lane which, const comm::StreamEventPtr& event) {
   if (event != nullptr) {
     wait(which, static_cast<const Event&>(*event).moment);
   }
@@ -195,4 +195,4 @@ StepTime Schedule::time() const {
   return time;
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

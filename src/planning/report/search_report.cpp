@@ -1,12 +1,14 @@
-#include "examples/llama/plan/search_report.h"
+// A search in words and as JSON.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "examples/llama/plan/size_text.h"
+#include "report/search_json.h"
+#include "report/size_text.h"
+#include "tessera/planning/report.h"
 
-namespace llama {
+namespace tessera::planning {
 
 using Json = nlohmann::ordered_json;
 
@@ -18,8 +20,8 @@ std::string column(bool shown, const std::string& text) {
 }
 
 std::string row(const FoundLayout& found, bool has_cp, bool has_accumulation) {
-  const Layout& layout = found.layout;
-  const tessera::observe::StepMetrics& metrics = found.estimate.metrics;
+  const TrainingLayout& layout = found.layout;
+  const observe::StepMetrics& metrics = found.estimate.metrics;
   return fmt::format("{} {:>5} {:>4}{}  {:<10} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n",
                      found.frontier ? '*' : ' ', layout.dp, layout.tp,
                      column(has_cp, std::to_string(layout.cp)), layout.ac, layout.zero,
@@ -33,10 +35,12 @@ std::string row(const FoundLayout& found, bool has_cp, bool has_accumulation) {
 
 std::string heading(const Search& search) {
   const auto fit = std::ranges::count_if(search.found, &FoundLayout::fits);
-  const std::string room = fmt::format("the {} that tensors can have of a {}",
-                                       size_text(search.machine.room()), search.machine.name);
-  const std::string batch = fmt::format("{} ranks, batch {}, sequences of {}", search.gpus,
-                                        search.options.batch, search.options.seq);
+  const std::string room =
+      fmt::format("the {} that tensors can have of a {}", size_text(search.space.machine.room()),
+                  search.space.machine.name);
+  const std::string batch = fmt::format(
+      "{} ranks, batch {}{}", search.space.ranks, search.space.batch,
+      search.space.sequence > 0 ? fmt::format(", sequences of {}", search.space.sequence) : "");
   return fit == 0
              ? fmt::format("{}: no layout fits {}; the least is {}.\n", batch, room,
                            size_text(search.best().estimate.peak_bytes))
@@ -44,7 +48,7 @@ std::string heading(const Search& search) {
                            search.found.size() + static_cast<std::size_t>(search.skipped), room);
 }
 
-Json json_of(const Layout& layout) {
+Json json_of(const TrainingLayout& layout) {
   return {{"dp", layout.dp}, {"tp", layout.tp},     {"cp", layout.cp},
           {"ac", layout.ac}, {"zero", layout.zero}, {"accumulate", layout.accumulate}};
 }
@@ -88,10 +92,10 @@ std::string to_text(const Search& search) {
   return text;
 }
 
-Json to_json(const Search& search) {
-  Json json = {{"gpus", search.gpus},
-               {"gpu", search.machine.name},
-               {"room_bytes", search.machine.room()},
+Json json_of(const Search& search) {
+  Json json = {{"gpus", search.space.ranks},
+               {"gpu", search.space.machine.name},
+               {"room_bytes", search.space.machine.room()},
                {"layouts", Json::array()},
                {"refused", Json::array()},
                {"skipped", search.skipped}};
@@ -106,4 +110,4 @@ Json to_json(const Search& search) {
   return json;
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -1,4 +1,4 @@
-#include "examples/llama/plan/page/plan_page.h"
+#include "tessera/planning/page.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,15 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "examples/llama/plan/page/page_style.h"
-#include "examples/llama/plan/page/pictures.h"
-#include "examples/llama/plan/size_text.h"
+#include "page/page_style.h"
+#include "page/pictures.h"
+#include "report/size_text.h"
 #include "tessera/observe/page.h"
 #include "tessera/observe/text.h"
+#include "tessera/planning/report.h"
 
-namespace llama {
-
-using namespace tessera;
+namespace tessera::planning {
 using observe::escape_html;
 using observe::html_section;
 using observe::html_tile;
@@ -30,25 +29,22 @@ std::string card(const std::string& html) {
   return "<div class=\"card picture\">" + html + "</div>\n";
 }
 
-std::string title_of(const RunPlan& plan) {
-  const std::filesystem::path config(plan.options.config);
-  return fmt::format("Plan of {}: {} ranks{}", config.stem().string(), plan.options.ranks(),
-                     plan.machine ? " of " + plan.machine->name : "");
+std::string title_of(const RunPlan& plan, const PageOptions& options) {
+  const std::optional<Machine>& machine = plan.options.machine;
+  return fmt::format("Plan of {}: {} ranks{}", options.name, plan.mesh.numel(),
+                     machine ? " of " + machine->name : "");
 }
 
-std::string header(const RunPlan& plan) {
-  const TrainOptions& o = plan.options;
+std::string header(const RunPlan& plan, const PageOptions& options) {
   std::string advices;
   for (const std::string& line : plan.fits() ? std::vector<std::string>{} : advice(plan)) {
     advices += "<li>" + escape_html(line) + "</li>";
   }
   return fmt::format(
-      "<header><h1>{}</h1><p>{}, --batch {} --seq {} --ac {} --zero {}</p>"
+      "<header><h1>{}</h1><p>{}</p>"
       "<p class=\"verdict{}\">{}</p>{}</header>\n",
-      escape_html(title_of(plan)),
-      escape_html(fmt::format("dp {}{} × tp {}", o.dp * o.dp_replicate,
-                              o.cp > 1 ? fmt::format(" × cp {}", o.cp) : "", o.tp)),
-      o.batch, o.seq, o.ac, o.zero, plan.fits() ? "" : " over", escape_html(verdict(plan)),
+      escape_html(title_of(plan, options)), escape_html(options.settings),
+      plan.fits() ? "" : " over", escape_html(verdict(plan)),
       advices.empty() ? "" : "<ul class=\"advice\">" + advices + "</ul>");
 }
 
@@ -88,7 +84,7 @@ std::string memory_section(const RunPlan& plan) {
 }
 
 /// The whole step, and some layers in the middle of backward, where most is sent.
-std::string time_section(const RunPlan& plan) {
+std::string time_section(const RunPlan& plan, std::int64_t layers) {
   const StepTime& time = *plan.largest().time;
   std::vector<Span> backward;
   std::ranges::copy_if(time.spans, std::back_inserter(backward),
@@ -96,8 +92,7 @@ std::string time_section(const RunPlan& plan) {
   std::string html = timeline_legend() + card(timeline_picture(time, 0, time.total));
   if (!backward.empty()) {
     const double begin = backward.front().begin, end = backward.back().end;
-    const auto layers = static_cast<double>(read_config(plan.options.config).num_hidden_layers);
-    const double shown = (end - begin) * std::min(kLayersShown / layers, 1.0);
+    const double shown = (end - begin) * std::min(kLayersShown / static_cast<double>(layers), 1.0);
     const double middle = (begin + end) / 2;
     html += card("<h3>A few layers of backward</h3>" +
                  timeline_picture(time, middle - shown / 2, middle + shown / 2));
@@ -111,8 +106,9 @@ std::string search_section(const Search& search) {
                       "memory over time of those that were estimated; the line is the frontier");
 }
 
-std::string body_of(const RunPlan& plan, const std::optional<Search>& search) {
-  std::string html = header(plan) + tiles_of(plan);
+std::string body_of(const RunPlan& plan, const std::optional<Search>& search,
+                    const PageOptions& options) {
+  std::string html = header(plan, options) + tiles_of(plan);
   if (search) {
     html += search_section(*search);
   }
@@ -120,17 +116,17 @@ std::string body_of(const RunPlan& plan, const std::optional<Search>& search) {
   html += html_section(
       "Communication", observe::traffic_table(plan.largest().metrics.comm),
       fmt::format("of rank {} in a step; bytes that it puts in", plan.largest().kind.first));
-  if (plan.machine) {
-    html += time_section(plan);
+  if (plan.options.machine) {
+    html += time_section(plan, options.layers);
   }
-  return html + html_section("Configuration", observe::html_list(plan.options.listing));
+  return html + html_section("Configuration", observe::html_list(options.configuration));
 }
 
 }  // namespace
 
 void write_plan_page(const RunPlan& plan, const std::optional<Search>& search,
-                     const std::filesystem::path& file) {
-  observe::write_page(title_of(plan), body_of(plan, search), file, kPageStyle);
+                     const PageOptions& options, const std::filesystem::path& file) {
+  observe::write_page(title_of(plan, options), body_of(plan, search, options), file, kPageStyle);
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

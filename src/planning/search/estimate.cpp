@@ -1,20 +1,16 @@
 // The memory of a step is highest in some unit. Counted from the nearer end of the model, each unit
 // is there with few layers, too; what a unit has with n layers is linear in n.
 
-#include "examples/llama/plan/estimate.h"
+#include "tessera/planning/estimate.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <string_view>
 #include <utility>
 
-#include "examples/llama/plan/rank_plan.h"
-
-namespace llama {
-
-using namespace tessera;
-
+namespace tessera::planning {
 namespace {
 
 /// The first and the last layers differ from those between them, since FSDP gathers ahead and keeps
@@ -22,23 +18,23 @@ namespace {
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
 /// The name of a moment, with the number of a layer of the second half counted from the end.
-std::string key_of(const std::string& name, std::int64_t layers) {
-  constexpr std::string_view before = ".layers.";
+std::string key_of(const std::string& name, const LayeredModel& model) {
+  const std::string before = model.container + ".";
   const std::size_t found = name.find(before);
-  if (found == std::string::npos) {
+  const std::size_t digits = found + before.size();
+  if (found == std::string::npos || digits == name.find_first_not_of("0123456789", digits)) {
     return name;
   }
-  const std::size_t digits = found + before.size();
   const std::size_t end = std::min(name.find_first_not_of("0123456789", digits), name.size());
   const std::int64_t layer = std::strtoll(name.c_str() + digits, nullptr, 10);
-  const std::int64_t counted = layer < layers / 2 ? layer : layer - layers;
+  const std::int64_t counted = layer < model.layers / 2 ? layer : layer - model.layers;
   return name.substr(0, digits) + std::to_string(counted) + name.substr(end);
 }
 
-std::map<std::string, double> bytes_by_moment(const RankPlan& plan, std::int64_t layers) {
+std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const LayeredModel& model) {
   std::map<std::string, double> bytes;
   for (const observe::MomentMemory& moment : plan.memory.moments) {
-    bytes[key_of(moment.name, layers)] = static_cast<double>(moment.bytes);
+    bytes[key_of(moment.name, model)] = static_cast<double>(moment.bytes);
   }
   return bytes;
 }
@@ -51,15 +47,15 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// What two plans of few layers say of one with `layers`.
-Estimate of_layers(const RankPlan& few, const RankPlan& more, std::int64_t layers) {
+/// What two plans of few layers say of the whole model.
+Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
   const auto grown = [&](double with_few, double with_more) {
     const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);
-    return with_few + each * static_cast<double>(layers - kFewLayers);
+    return with_few + each * static_cast<double>(model.layers - kFewLayers);
   };
   Estimate estimate;
-  const std::map<std::string, double> bytes = bytes_by_moment(more, kMoreLayers);
-  for (const auto& [key, with_few] : bytes_by_moment(few, kFewLayers)) {
+  const std::map<std::string, double> bytes = bytes_by_moment(more, {kMoreLayers, model.container});
+  for (const auto& [key, with_few] : bytes_by_moment(few, {kFewLayers, model.container})) {
     const auto same = bytes.find(key);
     if (same == bytes.end()) {
       continue;
@@ -85,19 +81,20 @@ Estimate of_whole(const RankPlan& plan) {
 
 }  // namespace
 
-Estimate estimate_rank(const TrainOptions& options, const Machine& machine) {
-  const Config config = read_config(options.config);
-  const auto plan_of = [&](std::int64_t layers) {
-    TrainOptions cut = options;
-    cut.layers = layers;
-    return plan_rank(cut, machine, /*rank=*/0);
-  };
-  const bool whole = config.num_hidden_layers <= kMoreLayers || !options.freeze.empty();
-  Estimate estimate =
-      whole ? of_whole(plan_of(0))
-            : of_layers(plan_of(kFewLayers), plan_of(kMoreLayers), config.num_hidden_layers);
-  set_speed(estimate.metrics, options, machine, config);
+Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
+                  const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
+  if (model.layers <= kMoreLayers) {
+    const RankPlan plan = plan_of(0);
+    Estimate estimate = of_whole(plan);
+    set_speed(estimate.metrics, ranks, plan.time->flops, options);
+    return estimate;
+  }
+  const RankPlan few = plan_of(kFewLayers), more = plan_of(kMoreLayers);
+  Estimate estimate = of_layers(few, more, model);
+  const double each = (more.time->flops - few.time->flops) / (kMoreLayers - kFewLayers);
+  set_speed(estimate.metrics, ranks,
+            few.time->flops + each * static_cast<double>(model.layers - kFewLayers), options);
   return estimate;
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

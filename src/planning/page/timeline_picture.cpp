@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "examples/llama/plan/page/pictures.h"
+#include "page/pictures.h"
 #include "tessera/observe/axis.h"
 #include "tessera/observe/text.h"
 
-namespace llama {
+namespace tessera::planning {
 
-using tessera::observe::escape_html;
+using observe::escape_html;
 
 namespace {
 
@@ -65,7 +65,7 @@ class TimelinePicture {
         begin_(begin),
         end_(end),
         unit_(end - begin < 1 ? 1e-3 : 1),
-        axis_(tessera::observe::linear_axis(begin / unit_, end / unit_, 8)) {}
+        axis_(observe::linear_axis(begin / unit_, end / unit_, 8)) {}
 
   std::string svg() const {
     const std::vector<std::string> rows = rows_of(time_);
@@ -136,7 +136,7 @@ class TimelinePicture {
 
   const StepTime& time_;
   double begin_, end_, unit_;
-  tessera::observe::Axis axis_;
+  observe::Axis axis_;
 };
 
 }  // namespace
@@ -153,4 +153,4 @@ std::string timeline_legend() {
   return "<div class=\"legend\">" + items + "</div>\n";
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -7,18 +7,18 @@
 #include <string_view>
 #include <vector>
 
-#include "examples/llama/plan/page/pictures.h"
-#include "examples/llama/plan/size_text.h"
+#include "page/pictures.h"
+#include "report/size_text.h"
 #include "tessera/observe/axis.h"
 #include "tessera/observe/text.h"
 
-namespace llama {
+namespace tessera::planning {
 
-using tessera::observe::Axis;
-using tessera::observe::escape_html;
-using tessera::observe::kMemoryKinds;
-using tessera::observe::MemoryKind;
-using tessera::observe::MomentMemory;
+using observe::Axis;
+using observe::escape_html;
+using observe::kMemoryKinds;
+using observe::MemoryKind;
+using observe::MomentMemory;
 
 namespace {
 
@@ -41,12 +41,12 @@ class MemoryPicture {
         peak_(*std::ranges::max_element(moments_, {}, &MomentMemory::bytes)) {
     const auto highest = static_cast<double>(peak_.bytes);
     unit_ = highest >= kGibibyte ? kGibibyte : kMebibyte;
-    if (plan.machine) {
-      room_ = static_cast<double>(plan.machine->room());
+    if (plan.options.machine) {
+      room_ = static_cast<double>(plan.options.machine->room());
     }
     // A limit far above would leave the bars no height.
-    shows_room_ = plan.machine && room_ < 2 * highest;
-    axis_ = tessera::observe::linear_axis(0, std::max(highest, shows_room_ ? room_ : 0) / unit_, 5);
+    shows_room_ = plan.options.machine && room_ < 2 * highest;
+    axis_ = observe::linear_axis(0, std::max(highest, shows_room_ ? room_ : 0) / unit_, 5);
   }
 
   std::string svg() const {
@@ -104,8 +104,8 @@ class MemoryPicture {
                              R"(<text class="limit-text" x="{}" y="{:.1f}" )"
                              R"(text-anchor="end">{} of a {}</text>)",
                              kLeftMargin, y(room_), kWide - kRightMargin, kWide - kRightMargin - 4,
-                             y(room_) - 5, size_text(plan_.machine->room()),
-                             escape_html(plan_.machine->name));
+                             y(room_) - 5, size_text(plan_.options.machine->room()),
+                             escape_html(plan_.options.machine->name));
   }
 
   /// Above the bar, towards the middle of the picture.
@@ -166,4 +166,4 @@ std::string purpose_legend() {
   return "<div class=\"legend\">" + items + "</div>\n";
 }
 
-}  // namespace llama
+}  // namespace tessera::planning

@@ -1,0 +1,32 @@
+// What is Llama's in a plan: its runs, which layouts its heads allow, its FLOPs, and the flags by
+// which a layout is asked for.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "examples/llama/train/options/train_options.h"
+#include "tessera/planning/page.h"
+#include "tessera/planning/plan.h"
+#include "tessera/planning/search.h"
+
+namespace llama {
+
+/// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
+tessera::planning::RunPlan plan_llama(const TrainOptions& options,
+                                      const std::optional<tessera::planning::Machine>& machine);
+/// Layouts of `gpus` ranks. What was given as a flag stays as it is.
+tessera::planning::Search search_llama(const TrainOptions& options,
+                                       const tessera::planning::Machine& machine,
+                                       std::int64_t gpus);
+/// As flags: "--dp 64 --tp 8 --ac full --zero 3"; with --cp and --accumulate where they are
+/// above 1.
+std::string flags_of(const tessera::planning::TrainingLayout& layout);
+/// The run with this layout.
+TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
+/// What the page says of a run.
+tessera::planning::PageOptions page_of(const TrainOptions& options);
+
+}  // namespace llama

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.h"
+#include "tessera/core/mesh_shape.h"
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+#include "tessera/observe/flops.h"
+#include "tessera/observe/memory_log.h"
+#include "tessera/observe/metrics.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/planning/machine.h"
+#include "tessera/planning/step_time.h"
+
+TESSERA_API_BEGIN
+namespace tessera::planning {
+
+/// One rank's part of a training.
+struct Run {
+  /// Parallelized, with memory for this rank's shards.
+  std::shared_ptr<nn::ModuleBase> model{};
+  DeviceMesh mesh{};             ///< all ranks
+  std::function<void()> step{};  ///< one training step, with the optimizer's
+  /// What ranks may differ in beside the sizes of their shards, such as the length of their part
+  /// of a sequence, by their coordinate in the mesh; empty: nothing.
+  std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
+};
+/// Makes the run of the one rank of a fake world.
+using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
+
+/// What a plan is for, and what its figures are of.
+struct PlanOptions {
+  std::optional<Machine> machine{};  ///< without one no time is estimated
+  /// "cpu" or "cuda": that the training runs on. Its tensors are on the CPU while it is planned.
+  std::string device = "cpu";
+  bool offload = false;     ///< on a GPU: shards, gradients and optimizer are in the host's memory
+  std::int64_t tokens = 0;  ///< or samples, of a step of all ranks
+  c10::ScalarType type = c10::kFloat;  ///< of products, for their peak FLOP/s
+  /// Of the model, a token, for MFU; zeros: what the products of the step count, with those that
+  /// are computed again.
+  observe::ModelFlops flops{};
+  /// What makes memory of a kind smaller, for the advice where a plan does not fit; empty: a
+  /// general answer.
+  std::function<std::string(observe::MemoryKind)> remedy{};
+  /// For plan(); empty: AdamW.
+  std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
+};
+
+/// Ranks that have equal sizes of everything.
+struct RankKind {
+  int first = 0;           ///< the first rank of the kind
+  std::int64_t count = 0;  ///< ranks of it
+};
+
+/// What a rank of one kind has in a step, and does.
+struct RankPlan {
+  RankKind kind{};
+  std::vector<std::int64_t> coordinate{};  ///< of the first rank in the mesh
+  observe::StepMemory memory{};
+  std::optional<StepTime> time{};  ///< on a machine
+  /// comm, and with a machine also step_time_s, tokens_per_s, tflops and mfu.
+  observe::StepMetrics metrics{};
+};
+
+/// What the ranks of a training have in a step, and do.
+struct RunPlan {
+  PlanOptions options{};
+  MeshShape mesh{};
+  std::vector<RankPlan> ranks{};  ///< one of each kind
+
+  /// The rank with the highest peak.
+  const RankPlan& largest() const;
+  /// Whether tensors of the purpose are in the host's memory, not in the device's.
+  bool on_host(observe::MemoryKind kind) const;
+  /// Whether the largest fits a device of the machine; true without one.
+  bool fits() const;
+};
+
+/// Plans the second step of a training without making it: one rank of each kind, one after the
+/// other, in a comm::fake_world and a kernels::FakeMode, with memory that is only reserved. One at
+/// a time in a process. Throws Error for more than 2^24 ranks, and what `make` and the step throw.
+RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
+/// One rank alone.
+RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
+/// Fills what follows from metrics' step_time_s: tokens_per_s, tflops and mfu. `products`: FLOPs of
+/// a rank's products, where the options have none of the model.
+void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
+               const PlanOptions& options);
+
+namespace detail {
+
+void allocate(nn::ModuleBase& model);
+std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
+                                                 const nn::ModuleBase& model);
+
+}  // namespace detail
+
+/// plan_run() of a model and a step of its training. `factory(mesh)` makes the model on the meta
+/// device (nn::MetaDevice) and parallelizes it; it returns a std::shared_ptr. `step(model,
+/// optimizer, mesh)` makes one step: forward, loss, backward, clipping, the optimizer's step and
+/// zero_grad(). Tensors that it makes have no values.
+///   const planning::RunPlan plan = planning::plan(make_mlp, train_step, MeshShape({2, 2}, {"dp",
+///   "tp"}),
+///                                                 {.machine = planning::machine_of("h100"),
+///                                                 .device = "cuda"});
+///   std::cout << planning::to_text(plan);
+template <class Factory, class Step>
+RunPlan plan(const Factory& factory, const Step& step, const MeshShape& mesh,
+             const PlanOptions& options = {}) {
+  const auto make = [&](const comm::WorldPtr& world) {
+    const DeviceMesh ranks = init_device_mesh(world, mesh.sizes(), mesh.names());
+    const auto model = factory(ranks);
+    detail::allocate(*model);
+    const auto optimizer = detail::make_optimizer(options, *model);
+    return Run{model, ranks, [=, &step] { step(*model, *optimizer, ranks); }};
+  };
+  return plan_run(make, mesh.numel(), options);
+}
+
+}  // namespace tessera::planning
+TESSERA_API_END

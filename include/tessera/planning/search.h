@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/export.h"
+#include "tessera/planning/estimate.h"
+#include "tessera/planning/machine.h"
+
+TESSERA_API_BEGIN
+namespace tessera::planning {
+
+/// How a training is spread over ranks: what a search chooses.
+struct TrainingLayout {
+  std::int64_t dp = 1;          ///< ranks that shard parameters, without those that replicate them
+  std::int64_t tp = 1, cp = 1;  ///< of tensor and of context parallelism
+  std::string ac{};             ///< of activations: "none", "selective" or "full" checkpointing
+  int zero = 3;  ///< 2: parameters stay gathered until backward; 3: they are resharded
+  std::int64_t accumulate = 1;  ///< micro-batches of a step
+};
+
+/// What a search may choose from.
+struct SearchSpace {
+  std::int64_t ranks = 0;
+  Machine machine{};
+  std::int64_t dp_replicate = 1;
+  std::int64_t batch = 1;     ///< samples of a step of all ranks
+  std::int64_t sequence = 0;  ///< tokens of a sample; 0: samples are no sequences
+  TrainingLayout first{};     ///< of what is fixed the values; of cp and accumulate where it begins
+  bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
+       fixed_accumulate = false;
+  /// Whether the model can be split over so many ranks; empty: over any number.
+  std::function<bool(std::int64_t tp)> allows_tp{};
+  std::function<bool(std::int64_t cp)>
+      allows_cp{};  ///< the same of its sequences; empty: over none
+  /// The first rank's estimate. What it throws as an Error leaves the layout out.
+  std::function<Estimate(const TrainingLayout& layout)> estimate{};
+  std::string batch_name = "batch";  ///< for messages
+  /// For messages; empty: name_of().
+  std::function<std::string(const TrainingLayout& layout)> text{};
+};
+
+/// A layout and what is estimated of it.
+struct FoundLayout {
+  TrainingLayout layout{};
+  Estimate estimate{};
+  bool fits = false;
+  bool frontier = false;  ///< it fits, and no other takes less memory and no more time
+};
+/// A layout that was not estimated.
+struct RefusedLayout {
+  TrainingLayout layout{};
+  std::string reason{};
+};
+
+/// What a search has found.
+struct Search {
+  SearchSpace space{};
+  std::vector<FoundLayout> found{};  ///< those that fit first, by time; then the others, by memory
+  std::vector<RefusedLayout> refused{};  ///< by the model's or the batch's sizes
+  std::int64_t skipped = 0;              ///< that take more memory than one that does not fit
+
+  /// The fastest that fits; where none does, the one that takes the least memory.
+  const FoundLayout& best() const { return found.front(); }
+  /// Whether some layout splits sequences.
+  bool has_cp() const;
+  /// Whether some layout takes its batch in parts.
+  bool has_accumulation() const;
+};
+
+/// "dp 64 × tp 8, ac full, ZeRO-3"; with cp and micro-batches where they are above 1.
+std::string name_of(const TrainingLayout& layout);
+
+/// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and 3; where
+/// nothing fits without, also as many micro-batches as it takes; for sequences of 16384 tokens and
+/// more, or where still nothing fits, also cp of 2, 4 and 8. What is fixed stays as it is. Throws
+/// Error where no layout can be planned.
+Search search(const SearchSpace& space);
+
+}  // namespace tessera::planning
+TESSERA_API_END
