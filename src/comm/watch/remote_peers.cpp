@@ -14,8 +14,6 @@
 namespace tessera::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::seconds kBetweenPolls{1};
 constexpr std::chrono::seconds kPatience{1};
 constexpr auto kLeft = "left";
@@ -46,7 +44,6 @@ struct RemotePeers::State {
   std::int64_t asked = 0;
   std::int64_t work = 0;  ///< how often ranks have told of their work
   std::int64_t last_work = 0;
-  Clock::time_point heard = Clock::now();
 };
 
 RemotePeers::RemotePeers(detail::StorePtr store) : state_(std::make_shared<State>()) {
@@ -81,7 +78,6 @@ void RemotePeers::serve(const std::shared_ptr<State>& state) {
     }
     lock.lock();
     state->served += requests.size();
-    state->heard = Clock::now();
     state->changed.notify_all();
   }
 }
@@ -166,11 +162,6 @@ void RemotePeers::tell_of_work() {
 std::int64_t RemotePeers::last_work() const {
   const std::lock_guard lock(state_->mutex);
   return state_->last_work;
-}
-
-std::chrono::seconds RemotePeers::silent_for() const {
-  const std::lock_guard lock(state_->mutex);
-  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - state_->heard);
 }
 
 }  // namespace tessera::comm

@@ -42,8 +42,6 @@ class RemotePeers {
   /// When a rank last said so, in flight::now() of this host, as it was known a second ago; 0: none
   /// has.
   std::int64_t last_work() const;
-  /// For how long the store has not answered.
-  std::chrono::seconds silent_for() const;
 
  private:
   using Request = std::function<void(detail::Store&)>;
