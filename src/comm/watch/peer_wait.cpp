@@ -49,12 +49,6 @@ std::string first_ended(const GroupInfo& group) {
 
 }  // namespace
 
-std::string remedy_for(const std::string& why) {
-  return why.find("look for") == std::string::npos
-             ? "; every rank must make this call before World::shutdown()"
-             : "";
-}
-
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
   // A dying process closes its sockets a little before it is seen to be dead, and on another host
@@ -70,7 +64,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
   throw PeerError(collective_error(group, collective, std::string(CallerScope::outermost()),
                                    why.empty() ? reason + "; look for the first error among the "
                                                           "other ranks"
-                                               : why + remedy_for(why) + " (" + reason + ")"));
+                                               : why + " (" + reason + ")"));
 }
 
 PeerWait::PeerWait(const GroupInfo& group, std::string collective)
@@ -85,8 +79,7 @@ void PeerWait::check(const Missing& missing) {
     // It may have come before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
-      const std::string why = world.why_never(*ended);
-      fail_because(why + remedy_for(why));
+      fail_because(world.why_never(*ended));
     }
   }
   const auto now = Clock::now();

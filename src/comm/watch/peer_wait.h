@@ -11,9 +11,6 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// What to do about a peer that will not come, for `why` as WorldWatch::why_never() says it.
-std::string remedy_for(const std::string& why);
-
 /// Throws PeerError for a transfer that failed with `reason`: a peer that has ended is the cause,
 /// or will be found to have ended soon; else the cause is not known.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,

@@ -12,7 +12,6 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/ranks_of_world.h"
-#include "watch/peer_wait.h"
 #include "watch/rank_dump.h"
 #include "watch/thread_stacks.h"
 
@@ -234,7 +233,7 @@ void Watchdog::look_at_peers() {
   const flight::Call call = call_of(watch_.own(), first);
   const std::string why = why_stuck(call, watch_.reports());
   if (!why.empty()) {
-    end_process(call, why + remedy_for(why));
+    end_process(call, why);
   }
 }
 

@@ -69,7 +69,7 @@ class WorldWatch {
   /// Of these ranks the one that ended first, which may have made the others end; nullopt: all may
   /// come.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
-  /// Why it will not; "" if it may.
+  /// Why it will not, and what to do about it; "" if it may.
   std::string why_never(int rank) const;
   /// The reachable records, with what the system says of processes that have ended.
   std::vector<flight::RankReport> reports() const;

@@ -104,6 +104,28 @@ std::string waits_of_other_threads(const RankReport& report, const Call& call) {
   return text;
 }
 
+bool ended_well(const RankReport& report) {
+  return report.state == RankState::kEnded ||
+         (report.state == RankState::kExited && report.exit_code == 0);
+}
+
+/// "": it has not.
+std::string how_it_ended(const RankReport& report) {
+  const std::string rank = detail::concat("rank ", report.rank);
+  if (ended_well(report)) {
+    return rank + " ended " + progress_text(report);
+  }
+  std::string ended;
+  if (report.state == RankState::kGaveUp) {
+    ended = rank + " gave up ";
+  } else if (report.state == RankState::kExited) {
+    ended = detail::concat(rank, " ended with exit code ", report.exit_code, " ");
+  } else if (report.activity == Activity::kGone) {
+    ended = detail::concat("the process of ", rank, " (pid ", report.pid, ") has ended ");
+  }
+  return ended.empty() ? "" : ended + progress_text(report) + "; look for its error";
+}
+
 }  // namespace
 
 std::string to_text(const Call& call) {
@@ -124,24 +146,9 @@ std::string progress_text(const RankReport& report) {
 }
 
 std::string why_never(const RankReport& report) {
-  const std::string rank = detail::concat("rank ", report.rank);
-  switch (report.state) {
-    case RankState::kGaveUp:
-      return rank + " gave up " + progress_text(report) + "; look for its error";
-    case RankState::kEnded:
-      return rank + " ended " + progress_text(report);
-    case RankState::kExited:
-      return report.exit_code == 0
-                 ? rank + " ended " + progress_text(report)
-                 : detail::concat(rank, " ended with exit code ", report.exit_code, " ",
-                                  progress_text(report), "; look for its error");
-    case RankState::kRunning:
-      break;
-  }
-  return report.activity == Activity::kGone
-             ? detail::concat("the process of rank ", report.rank, " (pid ", report.pid,
-                              ") has ended ", progress_text(report), "; look for its error")
-             : "";
+  const std::string text = how_it_ended(report);
+  return ended_well(report) ? text + "; every rank must make this call before World::shutdown()"
+                            : text;
 }
 
 std::vector<int> missing_ranks(const std::vector<RankReport>& reports, const RankReport& member,
@@ -161,7 +168,7 @@ std::vector<int> missing_ranks(const std::vector<RankReport>& reports, const Ran
 }
 
 std::string what_it_does(const RankReport& report, const std::vector<RankReport>& reports) {
-  const std::string end = why_never(report);
+  const std::string end = how_it_ended(report);
   if (!end.empty()) {
     return end.substr(end.find("rank "));
   }

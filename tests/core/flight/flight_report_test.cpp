@@ -239,7 +239,8 @@ TEST(WhyNever, SaysHowARankEnded) {
             "error");
   report.step = 20;
   report.state = RankState::kEnded;
-  EXPECT_EQ(why_never(report), "rank 1 ended after step 20");
+  EXPECT_EQ(why_never(report),
+            "rank 1 ended after step 20; every rank must make this call before World::shutdown()");
   report.state = RankState::kExited;
   report.exit_code = 3;
   EXPECT_EQ(why_never(report), "rank 1 ended with exit code 3 after step 20; look for its error");

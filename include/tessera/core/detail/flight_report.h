@@ -85,7 +85,8 @@ std::string to_text(const Call& call);
 /// "after step 20" or, where no step is known, "after all_reduce (call 7 of group 'dp')".
 std::string progress_text(const RankReport& report);
 
-/// Why this rank will begin no call any more; "": it may. "rank 1 ended after step 20".
+/// Why this rank will begin no call any more, and what to do about it; "": it may. "rank 1 gave up
+/// after step 20; look for its error".
 std::string why_never(const RankReport& report);
 /// The ranks of the group of `member`'s call that have not begun it, or have begun another
 /// collective instead: that will never complete it. A rank without a report is left out.
