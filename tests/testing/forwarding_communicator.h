@@ -59,6 +59,7 @@ class ForwardingCommunicator : public comm::Communicator {
   void abort() override { inner_->abort(); }
   std::string name() const override { return inner_->name(); }
   bool keeps_order_on_device() const override { return inner_->keeps_order_on_device(); }
+  bool takes_meta_tensors() const override { return inner_->takes_meta_tensors(); }
   void shutdown(std::chrono::milliseconds patience) override { inner_->shutdown(patience); }
 
  protected:

@@ -139,6 +139,9 @@ class Communicator {
   /// closed, for which its other ranks have to come: where they do not within `patience`, it is
   /// aborted and PeerError thrown.
   virtual void shutdown([[maybe_unused]] std::chrono::milliseconds patience) {}
+  /// Whether collectives of meta tensors are called, though these have no values: to be counted, in
+  /// a group whose other ranks do not exist (fake_world).
+  virtual bool takes_meta_tensors() const { return false; }
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}

@@ -100,10 +100,9 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
   }
 }
 
-/// Whether a step has nothing to do: a meta tensor has shapes alone. Where the other ranks exist on
-/// paper only (comm::fake_world), collectives are called even so, to be counted.
-bool is_on_paper(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
-  return local.is_meta() && !(communicates(step) && group_of(step, mesh).name() == "loopback");
+/// Whether a step has nothing to do: a meta tensor has shapes alone.
+bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  return local.is_meta() && !(communicates(step) && group_of(step, mesh).takes_meta_tensors());
 }
 
 /// Runs `steps`, each to its end.
@@ -112,7 +111,7 @@ at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const Device
   for (const auto& step : steps) {
     // Steps give the elements in order, but not in shape: that is a function of the layout.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
-    local = is_on_paper(step, local, mesh) ? at::empty(shape, local.options())
+    local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
                                            : local_step(step, local, mesh, sizes).reshape(shape);
   }
   return local;

@@ -38,11 +38,11 @@ at::Tensor sent(const at::Tensor& tensor) {
 }
 
 /// The collective of `start(group)`, to its end, where there is something to exchange. A meta
-/// tensor has shapes alone; where the other ranks exist on paper only, its collective is counted.
+/// tensor has shapes alone: its collective is called only to be counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
-  if (own.numel() == 0 || (own.is_meta() && group.name() != "loopback")) {
+  if (own.numel() == 0 || (own.is_meta() && !group.takes_meta_tensors())) {
     return;
   }
   flush_pending_transfers(group);
@@ -57,7 +57,7 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   }
   std::vector<std::int64_t> sizes{sequence.mesh.size()};
   sizes.insert(sizes.end(), own.sizes().begin(), own.sizes().end());
-  const at::Tensor of_ranks = at::empty(sizes, own.options());
+  at::Tensor of_ranks = at::empty(sizes, own.options());
   exchange(own, sequence,
            [&](comm::Communicator& group) { return group.all_gather(sent(of_ranks), sent(own)); });
   return of_ranks;
