@@ -110,9 +110,7 @@ Supervisor::Outcome Supervisor::run() {
   // Before the relays are finished: a process that a rank left behind could still write to its
   // pipe.
   end_leftovers();
-  for (auto* relay : relays()) {
-    relay->finish();
-  }
+  std::ranges::for_each(relays(), &LineRelay::finish);
   errors_.release_all();
   flush();
   for (const auto& loss : routes_.losses()) {
@@ -129,7 +127,7 @@ Supervisor::Outcome Supervisor::run() {
 Supervisor::Outcome Supervisor::outcome() const {
   const auto has_stopped = [](const auto& rank) { return rank->status->stopped(); };
   // Also after a signal to the launcher: the caller should know that the job was saved.
-  if (std::all_of(ranks_.begin(), ranks_.end(), has_stopped)) {
+  if (std::ranges::all_of(ranks_, has_stopped)) {
     return {kStoppedExitCode, false};
   }
   if (stop_signal_ != 0) {
@@ -138,7 +136,7 @@ Supervisor::Outcome Supervisor::outcome() const {
   if (!failed_.empty()) {
     return {failed_.front()->status->code(), true};
   }
-  return {std::any_of(ranks_.begin(), ranks_.end(), has_stopped) ? kStoppedExitCode : 0, false};
+  return {std::ranges::any_of(ranks_, has_stopped) ? kStoppedExitCode : 0, false};
 }
 
 void Supervisor::wait_for_events() {
@@ -163,14 +161,11 @@ void Supervisor::read_outputs() {
       relay->read_available();
     }
   }
-  release_errors();
-  flush();
-}
-
-void Supervisor::release_errors() {
+  // After a failure all lines wait for the report.
   if (stage_ != Stage::kSettling) {
     errors_.release(Clock::now());
   }
+  flush();
 }
 
 void Supervisor::reap() {
@@ -245,8 +240,7 @@ void Supervisor::take_signals() {
 // What the ranks wrote is shown once: that of the cause just above the line that names it.
 void Supervisor::report_failure() {
   Rank& cause = *failed_.front();
-  const auto others =
-      std::count_if(ranks_.begin(), ranks_.end(), [](const auto& rank) { return !rank->status; });
+  const auto others = std::ranges::count_if(ranks_, [](const auto& rank) { return !rank->status; });
   for (auto* rank : failed_) {
     rank->err.finish();  // its last line may have no newline
   }
@@ -269,7 +263,7 @@ void Supervisor::report_others() {
     ends[failed_[i]->status->describe()].push_back(failed_[i]->rank);
   }
   for (auto& [end, ranks] : ends) {
-    std::sort(ranks.begin(), ranks.end());  // they failed in another order
+    std::ranges::sort(ranks);  // they failed in another order
     say(flight::name_ranks(ranks) + " then " + end);
   }
 }
@@ -289,21 +283,15 @@ void Supervisor::begin(Stage stage) {
   }
   stage_ = stage;
   const auto now = Clock::now();
-  switch (stage) {
-    case Stage::kRunning:
-      break;
-    case Stage::kSettling:
-      deadline_ = now + kSettleTime;
-      break;
-    case Stage::kTerminating:
-      // After a failure there is little that the others could still do.
-      deadline_ = now + (stop_signal_ != 0 ? std::chrono::ceil<Clock::duration>(options_.grace)
-                                           : Clock::duration(kTermTime));
-      break;
-    case Stage::kKilling:
-      deadline_.reset();
-      signal_ranks(SIGKILL);
-      break;
+  if (stage == Stage::kSettling) {
+    deadline_ = now + kSettleTime;
+  } else if (stage == Stage::kTerminating) {
+    // After a failure there is little that the others could still do.
+    deadline_ = now + (stop_signal_ != 0 ? std::chrono::ceil<Clock::duration>(options_.grace)
+                                         : Clock::duration(kTermTime));
+  } else {
+    deadline_.reset();
+    signal_ranks(SIGKILL);
   }
 }
 
@@ -368,8 +356,7 @@ bool Supervisor::drain() {
 }
 
 bool Supervisor::all_ended() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
-                     [](const auto& rank) { return rank->status.has_value(); });
+  return std::ranges::all_of(ranks_, [](const auto& rank) { return rank->status.has_value(); });
 }
 
 int Supervisor::poll_timeout() const {
@@ -398,15 +385,12 @@ std::vector<LineRelay*> Supervisor::relays() {
 
 std::vector<OutputSink*> Supervisor::sinks() {
   std::vector<OutputSink*> all = routes_.sinks();
-  all.push_back(&out_);
-  all.push_back(&err_);
+  all.insert(all.end(), {&out_, &err_});
   return all;
 }
 
 void Supervisor::flush() {
-  for (auto* sink : sinks()) {
-    sink->flush();
-  }
+  std::ranges::for_each(sinks(), &OutputSink::flush);
 }
 
 void Supervisor::say(const std::string& text) {

@@ -68,9 +68,6 @@ class Supervisor {
   void note_failures(const std::vector<Rank*>& ended);
   void report_failure();
   void report_others();
-  // Lines of standard error that have waited long enough. After a failure all of them wait for the
-  // report.
-  void release_errors();
   // Leaves the ranks' records where somebody will want to read them.
   void keep_records();
   // Goes on to a later stage; a call for an earlier one does nothing.

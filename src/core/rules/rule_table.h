@@ -23,8 +23,9 @@ struct Row {
 
 /// The rows of several lists: for tables that are too long to read in one piece.
 std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists);
-/// Of indexing_table.
+/// Of indexing_table, and of view_table.
 std::vector<Row> advanced_indexing_rows();
+std::vector<Row> reshape_rows();
 
 /// The rules of a family of operators that are sharded in the same way.
 struct Table {

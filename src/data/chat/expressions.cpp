@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
 #include <optional>
 #include <utility>
 
@@ -54,23 +53,37 @@ class ExpressionParser {
   }
 
   Expression disjunction() {
-    Expression value = conjunction();
-    while (tokens_.take_if("or")) {
-      value = [a = value, b = conjunction()](State& state) {
-        const Value first = a(state);
-        return first ? first : b(state);
-      };
-    }
-    return value;
+    return junction("or", true, [&] { return conjunction(); });
+  }
+
+  /// name(arguments) behind "|".
+  Expression filter(Expression value) {
+    const std::string name = tokens_.name();
+    return [value = std::move(value), name, given = arguments_if_any(),
+            line = tokens_.line()](State& state) {
+      const Value of = value(state);
+      const Arguments arguments = given(state);
+      return at_line(line, [&] {
+        const auto result = filtered(name, of, arguments);
+        TESSERA_CHECK(result, "the filter '", name, "' is not implemented");
+        return *result;
+      });
+    };
   }
 
  private:
   Expression conjunction() {
-    Expression value = negation();
-    while (tokens_.take_if("and")) {
-      value = [a = value, b = negation()](State& state) {
+    return junction("and", false, [&] { return negation(); });
+  }
+
+  /// The first operand that `decides`, or else the last one.
+  template <class Operand>
+  Expression junction(const char* word, bool decides, Operand operand) {
+    Expression value = operand();
+    while (tokens_.take_if(word)) {
+      value = [a = value, b = operand(), decides](State& state) {
         const Value first = a(state);
-        return first ? b(state) : first;
+        return static_cast<bool>(first) == decides ? first : b(state);
       };
     }
     return value;
@@ -88,10 +101,10 @@ class ExpressionParser {
 
   /// a < b < c is both.
   Expression comparison() {
-    Expression first = sum();
+    Expression first = binary(0);
     std::vector<std::pair<std::string, Expression>> rest;
     while (const auto sign = comparing()) {
-      rest.emplace_back(*sign, sum());
+      rest.emplace_back(*sign, binary(0));
     }
     if (rest.empty()) {
       return first;
@@ -122,16 +135,21 @@ class ExpressionParser {
     return std::nullopt;
   }
 
-  template <class Operand>
-  Expression binary(std::initializer_list<const char*> signs, Operand operand) {
-    Expression value = operand();
+  /// A level binds more than those before it.
+  Expression binary(std::size_t level) {
+    static const std::array<std::vector<const char*>, 4> all{
+        {{"+", "-"}, {"~"}, {"*", "/", "//", "%"}, {"**"}}};
+    if (level == all.size()) {
+      return signed_value(/*with_filters=*/true);
+    }
+    Expression value = binary(level + 1);
     while (true) {
-      const auto* const sign =
-          std::ranges::find_if(signs, [&](const char* s) { return tokens_.take_if(s); });
-      if (sign == signs.end()) {
+      const auto sign =
+          std::ranges::find_if(all.at(level), [&](const char* s) { return tokens_.take_if(s); });
+      if (sign == all.at(level).end()) {
         return value;
       }
-      value = [sign = std::string(*sign), a = value, b = operand(),
+      value = [sign = std::string(*sign), a = value, b = binary(level + 1),
                line = tokens_.line()](State& state) {
         const Value left = a(state);
         const Value right = b(state);
@@ -141,19 +159,6 @@ class ExpressionParser {
         });
       };
     }
-  }
-
-  Expression sum() {
-    return binary({"+", "-"}, [&] { return joined(); });
-  }
-  Expression joined() {
-    return binary({"~"}, [&] { return product(); });
-  }
-  Expression product() {
-    return binary({"*", "/", "//", "%"}, [&] { return power(); });
-  }
-  Expression power() {
-    return binary({"**"}, [&] { return signed_value(/*with_filters=*/true); });
   }
 
   /// A sign is of the value before its filters.
@@ -204,14 +209,20 @@ class ExpressionParser {
     fail("line ", tokens_.line(), ": '", printable(token.text), "' stands where a value is needed");
   }
 
-  std::vector<Expression> list(std::string_view end) {
-    std::vector<Expression> all;
+  /// Calls `each` for what stands between commas, up to `end`.
+  template <class Each>
+  void separated(std::string_view end, Each each) {
     while (!tokens_.take_if(end)) {
-      all.push_back(conditional());
+      each();
       if (!tokens_.next_is(end)) {
         tokens_.expect(",");
       }
     }
+  }
+
+  std::vector<Expression> list(std::string_view end) {
+    std::vector<Expression> all;
+    separated(end, [&] { all.push_back(conditional()); });
     return all;
   }
 
@@ -224,23 +235,18 @@ class ExpressionParser {
       return first;
     }
     tokens_.expect(",");
-    std::vector<Expression> all{first};
-    for (Expression& element : list(")")) {
-      all.push_back(std::move(element));
-    }
+    std::vector<Expression> all = list(")");
+    all.insert(all.begin(), std::move(first));
     return list_of(std::move(all));
   }
 
   Expression map() {
     std::vector<std::pair<Expression, Expression>> all;
-    while (!tokens_.take_if("}")) {
+    separated("}", [&] {
       Expression key = conditional();
       tokens_.expect(":");
       all.emplace_back(std::move(key), conditional());
-      if (!tokens_.next_is("}")) {
-        tokens_.expect(",");
-      }
-    }
+    });
     return [all](State& state) -> Value {
       Json map = Json::object();
       for (const auto& [key, value] : all) {
@@ -302,7 +308,7 @@ class ExpressionParser {
   std::function<Arguments(State&)> arguments() {
     std::vector<Expression> positional;
     std::vector<std::pair<std::string, Expression>> named;
-    while (!tokens_.take_if(")")) {
+    separated(")", [&] {
       const std::size_t before = tokens_.place();
       const Token name = tokens_.take();
       if (name.kind == Kind::kName && tokens_.take_if("=")) {
@@ -311,10 +317,7 @@ class ExpressionParser {
         tokens_.go_to(before);
         positional.push_back(conditional());
       }
-      if (!tokens_.next_is(")")) {
-        tokens_.expect(",");
-      }
-    }
+    });
     return [positional, named](State& state) {
       Arguments given;
       for (const Expression& value : positional) {
@@ -325,6 +328,10 @@ class ExpressionParser {
       }
       return given;
     };
+  }
+
+  std::function<Arguments(State&)> arguments_if_any() {
+    return tokens_.take_if("(") ? arguments() : [](State&) { return Arguments(); };
   }
 
   Expression filters(Expression value) {
@@ -339,37 +346,16 @@ class ExpressionParser {
     }
   }
 
- public:
-  /// name(arguments) behind "|".
-  Expression filter(Expression value) {
-    const std::string name = tokens_.name();
-    std::function<Arguments(State&)> given = [](State&) { return Arguments(); };
-    if (tokens_.take_if("(")) {
-      given = arguments();
-    }
-    return [value = std::move(value), name, given, line = tokens_.line()](State& state) {
-      const Value of = value(state);
-      const Arguments arguments = given(state);
-      return at_line(line, [&] {
-        const auto result = filtered(name, of, arguments);
-        TESSERA_CHECK(result, "the filter '", name, "' is not implemented");
-        return *result;
-      });
-    };
-  }
-
- private:
   Expression test(Expression value) {
     const bool negated = tokens_.take_if("not");
     const std::string name = tokens_.take().text;
-    std::function<Arguments(State&)> given = [](State&) { return Arguments(); };
-    const Token& next = tokens_.peek();
-    if (tokens_.take_if("(")) {
-      given = arguments();
-    } else if (begins_value(next)) {
+    std::function<Arguments(State&)> given;
+    if (begins_value(tokens_.peek())) {
       given = [operand = postfix(primary())](State& state) {
         return Arguments{{operand(state)}, {}};
       };
+    } else {
+      given = arguments_if_any();
     }
     return [value, name, negated, given, line = tokens_.line()](State& state) -> Value {
       const Value of = value(state);

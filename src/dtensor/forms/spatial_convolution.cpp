@@ -69,15 +69,12 @@ Ranges windows_of(const Ranges& results, std::int64_t kernel, std::int64_t strid
                   std::int64_t padding, std::int64_t dilation) {
   Ranges windows;
   for (const auto& part : results) {
-    if (part.size() == 0) {
-      windows.push_back({});
-      continue;
-    }
     // Beyond the input's ends (negative, or past its size) where it is padded: the exchange gives
     // zeros there, and the convolution is told of no padding.
     const auto first = part.begin * stride - padding;
     const auto last = (part.end - 1) * stride - padding;
-    windows.push_back({first, last + dilation * (kernel - 1) + 1});
+    windows.push_back(part.size() == 0 ? Range()
+                                       : Range{first, last + dilation * (kernel - 1) + 1});
   }
   return windows;
 }
@@ -159,13 +156,11 @@ bool is_valid(const TensorSpec& input, const TensorSpec& weight, const Steps& st
   const auto all = [](const Dims& values, std::int64_t least) {
     return std::ranges::all_of(values, [&](auto value) { return value >= least; });
   };
-  for (const auto* list : {&steps.stride, &steps.padding, &steps.dilation, &output_padding}) {
-    if (list->size() != spatial) {
-      return false;
-    }
-  }
-  return all(steps.stride, 1) && all(steps.padding, 0) && all(steps.dilation, 1) &&
-         all(output_padding, 0) && all(input.sizes, 1) && all(weight.sizes, 1) && groups > 0 &&
+  const auto each = [&](const Dims& values, std::int64_t least) {
+    return values.size() == spatial && all(values, least);
+  };
+  return each(steps.stride, 1) && each(steps.padding, 0) && each(steps.dilation, 1) &&
+         each(output_padding, 0) && all(input.sizes, 1) && all(weight.sizes, 1) && groups > 0 &&
          weight.sizes[1] * groups == input.sizes[1] && weight.sizes[0] % groups == 0 &&
          weight.dtype == input.dtype && c10::isFloatingType(input.dtype);
 }
@@ -179,10 +174,8 @@ std::optional<ConvolutionGeometry> geometry_of_call(const BoundCall& bound, cons
   }
   const auto& spec = *input->spec();
   const auto& kernel = *weight->spec();
-  if (spec.sizes.size() < 3 || spec.sizes.size() != kernel.sizes.size()) {
-    return std::nullopt;
-  }
-  if (!is_sharded_in_space(spec)) {
+  if (spec.sizes.size() < 3 || spec.sizes.size() != kernel.sizes.size() ||
+      !is_sharded_in_space(spec)) {
     return std::nullopt;
   }
   const auto list = [&](std::size_t place) {
