@@ -8,7 +8,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
-#include <string>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -18,24 +17,6 @@ namespace {
 
 using comm::Lane;
 using comm::LaneScope;
-
-/// The ranks that keep a larger shard after forward. Empty if the feature is off, or covers all
-/// ranks and so duplicates the shards.
-DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
-  const std::int64_t ranks = mesh.shard.size();
-  if (mesh.replica) {
-    return mesh.replica.size() < ranks ? mesh.replica : DeviceMesh();
-  }
-  // Size 1 is the default and means off; all ranks would keep the shard a second time.
-  if (size == 1 || size == ranks) {
-    return {};
-  }
-  // Neighbours by rank, since they usually share a host and its fast links.
-  const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
-  const std::vector<std::string>& names = mesh.shard.shape().names();
-  const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
-  return {mesh.shard.world(), std::vector<int>(first, first + size), MeshShape({size}, {name})};
-}
 
 /// Calls or waits for a gather; where ranks disagree, says what that means here.
 template <class Act>
@@ -58,7 +39,7 @@ GatheredState::GatheredState(GroupShards& shards, std::int64_t post_forward_mesh
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
       settings_(std::move(settings)),
-      post_forward_(post_forward_mesh(shards.mesh(), post_forward_mesh_size)) {}
+      post_forward_(shards.mesh(), post_forward_mesh_size) {}
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
@@ -204,7 +185,7 @@ void GatheredState::unshard(CommContext& context) {
   if (unsharded()) {
     return;
   }
-  // A no-op if UnitGroups or a prefetch has started it.
+  // A no-op if the unit or a prefetch has started it.
   start_unshard(context);
   context.streams().note("unshard " + settings_->label);
   try {

@@ -4,6 +4,8 @@
 
 #include "group/unsharded_tensors.h"
 
+#include "tessera/core/error.h"
+
 namespace tessera::fsdp {
 namespace {
 
@@ -12,6 +14,24 @@ constexpr std::int64_t kAlignment = 64;
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
+}
+
+/// The ranks that keep a larger shard after forward. Empty if the feature is off, or covers all
+/// ranks and so duplicates the shards.
+DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
+  const std::int64_t ranks = mesh.shard.size();
+  if (mesh.replica) {
+    return mesh.replica.size() < ranks ? mesh.replica : DeviceMesh();
+  }
+  // Size 1 is the default and means off; all ranks would keep the shard a second time.
+  if (size == 1 || size == ranks) {
+    return {};
+  }
+  // Neighbours by rank, since they usually share a host and its fast links.
+  const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
+  const std::vector<std::string>& names = mesh.shard.shape().names();
+  const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
+  return {mesh.shard.world(), std::vector<int>(first, first + size), MeshShape({size}, {name})};
 }
 
 }  // namespace
@@ -41,6 +61,9 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
     offset += round_up(itemsize * numels[i], kAlignment);
   }
 }
+
+PostForwardShard::PostForwardShard(const DataMesh& mesh, std::int64_t size)
+    : mesh_(post_forward_mesh(mesh, size)) {}
 
 void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
   const std::int64_t piece = memory.numel() / count();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/data_mesh.h"
 #include "group/group_layout.h"
 #include "memory/reusable_storage.h"
 #include "tessera/comm/communicator.h"
@@ -50,8 +51,8 @@ class UnshardedTensors {
 /// parameters: the memory is cut into equal pieces.
 class PostForwardShard {
  public:
-  /// `mesh`: of one dimension, or none, to keep nothing.
-  explicit PostForwardShard(DeviceMesh mesh) : mesh_(std::move(mesh)) {}
+  /// `size`: Options::post_forward_mesh_size.
+  PostForwardShard(const DataMesh& mesh, std::int64_t size);
 
   bool enabled() const { return static_cast<bool>(mesh_); }
   /// Of how many pieces the memory consists.
@@ -70,7 +71,7 @@ class PostForwardShard {
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
-  DeviceMesh mesh_;
+  DeviceMesh mesh_;  ///< of one dimension, or none: nothing is kept
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< the piece
   at::Tensor sent_;              ///< while the collective reads it
