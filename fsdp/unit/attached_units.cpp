@@ -27,7 +27,9 @@ class KeptByUnit final : public nn::SlotKeeper {
 
   bool brought_nonfinite(const nn::ParameterSlot& slot) const override {
     const std::shared_ptr<Unit> unit = unit_.lock();
-    return unit != nullptr && unit->parameters().brought_nonfinite(slot);
+    return unit != nullptr && std::ranges::any_of(unit->groups(), [&](const ParameterGroup& group) {
+             return group.gradients().brought_nonfinite(slot);
+           });
   }
 
  private:

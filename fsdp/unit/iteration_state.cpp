@@ -149,10 +149,10 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
     return nullptr;
   }
   const std::shared_ptr<Unit> ahead = ahead_.lock();
-  if (ahead != nullptr && ahead->parameters().is_gathering()) {
+  if (ahead != nullptr && ahead->parameters().any(&GatheredState::is_gathering)) {
     return nullptr;
   }
-  const std::shared_ptr<Unit> next = gather_order_.next();
+  std::shared_ptr<Unit> next = gather_order_.next();
   ahead_ = next;
   return next;
 }
@@ -160,7 +160,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
 /// This forward has gone another way than the last one.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
-    ahead->parameters().reshard_unused();
+    ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
   }
 }
 

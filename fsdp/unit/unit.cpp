@@ -97,7 +97,7 @@ void Unit::await_compute() {
   // Outside of an iteration the shards may have been written since the pieces were kept. Within one
   // they may not, and backward needs the pieces.
   if (iteration_ != nullptr && !iteration_->is_under_way()) {
-    groups_.drop_pieces();
+    groups_.each(&GatheredState::drop_piece);
   }
   groups_.follow_compute();
 }
@@ -115,12 +115,12 @@ void Unit::start_unshard() {
 
 void Unit::unshard() {
   start_unshard();
-  groups_.unshard();
-  groups_.show();
+  groups_.each(&GatheredState::unshard, comm_context());
+  groups_.each(&GatheredState::show);
 }
 
 void Unit::reshard() {
-  groups_.reshard();
+  groups_.each(&GatheredState::reshard, comm_context());
   free_idle_buffers();
 }
 
@@ -310,13 +310,13 @@ void Unit::end_forward() {
 /// What is freed here and gathered again in backward is what ZeRO-3 saves.
 void Unit::free_after_forward() {
   if (may_be_unused_) {
-    groups_.hide();  // and free when backward ends, or the iteration, which frees all
+    hide();  // and free when backward ends, or the iteration, which frees all
   } else if (phase() != UnitPhase::kAwaitingBackward) {
     groups_.reshard_within_step();
   } else if (settings_->reshard_after_forward.value_or(!is_root())) {
-    groups_.reshard_after_forward();
+    groups_.each(&GatheredState::reshard_for_now, comm_context());
   } else {
-    groups_.hide();
+    hide();
   }
 }
 
@@ -363,8 +363,9 @@ void Unit::settle_gradients() {
   // First, so that the reduction's buffers find memory that is free.
   free_after_backward();
   // Collective, in the order in which backward passes the units, which is the same on all ranks.
-  naming("reduction", label(),
-         [this] { settings_->gradient_sync ? groups_.reduce() : groups_.keep_gradients(); });
+  naming("reduction", label(), [this] {
+    settings_->gradient_sync ? comm_context().reduce(groups()) : groups_.each(&GradientState::keep);
+  });
 }
 
 void Unit::end_backward() {
@@ -373,9 +374,9 @@ void Unit::end_backward() {
     enter(UnitPhase::kIdle);
   }
   // A unit whose inputs need no gradient, or whose parameters got theirs after the inputs did.
-  const bool late = groups_.has_gradients();
+  const bool late = groups_.any(&GradientState::any_unsharded);
   // Or one that only an earlier micro-batch used.
-  const bool awaits = settings_->gradient_sync && groups_.awaits_reduction();
+  const bool awaits = settings_->gradient_sync && groups_.any(&GradientState::awaits_reduction);
   if (was_in_backward || late || awaits || may_be_unused_) {
     settle_gradients();
   } else {
@@ -384,12 +385,12 @@ void Unit::end_backward() {
 }
 
 void Unit::free_after_backward() {
-  settings_->reshard_after_backward ? groups_.reshard_within_step() : groups_.hide();
+  settings_->reshard_after_backward ? groups_.reshard_within_step() : hide();
 }
 
 void Unit::end_micro_batch() {
   if (!settings_->step_goes_on()) {
-    groups_.drop_pieces();
+    groups_.each(&GatheredState::drop_piece);
   }
 }
 

@@ -45,7 +45,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether a root is known, and is another.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
-  bool unsharded() const { return groups_.unsharded(); }
+  bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
 
   /// Gathers from now on read shards as the compute lane leaves them, not as an earlier micro-batch
   /// did: for those outside of a root's forward, which waits for the update itself.
@@ -54,9 +54,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void unshard();
   void reshard();
   /// Whether the slots hold the unsharded parameters.
-  bool shown() const { return groups_.shown(); }
+  bool shown() const { return groups_.all(&GatheredState::shown); }
   /// Leaves what is gathered for backward, and the slots as they are between calls.
-  void hide() { groups_.hide(); }
+  void hide() { groups_.each(&GatheredState::hide); }
 
   // Around a call of a module's method that uses its parameters.
   void pre_forward(nn::TensorList inputs);

@@ -1,7 +1,3 @@
-// The groups of a unit and what they communicate with. A unit has one group in the usual case;
-// several where its parameters differ in type or mesh (experts). Each function does to all groups
-// what Unit's hooks ask, in the order of the parameters, which is the same on all ranks.
-
 #include "unit/unit_groups.h"
 
 #include <c10/core/InferenceMode.h>
@@ -90,21 +86,11 @@ void UnitGroups::compare_copies() const {
   check_copies_of_gradients(groups_, settings_->label);
 }
 
-bool UnitGroups::unsharded() const {
-  return std::ranges::all_of(
-      groups_, [](const ParameterGroup& group) { return group.gathered().unsharded(); });
-}
-
 /// In the compute lane they do so anyway.
 void UnitGroups::follow_compute() {
   if (!settings_->unshard_async_op) {
     comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
   }
-}
-
-bool UnitGroups::is_gathering() const {
-  return std::ranges::any_of(
-      groups_, [](const ParameterGroup& group) { return group.gathered().is_gathering(); });
 }
 
 bool UnitGroups::start_unshard() {
@@ -116,59 +102,12 @@ bool UnitGroups::start_unshard() {
   return began;
 }
 
-void UnitGroups::unshard() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().unshard(comm_context());
-  }
-}
-
-void UnitGroups::show() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().show();
-  }
-}
-
-void UnitGroups::hide() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().hide();
-  }
-}
-
-bool UnitGroups::shown() const {
-  return std::ranges::all_of(groups_,
-                             [](const ParameterGroup& group) { return group.gathered().shown(); });
-}
-
-void UnitGroups::reshard() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().reshard(comm_context());
-  }
-}
-
-void UnitGroups::reshard_unused() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().reshard_unused(comm_context());
-  }
-}
-
 void UnitGroups::reshard_within_step() {
   for (ParameterGroup& group : groups_) {
     GatheredState& gathered = group.gathered();
     // Pieces are kept over micro-batches only on a mesh with replicas (shard_over_replicas).
     gathered.keeps_pieces() ? gathered.reshard_for_now(comm_context())
                             : gathered.reshard(comm_context());
-  }
-}
-
-void UnitGroups::reshard_after_forward() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().reshard_for_now(comm_context());
-  }
-}
-
-void UnitGroups::drop_pieces() {
-  for (ParameterGroup& group : groups_) {
-    group.gathered().drop_piece();
   }
 }
 
@@ -182,45 +121,12 @@ void UnitGroups::set_batch_mesh(const DataMesh& batch) {
   }
 }
 
-bool UnitGroups::has_gradients() {
-  return std::ranges::any_of(
-      groups_, [](ParameterGroup& group) { return group.gradients().any_unsharded(); });
-}
-
-bool UnitGroups::awaits_reduction() {
-  return std::ranges::any_of(
-      groups_, [](ParameterGroup& group) { return group.gradients().awaits_reduction(); });
-}
-
-void UnitGroups::keep_gradients() {
-  for (ParameterGroup& group : groups_) {
-    group.gradients().keep();
-  }
-}
-
-void UnitGroups::drop_gradients() {
-  for (ParameterGroup& group : groups_) {
-    group.gradients().drop_unsharded();
-  }
-}
-
 bool UnitGroups::is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const {
   return std::ranges::any_of(groups_, [&](const ParameterGroup& group) {
     return std::ranges::any_of(group.parameters(), [&](const ShardedParameter& parameter) {
       return parameter.slot().get() == &slot && parameter.unsharded().is_same(tensor);
     });
   });
-}
-
-bool UnitGroups::brought_nonfinite(const nn::ParameterSlot& slot) const {
-  return std::ranges::any_of(groups_, [&](const ParameterGroup& group) {
-    return group.gradients().brought_nonfinite(slot);
-  });
-}
-
-void UnitGroups::reduce() {
-  // All groups at once: the context finishes what the unit before has started, then starts these.
-  comm_context().reduce(groups_);
 }
 
 void UnitGroups::forget_reductions() {

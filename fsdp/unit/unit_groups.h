@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "group/comm_context.h"
@@ -12,8 +14,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// The parameters of a unit, in groups, and the communicators that it moves them with. What each
-/// function does it does to all groups; see ParameterGroup.
+/// The parameters of a unit, in groups, and what they communicate with. A unit has one group in the
+/// usual case; several where its parameters differ in type or mesh (experts). All that is done to
+/// the groups goes in the order of the parameters, which is the same on all ranks.
 class UnitGroups {
  public:
   /// Shards the parameters. Not collective.
@@ -31,50 +34,53 @@ class UnitGroups {
   /// What is under way with another one is finished first.
   void set_comm_context(CommContextPtr context);
 
+  /// Calls `act` of each group's gathered state or gradient state.
+  template <class State, class... Context>
+  void each(void (State::*act)(Context&...), Context&... context) {
+    for (ParameterGroup& group : groups_) {
+      (state<State>(group).*act)(context...);
+    }
+  }
+  template <class State>
+  bool any(bool (State::*is)() const) const {
+    return std::ranges::any_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+  template <class State>
+  bool all(bool (State::*is)() const) const {
+    return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
+  }
+
   /// Collective. `is_first`: ranks with copies of parameters compare their values; with
   /// TESSERA_DEBUG all compare what parameters they have.
   void prepare(bool is_first);
   /// Copies have had the same update, and the same gradient. Collective.
   void compare_copies() const;
-  bool unsharded() const;
-  /// Whether all-gathers have begun of which nothing has been used.
-  bool is_gathering() const;
   /// Gathers from now on read shards as the compute lane leaves them.
   void follow_compute();
-  /// Whether all-gathers have begun.
+  /// Whether all-gathers have begun. All of them are under way before the first is waited for.
   bool start_unshard();
-  /// After start_unshard(), so that all all-gathers are under way before the first is waited for.
-  void unshard();
-  /// Puts the unsharded tensors into the slots, or the shards.
-  void show();
-  void hide();
-  bool shown() const;
-  void reshard();
-  /// Frees what was gathered ahead and not used.
-  void reshard_unused();
   /// Keeps pieces for what the step still gathers, where groups keep them.
   void reshard_within_step();
-  /// Keeps pieces for backward.
-  void reshard_after_forward();
-  void drop_pieces();
 
   /// The ranks of `batch`, of which the groups' meshes may be slices, have a part of the batch
   /// each.
   void set_batch_mesh(const DataMesh& batch);
 
-  bool has_gradients();
-  bool awaits_reduction();
-  void keep_gradients();
-  void drop_gradients();
   /// Whether `tensor` is the unsharded one of the parameter in `slot`, allocated or not.
   bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const;
-  /// See GradientState.
-  bool brought_nonfinite(const nn::ParameterSlot& slot) const;
-  void reduce();
   /// Forgets the reductions that a failed backward left behind.
   void forget_reductions();
 
  private:
+  template <class State>
+  static auto& state(auto& group) {
+    if constexpr (std::is_same_v<State, GatheredState>) {
+      return group.gathered();
+    } else {
+      return group.gradients();
+    }
+  }
+
   DataMesh mesh_;
   std::shared_ptr<const Settings> settings_;
   CommContextPtr comm_context_;

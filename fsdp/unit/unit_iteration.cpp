@@ -61,7 +61,7 @@ void Unit::check_outside() {
 }
 
 void Unit::abandon_iteration() {
-  groups_.drop_gradients();
+  groups_.each(&GradientState::drop_unsharded);
   groups_.reshard_within_step();
 }
 
@@ -75,7 +75,7 @@ void Unit::begin_iteration() {
   if (may_be_unused_) {
     // Past the order of gathers: the unit may run on some ranks alone.
     groups_.start_unshard();
-    groups_.unshard();
+    groups_.each(&GatheredState::unshard, comm_context());
   }
 }
 
