@@ -113,13 +113,12 @@ bool set_strict(bool strict) {
   return detail::RankState::here()->strict.exchange(strict);
 }
 
-/// Likewise a scope. There is no public question for what the innermost scope says alone, so the
-/// value is remembered here.
+/// Likewise a scope.
 bool set_replication(bool replicate) {
-  thread_local bool current = false;
   thread_local std::optional<ReplicationScope> scope;
+  const bool before = plain_tensors_are_replicated();
   scope.emplace(replicate);
-  return std::exchange(current, replicate);
+  return before;
 }
 
 // A definition with a function makes a composite operator: autograd sees what the function calls.

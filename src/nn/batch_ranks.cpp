@@ -5,25 +5,29 @@
 namespace tessera::nn {
 namespace {
 
-thread_local std::int64_t batch_ranks_of_thread = 1;
-thread_local bool weighs_on_thread = false;
+struct BatchRanks {
+  std::int64_t ranks = 1;
+  bool weighs = false;
+};
+
+thread_local BatchRanks of_thread;
 
 }  // namespace
 
 std::int64_t batch_ranks() {
-  return batch_ranks_of_thread;
+  return of_thread.ranks;
 }
 
 void set_batch_ranks(std::int64_t ranks) {
-  batch_ranks_of_thread = ranks;
+  of_thread.ranks = ranks;
 }
 
 bool weighs_ranks() {
-  return weighs_on_thread;
+  return of_thread.weighs;
 }
 
 void note_weighing() {
-  weighs_on_thread = true;
+  of_thread.weighs = true;
 }
 
 }  // namespace tessera::nn

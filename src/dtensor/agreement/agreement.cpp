@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "rank/below_autograd.h"
+#include "rank/rank_thread.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment_switch.h"
@@ -34,9 +35,7 @@ bool detail::checks_agreement() {
 }
 
 bool detail::checks_calls() {
-  // Asked for each call: too often to read the environment.
-  thread_local const bool asked = debug_checks();
-  return asked;
+  return RankThread::here().checks_calls;
 }
 
 // The flag is all-reduced as a tensor of libtorch's: below autograd, so that no mode sees it.

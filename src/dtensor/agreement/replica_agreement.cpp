@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "rank/below_autograd.h"
+#include "rank/rank_thread.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
@@ -272,27 +273,18 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
   }
 }
 
-namespace {
-
-std::vector<std::string>& module_names() {
-  thread_local std::vector<std::string> names;
-  return names;
-}
-
-}  // namespace
-
 void push_module_name(std::string fqn) {
-  module_names().push_back(std::move(fqn));
+  RankThread::here().modules.push_back(std::move(fqn));
 }
 
 void pop_module_name() {
-  if (!module_names().empty()) {
-    module_names().pop_back();
+  if (std::vector<std::string>& modules = RankThread::here().modules; !modules.empty()) {
+    modules.pop_back();
   }
 }
 
 std::string in_module() {
-  const std::vector<std::string>& names = module_names();
+  const std::vector<std::string>& names = RankThread::here().modules;
   return names.empty()          ? ""
          : names.back().empty() ? " in the root module"
                                 : " in '" + names.back() + "'";

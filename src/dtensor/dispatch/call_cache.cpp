@@ -178,9 +178,12 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 // Constructed on a thread's first call, destroyed with the thread, which then finds none.
 void CallCache::make_here() {
-  thread_local CallCache cache;
-  thread_local const CacheListing listing(cache);
-  here_ = &cache;
+  struct Listed {
+    CallCache cache;
+    const CacheListing listing{cache};
+  };
+  thread_local Listed own;
+  here_ = &own.cache;
 }
 
 /// Counts the plans by looking at every slot: for tests and diagnosis, not for a step.

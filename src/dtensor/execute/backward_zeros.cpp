@@ -9,9 +9,9 @@
 
 #include <optional>
 
+#include "rank/rank_thread.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/internals/detail/running_backward.h"
-#include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::detail {
 namespace {
@@ -19,8 +19,7 @@ namespace {
 /// The zeros that this thread's backward has made last and not written to. Weak: nobody's memory is
 /// kept, and a tensor that has died can't be taken for a new one at its address.
 std::optional<WeakTensor>& last_zeros() {
-  thread_local std::optional<WeakTensor> tensor;
-  return tensor;
+  return RankThread::here().zeros;
 }
 
 /// Where backward records a graph of its own, that graph has the zeros: they stay as they are.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "rank/rank_thread.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/distribution.h"
 
@@ -15,12 +16,10 @@ namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-thread_local at::Tensor source_here;
-
 /// In fp64, in which the transforms are computed.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
-  const auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
+  auto values = at::empty(target.local.sizes(), target.local.options().dtype(at::kDouble));
   fill_random(values, target.place, distribution, key);
   return values;
 }
@@ -148,12 +147,12 @@ void fill_integers_from(const RandomTarget& target, Arguments arguments) {
 }
 
 RandomSourceScope::RandomSourceScope(at::Tensor source)
-    : outer_(std::exchange(source_here, std::move(source))) {}
+    : outer_(std::exchange(RankThread::here().random_source, std::move(source))) {}
 RandomSourceScope::~RandomSourceScope() {
-  source_here = std::move(outer_);
+  RankThread::here().random_source = std::move(outer_);
 }
 const at::Tensor& random_source() {
-  return source_here;
+  return RankThread::here().random_source;
 }
 
 }  // namespace tessera::detail

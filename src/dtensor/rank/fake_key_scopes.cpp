@@ -3,17 +3,14 @@
 // public classes; what the fallback asks is here. Outside of such scopes plain calls never reach
 // us, and cost nothing.
 
+#include <utility>
+
+#include "rank/rank_thread.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/lent_keys.h"
 
 namespace tessera {
-namespace {
-
-/// Of the thread: modules are made where nobody runs a backward.
-thread_local bool meta_here = false;
-
-}  // namespace
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
@@ -35,15 +32,15 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-MetaFactoryGuard::MetaFactoryGuard() : outer_(meta_here), guard_(detail::kDistributedKey) {
-  meta_here = true;
-}
+// Of the thread: modules are made where nobody runs a backward.
+MetaFactoryGuard::MetaFactoryGuard()
+    : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {
-  meta_here = outer_;
+  RankThread::here().makes_meta = outer_;
 }
 
 bool makes_meta_tensors() {
-  return meta_here;
+  return RankThread::here().makes_meta;
 }
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "rank/rank_thread.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/internals/detail/running_backward.h"
@@ -27,38 +28,13 @@ Ranks& ranks() {
   return all;
 }
 
-/// This thread's own state, listed for as long as the thread lives.
-class OwnState {
- public:
-  OwnState() {
-    const std::lock_guard lock(ranks().mutex);
-    ranks().by_thread[thread_] = state_;
-  }
-  OwnState(const OwnState&) = delete;
-  OwnState& operator=(const OwnState&) = delete;
-  ~OwnState() {
-    const std::lock_guard lock(ranks().mutex);
-    ranks().by_thread.erase(thread_);
-  }
-
-  const std::shared_ptr<RankState>& state() const { return state_; }
-  std::uint64_t thread() const { return thread_; }
-
- private:
-  std::uint64_t thread_ = at::RecordFunction::currentThreadId();
-  std::shared_ptr<RankState> state_ = std::make_shared<RankState>();
-};
-
-/// That of the callback at the end of a backward that this thread is in, where there is no node.
-thread_local std::shared_ptr<RankState> rank_of_callback;
-
 class CallbackScope {
  public:
   explicit CallbackScope(std::shared_ptr<RankState> rank)
-      : outer_(std::exchange(rank_of_callback, std::move(rank))) {}
+      : outer_(std::exchange(RankThread::here().rank_of_callback, std::move(rank))) {}
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
-  ~CallbackScope() { rank_of_callback = std::move(outer_); }
+  ~CallbackScope() { RankThread::here().rank_of_callback = std::move(outer_); }
 
  private:
   std::shared_ptr<RankState> outer_;
@@ -73,19 +49,37 @@ bool strict_everywhere() {
 
 RankState::RankState() : strict(strict_everywhere()) {}
 
+RankThread::RankThread()
+    : thread(at::RecordFunction::currentThreadId()),
+      rank(std::make_shared<RankState>()),
+      checks_calls(debug_checks()) {
+  const std::lock_guard lock(ranks().mutex);
+  ranks().by_thread[thread] = rank;
+}
+
+RankThread::~RankThread() {
+  const std::lock_guard lock(ranks().mutex);
+  ranks().by_thread.erase(thread);
+}
+
+RankThread& RankThread::here() {
+  thread_local RankThread state;
+  return state;
+}
+
 std::shared_ptr<RankState> RankState::here() {
-  thread_local const OwnState own;
-  if (rank_of_callback != nullptr) {
-    return rank_of_callback;
+  const RankThread& own = RankThread::here();
+  if (own.rank_of_callback != nullptr) {
+    return own.rank_of_callback;
   }
   const std::optional<std::uint64_t> thread = origin_of_running_node();
-  if (!thread || *thread == own.thread()) {
-    return own.state();
+  if (!thread || *thread == own.thread) {
+    return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
   // The thread of the forward may have ended.
   const auto found = ranks().by_thread.find(*thread);
-  return found == ranks().by_thread.end() ? own.state() : found->second;
+  return found == ranks().by_thread.end() ? own.rank : found->second;
 }
 
 void call_at_end_of_backward(std::function<void()> callback) {

@@ -2,34 +2,32 @@
 
 #include "tessera/dtensor/strict_scope.h"
 
+#include <utility>
+
 #include "rank/rank_state.h"
+#include "rank/rank_thread.h"
 #include "tessera/internals/detail/gradient_hooks.h"
 
 namespace tessera {
-namespace {
-
-// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
-// it.
-thread_local bool replicate_here = false;
-
-}  // namespace
 
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-ReplicationScope::ReplicationScope(bool replicate) : outer_(replicate_here) {
-  replicate_here = replicate;
-}
+// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
+// it.
+ReplicationScope::ReplicationScope(bool replicate)
+    : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
-  replicate_here = outer_;
+  detail::RankThread::here().replicates = outer_;
 }
 
 // Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
 // hook or a function of the program brings along is the program's.
 bool plain_tensors_are_replicated() {
-  return replicate_here || detail::backward_code() == detail::BackwardCode::kFormula;
+  return detail::RankThread::here().replicates ||
+         detail::backward_code() == detail::BackwardCode::kFormula;
 }
 
 std::int64_t implicit_redistributions() {
