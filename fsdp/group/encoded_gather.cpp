@@ -92,7 +92,7 @@ at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards) {
     }
   }
   // Zeros, so that padding between pieces is the same in every run.
-  const at::Tensor all = at::zeros({bytes}, at::dtype(at::kByte).device(shards.front().device()));
+  at::Tensor all = at::zeros({bytes}, at::dtype(at::kByte).device(shards.front().device()));
   for (const Parameter& parameter : parameters_) {
     for (const Piece& piece : parameter.pieces) {
       all.narrow(0, piece.offset, bytes_of(piece.tensor))

@@ -199,8 +199,7 @@ void ShardedParameter::settle_use(bool by_any_rank) {
 UnshardedGradient take_gradient(const at::Tensor& unsharded) {
   // Taken off at once: the next backward would add to it, and what is reduced now would count
   // twice.
-  const at::Tensor gradient = unsharded.grad();
-  unsharded.mutable_grad().reset();
+  const at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
   }

@@ -13,8 +13,8 @@ namespace tessera::fsdp {
 /// of any optimizer or module, or `grad = {}`. Other operators on it throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
-  /// `reduced`: what was in `.grad`; undefined: nothing. `name`: what messages call the parameter.
-  UnreducedGradient(const at::Tensor& parameter, at::Tensor reduced, std::string name);
+  /// `earlier`: what was in `.grad`; undefined: nothing. `name`: what messages call the parameter.
+  UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
   /// Not reduced at all. Without a value: nothing was set aside; an undefined gradient is none of
   /// this rank's.

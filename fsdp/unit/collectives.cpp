@@ -21,7 +21,7 @@ namespace {
 template <class Refuses>
 std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, bool recurse,
                                                  const char* asked, Refuses&& refuses) {
-  const std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse, asked);
+  std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse, asked);
   for (const std::shared_ptr<Unit>& unit : units) {
     TESSERA_CHECK(!refuses(unit->settings().hooks), asked, ": ", unit->label(),
                   " would have both a collective of its own and memory of the process group; take "

@@ -37,7 +37,7 @@ CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* c
   if (lists_.empty()) {
     return nullptr;
   }
-  const auto call = std::make_shared<CollectiveCall>(CollectiveCall{
+  auto call = std::make_shared<CollectiveCall>(CollectiveCall{
       .group = group,
       .collective = collective,
       .bytes = bytes,

@@ -79,7 +79,7 @@ void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int6
 /// Batches on the stack: no memory is allocated for a fill of any size. Rounds once, from fp64.
 template <class T, class Draw>
 void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
-  T* data = static_cast<T*>(local.data_ptr());
+  auto* data = static_cast<T*>(local.data_ptr());
   // Any strides are taken: a parameter may be a view.
   const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
   for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
@@ -101,8 +101,8 @@ template <class T>
 void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                 PhiloxKey key) {
   using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  const T* from = static_cast<const T*>(x.const_data_ptr());
-  T* to = static_cast<T*>(out.data_ptr());
+  const auto* from = static_cast<const T*>(x.const_data_ptr());
+  auto* to = static_cast<T*>(out.data_ptr());
   const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
   for_each_row(x, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
     for (std::int64_t i = 0; i < length; ++i) {

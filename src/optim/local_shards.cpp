@@ -85,7 +85,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   }
   // A gradient with a history would keep the graph alive.
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor aligned =
+  at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
   parameter.mutable_grad() = aligned;
   return aligned;

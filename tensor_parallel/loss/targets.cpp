@@ -119,7 +119,7 @@ at::Tensor losses_of_rows(const at::Tensor& losses) {
 
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
-  const at::Tensor all = whole(sum);
+  at::Tensor all = whole(sum);
   if (options.reduction == Reduction::kSum) {
     return all;
   }

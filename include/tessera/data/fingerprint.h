@@ -19,7 +19,7 @@ struct FileFingerprint {
 };
 
 /// Throws Error if the file can't be read.
-FileFingerprint fingerprint(const std::string& file);
+FileFingerprint fingerprint(const std::string& path);
 /// Those of several files.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);
 

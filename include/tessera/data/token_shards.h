@@ -19,7 +19,7 @@ namespace tessera::data {
 
 /// The files that match a glob, in byte order, so that every machine sees the same order. Throws
 /// Error for no match.
-std::vector<std::string> token_shard_files(const std::string& glob);
+std::vector<std::string> token_shard_files(const std::string& pattern);
 
 /// The llm.c shards that match a glob, in that order, as one sequence.
 /// A shard is a header of 256 int32 (magic, version, token count) and the tokens, little endian:

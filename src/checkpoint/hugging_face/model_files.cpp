@@ -77,7 +77,7 @@ Index read_index(const std::filesystem::path& path) {
 /// The file to open for a shard: a link is followed only from a snapshot of a Hugging Face cache
 /// into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
-  const auto path = folder / name;
+  auto path = folder / name;
   std::error_code error;
   if (!std::filesystem::is_symlink(path, error)) {
     return path;

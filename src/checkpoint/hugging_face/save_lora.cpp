@@ -48,7 +48,7 @@ void check_alike(const LoraLinear& each, const LoraLinear& first) {
 }
 
 std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
-  const std::vector<LoraLinear> adapters = nn::lora_linears(module);
+  std::vector<LoraLinear> adapters = nn::lora_linears(module);
   TESSERA_CHECK(!adapters.empty(), "save_lora: a ", module.name(),
                 " has no adapters; call nn::apply_lora before training");
   for (const LoraLinear& each : adapters) {
@@ -163,7 +163,7 @@ std::string checked_config(const nn::ModuleBase& module, const std::filesystem::
                 "saved to '",
                 folder.string(),
                 "', but that is the folder of the model that they belong to; name another");
-  const std::string config = config_of(module, adapters_of(module), base_model);
+  std::string config = config_of(module, adapters_of(module), base_model);
   check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
                       kAdapterConfig);
   return config;

@@ -83,7 +83,7 @@ std::string new_run_id(comm::World& world) {
 std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
   return text_of_first_rank(world, [&] {
     const fs::path folder = dir / step_folder_name(step);
-    const std::string run_id = manifest_in(find_step(folder)).run_id;
+    std::string run_id = manifest_in(find_step(folder)).run_id;
     check_one_run(dir, folder, run_id);
     return run_id;
   });

@@ -23,7 +23,7 @@ struct SafetensorsHeader {
 
 /// Parses and checks the header of a file whose data are `data_bytes` long. Throws Error, naming
 /// the tensor, for whatever the format forbids.
-SafetensorsHeader parse_header(std::string_view json, std::uint64_t data_bytes);
+SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
 
 /// The header of a file with these tensors, padded with spaces to a multiple of 8, and where each
 /// tensor's data go (from the start of the data).

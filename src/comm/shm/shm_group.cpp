@@ -43,8 +43,8 @@ std::string text_of(const ShmOperation& operation) {
 
 /// "12 elements of Float, sum": what the ranks of a call of this kind compare.
 std::string arguments_of(const ShmCall& call) {
-  const std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
-  const std::string elements = detail::concat(call.elements, " elements of ", type);
+  std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
+  std::string elements = detail::concat(call.elements, " elements of ", type);
   switch (static_cast<ShmKind>(call.kind)) {
     case ShmKind::kAllReduce:
     case ShmKind::kReduceScatter:

@@ -90,7 +90,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose, st
   flight::Record& record = world_->own();
   const std::int64_t thread = note_thread(world_, slot_);
   const std::int64_t begun = flight::now();
-  const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
+  BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
   // An exchange, so that nothing of what follows is written before it.
   slot.order.exchange(0, std::memory_order_acq_rel);

@@ -17,10 +17,10 @@ namespace tessera::comm {
 namespace {
 
 flight::ThreadSlot* find_thread_slot(flight::Record& record, std::int64_t id) {
-  const auto found = std::ranges::find_if(record.threads, [id](const flight::ThreadSlot& slot) {
+  auto* const found = std::ranges::find_if(record.threads, [id](const flight::ThreadSlot& slot) {
     return slot.id.load(std::memory_order_relaxed) == id;
   });
-  return found == record.threads.end() ? nullptr : &*found;
+  return found == record.threads.end() ? nullptr : found;
 }
 
 /// Its own slot, or that of all threads without one.

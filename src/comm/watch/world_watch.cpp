@@ -279,7 +279,7 @@ std::vector<std::string> WorldWatch::answers_of_other_hosts(std::int64_t questio
   const auto deadline = std::chrono::steady_clock::now() + most;
   std::vector<std::string> lines;
   for (std::size_t i = 0; remote_ != nullptr && i < records_.size(); ++i) {
-    const int rank = static_cast<int>(i);
+    const auto rank = static_cast<int>(i);
     std::optional<std::string> answer;
     while (records_[i] == nullptr && !(answer = remote_->answer_of(question, rank)) &&
            std::chrono::steady_clock::now() < deadline) {

@@ -114,7 +114,7 @@ Parting parting_of(const RankReport& here, const RankReport& there) {
   Parting found;
   for (auto& [strand, calls] : others) {
     const auto same_strand = own.find(strand);
-    const Parting parting = parting_of(same_strand == own.end() ? Calls{} : same_strand->second,
+    Parting parting = parting_of(same_strand == own.end() ? Calls{} : same_strand->second,
                                        calls, forgets(here) || forgets(there));
     if (parting.here != nullptr && parting.there != nullptr) {
       return parting;

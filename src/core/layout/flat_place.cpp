@@ -25,7 +25,7 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
                 "a place of ", numbers.size(), " numbers was given for a tensor of ", ndim,
                 " dimensions; it takes one size and three numbers a box of each");
   const auto next = [&numbers, ndim] {
-    const Numbers part(numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(ndim));
+    Numbers part(numbers.begin(), numbers.begin() + static_cast<std::ptrdiff_t>(ndim));
     numbers = numbers.subspan(ndim);
     return part;
   };

@@ -34,7 +34,7 @@ Value selected(const std::string& name, const Value& list, const Arguments& argu
   for (const Value& element : list.elements()) {
     const Value value =
         by_attribute ? path_of(element, arguments.at(0, "attribute").text()) : element;
-    bool is_true = static_cast<bool>(value);
+    auto is_true = static_cast<bool>(value);
     if (arguments.positional.size() > test) {
       const std::string& kind = arguments.positional[test].text();
       const auto result = tested(kind, value, rest);

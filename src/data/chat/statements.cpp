@@ -169,7 +169,7 @@ class StatementParser {
         std::erase_if(all, [&](const Value& value) {
           state.scopes.emplace_back();
           at_line(line, [&] { assign(names, value, state.scopes.back()); });
-          const bool kept = static_cast<bool>(filter(state));
+          const auto kept = static_cast<bool>(filter(state));
           state.scopes.pop_back();
           return !kept;
         });

@@ -71,7 +71,7 @@ void implement(torch::Library& library) {
 
 // In groups: pointwise, products, reductions, views and joins, optimizers.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
-  using namespace at::_ops;
+  using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
             mul__Tensor, div_Tensor, div__Tensor, neg, silu, silu_backward, rsqrt,
             pow_Tensor_Scalar>(library);

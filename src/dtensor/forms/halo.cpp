@@ -55,7 +55,7 @@ class Side {
     }
     const auto total =
         std::accumulate(receive_counts.begin(), receive_counts.end(), std::int64_t{0});
-    const auto received = at::empty({total}, local_.options());
+    auto received = at::empty({total}, local_.options());
     flush_pending_transfers(group)
         .all_to_all(received, at::cat(sent), receive_counts, send_counts)
         ->wait();
@@ -138,7 +138,7 @@ at::Tensor exchange_along(const at::Tensor& local, std::int64_t dim, const Range
   const Side side(local, dim, from, to, self);
   const auto received = moves ? side.receive(group) : at::Tensor();
   // Zeros, for a position beyond the ends of the input, its padding, is held by nobody.
-  const auto result = at::zeros(sizes, local.options());
+  auto result = at::zeros(sizes, local.options());
   side.add(received, result);
   return result;
 }

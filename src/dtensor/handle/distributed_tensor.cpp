@@ -165,7 +165,7 @@ const DeviceMesh& DistributedTensor::mesh() const {
 
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements) {
-  const DistributedTensor made = detail::make_agreed(mesh, [&] {
+  DistributedTensor made = detail::make_agreed(mesh, [&] {
     TESSERA_CHECK(!tessera::is_distributed(tensor),
                   "distribute_tensor of a tensor that is distributed "
                   "already: redistribute() changes its placements");

@@ -78,7 +78,7 @@ at::Tensor values_at(const at::Tensor& sorted, at::Tensor ranks, std::string_vie
     ranks = ranks.ceil();
   }
   const at::Tensor below = ranks.to(at::kLong);
-  const at::Tensor lower = sorted.gather(-1, below);
+  at::Tensor lower = sorted.gather(-1, below);
   if (interpolation != "linear" && interpolation != "midpoint") {
     return lower;
   }

@@ -292,7 +292,7 @@ at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMes
 }
 
 at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
-  const auto value = flat(local);
+  auto value = flat(local);
   if (group_rank(mesh, step.mesh_dims) == 0) {
     return value;
   }

@@ -209,8 +209,8 @@ c10::OperatorName parse_name(std::string_view full) {
 }
 
 const Named* rule_of(const c10::OperatorHandle& op) {
-  const auto found = std::ranges::find(kRules, full_name(op), &Named::name);
-  return found == kRules.end() ? nullptr : &*found;
+  const auto* const found = std::ranges::find(kRules, full_name(op), &Named::name);
+  return found == kRules.end() ? nullptr : found;
 }
 
 bool writes(const c10::Argument& argument) {

@@ -169,7 +169,7 @@ Parts gather_parts(const at::Tensor& own, const DeviceMesh& mesh, const BatchGri
 }
 
 std::vector<Reading> readings(const Parts& parts) {
-  const std::size_t batches = static_cast<std::size_t>(parts.batches);
+  const auto batches = static_cast<std::size_t>(parts.batches);
   const std::size_t each = parts.tensors.size() / batches;
   std::vector<std::vector<Reading>> ways;  // of each part of the batch
   for (std::size_t batch = 0; batch < batches; ++batch) {

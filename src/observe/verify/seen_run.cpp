@@ -33,7 +33,7 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 class Recorder {
  public:
   void begin_call(const std::string& fqn, nn::TensorList inputs);
-  void end_call(const std::string& fqn, nn::TensorList outputs);
+  void end_call(const std::string& fqn, nn::TensorList tensors);
 
   /// The innermost module that has not ended: "'layers.0.norm'"; empty: none.
   std::string running() const {

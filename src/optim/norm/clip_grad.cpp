@@ -19,7 +19,7 @@ namespace {
 /// The value is the same on every rank, so that all throw or none.
 at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
                         const NormOptions& options) {
-  const at::Tensor norm = total_norm(terms, options.norm_type);
+  at::Tensor norm = total_norm(terms, options.norm_type);
   // Parameters of other ranks may be others (pipeline stages).
   if (!options.over && options.distinct_along.empty()) {
     check_plain_gradients(parameters, terms.joint, norm);

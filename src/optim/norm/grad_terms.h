@@ -32,7 +32,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
 
 /// The p-norm of all gradients: plain 0-d fp64, the same on every rank of the joint mesh. One
 /// all-reduce.
-at::Tensor total_norm(const GradTerms& terms, double norm_type);
+at::Tensor total_norm(const GradTerms& terms, double p);
 
 /// Multiplies all gradients by a 0-d fp64 tensor.
 void scale_grads(const GradTerms& terms, const at::Tensor& factor);

@@ -71,7 +71,7 @@ at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
 
 /// The device on which the joint mesh communicates; without a mesh, that of the parameters.
 c10::Device home(const GradTerms& terms) {
-  const c10::Device first = terms.device.value_or(c10::kCPU);
+  c10::Device first = terms.device.value_or(c10::kCPU);
   if (!terms.joint || terms.joint.size() == 1) {
     return first;
   }

@@ -26,7 +26,7 @@ struct Convolution {
 
 /// The sizes of the result.
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
-                                            const Convolution& convolution);
+                                            const Convolution& of);
 
 /// The strides of a view with these sizes; nullopt where it would need a copy.
 std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
