@@ -15,7 +15,7 @@ namespace {
 /// Shards the output features of a module: the columns of W in Megatron-LM's x W.
 class Colwise final : public ParallelStyle {
  public:
-  explicit Colwise(ColwiseOptions options) : options_(std::move(options)) {}
+  explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
   /// By default a product gathers its input and leaves its result as the hooks would.
@@ -73,7 +73,7 @@ class Colwise final : public ParallelStyle {
 }  // namespace
 
 StylePtr colwise_parallel(ColwiseOptions options) {
-  return std::make_shared<Colwise>(std::move(options));
+  return std::make_shared<Colwise>(options);
 }
 
 }  // namespace tessera::tensor_parallel

@@ -55,7 +55,7 @@ void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
 /// vocabulary. The result is a sum over the mesh (Partial), which output_layouts reduces.
 class Rowwise final : public ParallelStyle {
  public:
-  explicit Rowwise(RowwiseOptions options) : options_(std::move(options)) {}
+  explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
   /// By default the product's terms are summed where the next operator needs the sum.
@@ -138,7 +138,7 @@ class Rowwise final : public ParallelStyle {
 }  // namespace
 
 StylePtr rowwise_parallel(RowwiseOptions options) {
-  return std::make_shared<Rowwise>(std::move(options));
+  return std::make_shared<Rowwise>(options);
 }
 
 }  // namespace tessera::tensor_parallel

@@ -120,8 +120,8 @@ struct Backward {
     const auto positions = positions_by_row(indices, grad.numel() / std::max<std::int64_t>(dim, 1),
                                             first_row, weight_grad.size(0));
     const auto starts = run_starts(indices, positions);
-    const T* from = in<T>(grad);
-    T* to = out<T>(weight_grad);
+    const auto* from = in<T>(grad);
+    auto* to = out<T>(weight_grad);
     // Rows that occur often are not divided among threads. Rows that do not occur stay zero.
     parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
                  [&](std::int64_t begin, std::int64_t end) {

@@ -114,8 +114,8 @@ Parting parting_of(const RankReport& here, const RankReport& there) {
   Parting found;
   for (auto& [strand, calls] : others) {
     const auto same_strand = own.find(strand);
-    Parting parting = parting_of(same_strand == own.end() ? Calls{} : same_strand->second,
-                                       calls, forgets(here) || forgets(there));
+    Parting parting = parting_of(same_strand == own.end() ? Calls{} : same_strand->second, calls,
+                                 forgets(here) || forgets(there));
     if (parting.here != nullptr && parting.there != nullptr) {
       return parting;
     }

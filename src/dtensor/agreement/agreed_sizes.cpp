@@ -60,8 +60,8 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
 }
 
 /// How many positions of `split` the ranks should have of a whole of `sizes`.
-Sizes chunks_of(const SplitDim& split, const Layout& layout, const Sizes& sizes,
-                std::int64_t ranks) {
+Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
+                      std::int64_t ranks) {
   Sizes chunks;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     chunks.push_back(local_size(layout, static_cast<int>(split.dim),
@@ -127,7 +127,7 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
     Sizes found;
     std::ranges::transform(parts, std::back_inserter(found),
                            [i](const Sizes& part) { return part[i]; });
-    const Sizes chunks = chunks_of(split[i], *layout, sizes, mesh.size());
+    const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.size());
     TESSERA_CHECK(found == chunks, what, " takes a plain tensor for ", to_string(placements),
                   ", of which the ranks hold ", c10::IntArrayRef(found),
                   " positions along dimension ", split[i].dim, ", but torch.chunk of ",

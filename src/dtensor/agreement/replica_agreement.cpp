@@ -113,7 +113,7 @@ class Search {
 
   template <class Value>
   static std::optional<Difference> find(const at::Tensor& rows, double tolerance) {
-    const Value* values = rows.const_data_ptr<Value>();
+    const auto* values = rows.const_data_ptr<Value>();
     const std::int64_t count = rows.size(1);
     const double allowed = tolerance == 0 ? 0 : tolerance * largest(values, rows.numel());
     for (std::int64_t i = 0; i < count; ++i) {

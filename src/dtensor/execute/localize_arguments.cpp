@@ -53,7 +53,7 @@ class Localizer {
       tensors = tensors.copy();
     }
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const at::Tensor tensor = tensors.get(i);
+      const at::Tensor& tensor = tensors.get(i);
       if (tensor.defined()) {
         tensors.set(i, localize(tensor, argument));
       }

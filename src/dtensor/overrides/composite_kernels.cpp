@@ -170,7 +170,7 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
               "Can not infer total number of classes from empty tensor.");
   if (self.numel() > 0) {
     TORCH_CHECK(self.min().item<std::int64_t>() >= 0, "Class values must be non-negative.");
-    const std::int64_t largest = self.max().item<std::int64_t>();
+    const auto largest = self.max().item<std::int64_t>();
     TORCH_CHECK(num_classes == -1 || largest < num_classes,
                 "Class values must be smaller than num_classes.");
     num_classes = num_classes == -1 ? largest + 1 : num_classes;

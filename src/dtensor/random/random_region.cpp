@@ -241,7 +241,7 @@ const RandomRegionPtr& random_region() {
 }
 
 RandomPlace random_place(const RandomCall& call) {
-  if (const RandomRegionPtr region = random_region()) {
+  if (const RandomRegionPtr& region = random_region()) {
     return region->place_of(call);
   }
   return own_place(call.tensor);

@@ -241,7 +241,7 @@ Started reduce_scatter_step(const Step& step, const at::Tensor& local, const Dev
   const auto stride = view.chunks.front().size * view.row();
   const auto input = separate(flat(local), stride, view);
   const auto output = at::empty({stride}, local.options());
-  const auto mine = output.narrow(0, 0, view.own_chunk(step, mesh).size * view.row());
+  auto mine = output.narrow(0, 0, view.own_chunk(step, mesh).size * view.row());
   if (stride == 0) {
     return without_collective(mine);
   }

@@ -283,7 +283,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
                 "apply it to the modules in it");
   // The hooks so far move inside the region and are repeated with it; those added later, FSDP's
   // among them, run once around it.
-  checkpointed_.reset(new Checkpointed{std::move(options), std::exchange(hooks_, {})});
+  checkpointed_ =
+      std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
 
 void ModuleBase::check_called() const {
@@ -296,7 +297,7 @@ void ModuleBase::rethrow_named() const {
   // The handler is within the scope of this call.
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
-    const std::string text =
+    std::string text =
         tessera::detail::concat(kInModule, fqn.empty() ? "" : "'" + fqn + "', a ", name());
     for (const auto* call = call_of_thread; call != nullptr; call = call->outer) {
       if (const auto unit = call->module->attached<detail::CallContext>()) {

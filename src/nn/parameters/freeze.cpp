@@ -12,11 +12,8 @@
 namespace tessera::nn {
 
 void set_trainable(ParameterSlot& slot, bool trainable) {
-  // Copies of the handles: the slot gives them out as const.
-  at::Tensor persistent = slot.persistent();
-  at::Tensor shown = slot.get();
-  persistent.requires_grad_(trainable);
-  shown.requires_grad_(trainable);
+  slot.persistent().requires_grad_(trainable);
+  slot.get().requires_grad_(trainable);
 }
 
 void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
