@@ -109,7 +109,7 @@ void add_registered(torch::nn::Module& module, HeldTensors& found) {
 }  // namespace
 
 void find_in_libtorch(torch::nn::Module& module, HeldTensors& found) {
-  using namespace torch::nn;
+  using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   add_weight_and_bias<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
                       ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl, LayerNormImpl,
                       GroupNormImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
