@@ -90,8 +90,8 @@ function(tessera_layer name)
   endif()
 endfunction()
 
-# tessera_is_cold(<target>): it sets up, reads, writes and reports. To optimise that as what runs for
-# each operator takes a third more of the compiler's time, and no run is faster for it.
+# tessera_is_cold(<target>): sets up, reads, writes and reports. Optimising it like code that runs
+# for each operator takes a third more of the compiler's time, and makes no run faster.
 function(tessera_is_cold target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()

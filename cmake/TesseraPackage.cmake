@@ -22,7 +22,7 @@ foreach(library IN LISTS others)
   endif()
 endforeach()
 
-# Of what the install tree searches, only what is within it, ./torch among it.
+# The search paths of the install tree that are within it, ./torch among them.
 foreach(file IN LISTS ours)
   file(READ_ELF ${file} RUNPATH searched)
   string(REPLACE ":" ";" searched "${searched}")

@@ -56,8 +56,8 @@ if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
 endif()
 set(TORCH_CUDA_ARCH_LIST "${_architectures}" CACHE STRING "GPUs to compile kernels for, as in PyTorch")
 
-# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit: the CPU half is described by
-# hand then.
+# find_package(Torch) of a CUDA build is fatal without a CUDA toolkit: then the CPU half is
+# described here.
 if(TESSERA_TORCH_HAS_CUDA OR NOT EXISTS ${TESSERA_TORCH_ROOT}/lib/libtorch_cuda.so)
   set(ENV{TORCH_CUDA_ARCH_LIST} "${TORCH_CUDA_ARCH_LIST}")
   find_package(Torch REQUIRED PATHS ${TESSERA_TORCH_ROOT}/share/cmake/Torch NO_DEFAULT_PATH)

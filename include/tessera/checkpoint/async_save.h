@@ -17,7 +17,7 @@ class BackgroundSave;
 /// warning. Wait before World::shutdown(). Thread safety: one thread at a time.
 class SaveFuture {
  public:
-  /// Of no save: done.
+  /// A future without a save: done.
   SaveFuture() = default;
 
   /// Whether this rank's part has ended, well or not. Other ranks may still be at theirs.
@@ -37,16 +37,17 @@ class SaveFuture {
   double stall_seconds_ = 0;
 };
 
-/// As save(), but returns once the state has been copied to the host: to memory of the size of what
-/// this rank writes, on a GPU page-locked. A thread writes the copy while training goes on, and
-/// communicates over a group of the hosts of its own.
+/// As save(), but returns once the state has been copied to host memory, page-locked with a GPU.
+/// The copy takes as much memory as this rank writes. A thread writes it while training continues,
+/// and communicates over a separate group between the hosts.
 ///
 ///   pending = checkpoint::async_save(*world, "run", step, state);
 ///   stall = pending.stall_seconds();
 ///
 /// Collective over `world`. One save is under way at a time: save() and async_save() first wait for
-/// the one before, and throw its error, on all ranks, unless each rank was told by wait(). Nothing
-/// is saved then. Throws Error as save() does for what is found before anything is written.
+/// the one before. If it failed and wait() has not thrown its error on every rank, they throw that
+/// error on all ranks and save nothing. Throws Error as save() does for what is found before
+/// anything is written.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

@@ -81,11 +81,11 @@ class DamagedStep : public Error {
 struct LoadOptions {
   /// Patterns of names that are neither loaded nor missed (nn::matches_fqn): "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Load what is there and fits. LoadReport says what was left as it was.
+  /// Load the names that are present and fit. LoadReport lists what was left unchanged.
   bool partial = false;
-  /// The same for these names alone, as patterns: all others must be there and fit. A run that
-  /// goes on with a part of the model frozen has no place for the optimizer's state of that part:
-  /// {"optimizer.state.backbone.**"}.
+  /// The same for names that match these patterns only: all others must be present and fit. A run
+  /// that continues with a part of the model frozen has no place for the optimizer's state of that
+  /// part: {"optimizer.state.backbone.**"}.
   std::vector<std::string> partial_names = {};
 };
 

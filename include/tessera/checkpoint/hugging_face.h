@@ -36,14 +36,14 @@ struct HuggingFaceOptions {
 /// Face folder: model.safetensors, or model.safetensors.index.json and its shards. Each rank reads
 /// only the bytes of its shards; floating-point types are converted. A tied parameter needs one of
 /// its FQNs in the files; a fused one (nn::FusedLinear) is read from the tensors of its parts.
-/// Persistent buffers are filled as well where the files have them; else they stay as they are,
-/// like all others: see nn::init_buffers.
+/// Persistent buffers are filled as well where the files have them; else they keep their values,
+/// like all other buffers: see nn::init_buffers.
 ///
 /// Collective over `world`: a failure on one rank is an Error on all. Throws Error, before anything
 /// is changed, if names, sizes or types do not fit, with a list of the tensors that are missing,
 /// unexpected or different; for a damaged file, an index that leads out of the folder, and
 /// parameters on the meta device or gathered by FSDP. If reading fails later, all parameters count
-/// as never filled, so that no forward goes on with a half of the weights.
+/// as never filled, so that no forward runs with half of the weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
 /// The same on this rank alone, for a program of one rank. Not collective.

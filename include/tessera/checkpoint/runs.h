@@ -15,7 +15,7 @@ class World;
 
 namespace tessera::checkpoint {
 
-// The steps of a folder as those of one run: what it goes on from, and what is in its way.
+// The steps of a folder as those of one run: where it continues from, and what is in its way.
 
 /// A run_id that no other run has, drawn by rank 0. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -38,10 +38,10 @@ std::optional<std::int64_t> newest_step(comm::World& world, const std::filesyste
 /// there is none. Rank 0 looks and tells the others. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// The steps later than `after`, all or their manifests damaged, that a run which goes on from
-/// there has to withdraw before it saves them again. Throws Error where one of them is another
-/// run's, also an unfinished save, of another version, or cannot be read; so a run that begins asks
-/// with -1. Rank 0 looks and tells the others. Collective over `world`.
+/// The steps later than `after`, also damaged ones, that a run which continues from `after` has to
+/// withdraw before it saves them again. Throws Error where one of them (or an unfinished save) is
+/// another run's, of another version, or cannot be read. A new run passes -1. Rank 0 looks and
+/// tells the others. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 

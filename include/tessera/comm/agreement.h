@@ -27,7 +27,7 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
                                                      const std::vector<std::int64_t>& own);
 
 /// The same between the hosts, by Communicator::any_rank: no device is waited for, and no traffic
-/// is counted. In a group on paper every rank has this one's values.
+/// is counted. In a fake group every rank has this one's values.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 

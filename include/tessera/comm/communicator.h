@@ -41,7 +41,7 @@ class Work {
   /// its own thread; empty if it has. It should hold no tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
-/// Shared by whoever waits for it.
+/// Shared by all that wait for it.
 using WorkPtr = std::shared_ptr<Work>;
 
 /// The collectives of one group, seen from one rank of it. Every call is collective: all ranks of

@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A call in a group on paper.
+/// A call in a fake group.
 struct FakeCollective {
   const std::string& group;       ///< its name
   const std::vector<int>& ranks;  ///< of the world

@@ -12,9 +12,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A queue of work on a device, of which FSDP needs these four. Work within a lane runs in order;
-/// lanes run concurrently. kAllReduce: for what a user's all-reduce hook does with reduced
-/// gradients while the next reduce-scatter runs.
+/// A queue of work on a device; FSDP needs these four. Work within a lane runs in order; lanes run
+/// concurrently. kAllReduce: for what a user's all-reduce hook does with reduced gradients while
+/// the next reduce-scatter runs.
 enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter, kAllReduce };
 /// "compute", "all_gather", "reduce_scatter" or "all_reduce".
 const char* to_string(Lane lane);

@@ -38,14 +38,14 @@ struct CollectiveCall {
   std::thread::id thread{};      ///< that made the call
   Clock::time_point began{};     ///< when it was called
   Clock::time_point returned{};  ///< when the call returned, with the collective under way
-  /// When the first Work::wait() for it began and ended; null where nobody has waited.
+  /// When the first Work::wait() for it began and ended; null if it was not waited for.
   Clock::time_point wait_began{}, wait_ended{};
 
   /// How long a thread was held up by it: in the call and in the wait. With CUDA the host only
-  /// issues both, and the device may go on beside.
+  /// issues both, and the device may continue meanwhile.
   Clock::duration exposed() const { return (returned - began) + (wait_ended - wait_began); }
 };
-/// Shared by the recorders and by whoever notes its times.
+/// Shared by the recorders and by the code that notes its times.
 using CollectiveCallPtr = std::shared_ptr<CollectiveCall>;
 
 /// Counts every collective of one rank, whichever thread issues it, except in groups of one rank

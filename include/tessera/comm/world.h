@@ -55,8 +55,8 @@ class World {
   /// PeerError if a rank of a group of NCCL's does not come; the world has ended even so.
   virtual void shutdown() {}
   /// As group(), between the hosts: for tensors on the CPU, whatever the device. Its traffic is not
-  /// counted. It is none of those that group() returns, so that a thread of its own may use it
-  /// while another one uses those. This default is for worlds whose groups are on the CPU.
+  /// counted. It is a separate group from those that group() returns, so that one thread may use it
+  /// while another uses those. This default is for worlds whose groups are on the CPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
   }
@@ -64,9 +64,9 @@ class World {
 /// Shared by the meshes on the world.
 using WorldPtr = std::shared_ptr<World>;
 
-/// Ends a world with a scope: by shutdown(), or by abort() where an exception leaves the scope. A
-/// world of NCCL's that was made on the main thread and that nobody ends is ended when main()
-/// returns, but waits little for its peers then.
+/// Ends a world with a scope: by shutdown(), or by abort() where an exception leaves the scope. An
+/// NCCL world that was made on the main thread and is not ended so is ended when main() returns,
+/// but then waits only briefly for its peers.
 class WorldScope {
  public:
   explicit WorldScope(WorldPtr world)

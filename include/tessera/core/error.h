@@ -10,7 +10,7 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// What this library throws, whatever fails. The message is one line: what was asked, what was
-/// found, how to mend it.
+/// found, how to correct it.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -44,9 +44,9 @@ class LayoutPtr;
 /// comparing pointers. Canonical form: a dimension that is not sharded has no digits; a single
 /// digit has extent 0; neighbours that act as one digit are merged ([2 over dp][8] is [16 over dp]
 /// for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only
-/// where a dimension has several digits (a flattened view of a sharded inner dimension). A layout
-/// that does is freed with its last LayoutPtr; the others, of which a mesh has few, live as long as
-/// the process and are not counted.
+/// where a dimension has several digits (a flattened view of a sharded inner dimension). Such a
+/// layout is freed with its last LayoutPtr. A mesh has few of the others; they live as long as the
+/// process and are not counted.
 ///
 /// Where a tensor is partial with different reductions over several mesh dimensions, each term of
 /// an outer mesh dimension is itself the reduction over the inner ones: inner ones are reduced
@@ -154,7 +154,7 @@ LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placement
                     std::span<const std::int64_t> sizes);
 /// PyTorch's placements of a tensor of global `sizes` with `layout`; an order other than the mesh's
 /// becomes StridedShard. Throws Error for a layout that no list of placements describes: one with
-/// several digits in a dimension, of which one in front is cut unevenly.
+/// several digits in a dimension where one in front is cut unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
 /// Compact and exact, for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
 /// dimension that is not sharded; several digits read "2 x 8:m0" (a local digit of 2, then 8 cut

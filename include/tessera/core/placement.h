@@ -59,7 +59,7 @@ inline bool is_replicate(const Placement& p) {
 inline bool is_partial(const Placement& p) {
   return std::holds_alternative<Partial>(p);
 }
-/// A Shard of any dimension; a StridedShard is none.
+/// True for a Shard of any dimension, false for a StridedShard.
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }

@@ -42,8 +42,8 @@ struct ShardingRule {
     /// A shard must be one contiguous range of the factor (see offset_arguments).
     bool contiguous = false;
   };
-  /// Of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or it is an input's
-  /// that must stay unsharded and that no other dimension corresponds to.
+  /// The factors of one tensor dimension. Empty: the dimension has size 1 (it broadcasts), or it is
+  /// an input's that must stay unsharded and corresponds to no other dimension.
   using Factors = std::vector<int>;            ///< indices in `factors`
   using TensorFactors = std::vector<Factors>;  ///< of one tensor
 
@@ -65,8 +65,8 @@ struct ShardingRule {
   /// sharded that they lack, they are made Partial with it, so that they count once.
   std::vector<int> additive;
 
-  /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
-  /// copy_). They are never reduced, and gathered only where the result has other local sizes.
+  /// Inputs whose sizes and type alone are read (the argument of zeros_like, the target of copy_).
+  /// They are never reduced, and gathered only where the result has other local sizes.
   std::vector<int> unread;
 
   /// Arguments that hold the sizes of an output, or of one of its dimensions. On each rank they are
@@ -137,7 +137,7 @@ struct ShardingRule {
   };
   std::vector<Group> groups;
 
-  /// Draws random numbers. Run as it is, every shard would get the same ones.
+  /// Draws random numbers. Run unchanged, every shard would draw the same ones.
   bool random = false;
 };
 
@@ -189,14 +189,14 @@ struct Propagation {
   std::vector<LayoutPtr> inputs;
   /// nullptr: replicated, with the sizes of the local result (an output in no group).
   std::vector<LayoutPtr> outputs;
-  /// Global sizes. Negative: not known to the rule; the local result has it, as it is not sharded.
+  /// Global sizes. Negative: unknown to the rule; the local result, unsharded, has the size.
   std::vector<std::vector<std::int64_t>> output_sizes;
   bool use_local_call = false;  ///< run ShardingRule::local_call instead of the operator
 };
 
 /// The cheapest way to run `rule` on inputs with layouts `inputs` (nullptr: a plain tensor, which
-/// counts as replicated; at least one is none). Greedy: the mesh dimensions are decided one by one,
-/// outermost first, so it takes time linear in their number. Of each, the choice is one that moves
+/// counts as replicated; at least one is not nullptr). Greedy: decides the mesh dimensions one by
+/// one, outermost first, in time linear in their number. For each it takes a choice that moves
 /// nothing, if there is one; else the one that moves the fewest bytes, counting what reducing a
 /// Partial result will cost; on a tie what the largest input prefers. Pure and thread safe. Throws
 /// Error where the layouts are for different meshes or do not fit the tensors.

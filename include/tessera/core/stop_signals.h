@@ -5,13 +5,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The exit code of a program that was told to stop, has saved, and would go on if it were started
-/// again: EX_TEMPFAIL of sysexits.h. tessera-run takes it for no failure.
+/// The exit code of a program that was asked to stop, has saved, and would continue if started
+/// again: EX_TEMPFAIL of sysexits.h. tessera-run does not count it as a failure.
 inline constexpr int kStoppedExitCode = 75;
 
-/// While it exists, SIGTERM and SIGUSR1 are noted instead of ending the process: a batch system's
-/// word that its time is over. Ranks are told at different moments, so they must agree before one
-/// of them stops. One at a time in a process. Thread safe.
+/// While it exists, SIGTERM and SIGUSR1 are noted instead of ending the process: a batch system
+/// sends them when the job's time is over. They reach the ranks at different moments, so the ranks
+/// must agree before one of them stops. One at a time in a process. Thread safe.
 class StopSignals {
  public:
   StopSignals();

@@ -33,19 +33,19 @@ struct BatchOptions {
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
-/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. With one source
-/// that is the source's sample n, modulo their number. Of several sources each gets what its weight
-/// says of every first so many samples, but for log2 of their number; it gives its samples in their
-/// order, and begins anew behind the last. With a shuffle the samples of each pass over a source
-/// come in an order of their own, drawn by the seed: each once, the same on every mesh. Every rank
-/// makes the same loader and loads its own rows: not collective, and a run may continue from any
-/// step. Immutable, so threads may share it.
+/// Batches of samples. Row i of step s is sample n = s * batch + i of the order. One source: sample
+/// n of it, modulo their number. Several sources: among the first N samples of the order each
+/// source has its weight's share, to within log2 of the number of sources; it gives its samples in
+/// their order, and starts again after the last. With a shuffle each pass over a source has its own
+/// order, drawn by the seed: each sample once, the same on every mesh. Every rank makes the same
+/// loader and loads its own rows: not collective, and a run may continue from any step. Immutable,
+/// so threads may share it.
 class BatchLoader {
  public:
   /// Throws Error if a source has fewer samples than a batch may take of it, for sources of several
   /// sequence lengths, and for weights that are not positive.
   BatchLoader(std::vector<WeightedSamples> sources, const BatchOptions& options);
-  /// Of token_windows().
+  /// Batches of token_windows().
   BatchLoader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
               std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt);
 

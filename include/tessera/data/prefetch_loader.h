@@ -10,9 +10,9 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// Loads a rank's rows of the next step while this one is computed, on a thread of its own. What a
-/// step gets is what the loader gives it, whichever steps are asked for: it has no position. One
-/// thread at a time. The destructor waits for what is being read.
+/// Loads a rank's rows of the next step on a separate thread while this one is computed. The rows
+/// of a step are those that the loader gives for it, in whatever order steps are asked for: there
+/// is no position. One thread at a time. The destructor waits for what is being read.
 class PrefetchLoader {
  public:
   /// Rows [first, last) of the batches of `loader`; `pinned` as BatchLoader::load() takes it.

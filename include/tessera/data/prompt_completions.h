@@ -33,16 +33,16 @@ struct JsonLine {
 /// Returns the next line, and nullopt when there is none any more.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
-/// The objects of JSON Lines, a sample each: the tokens of the prompt, of the completion and
-/// `end`, of which `begin` and the prompt's are no targets, then the last of `end` up to `sequence`
-/// tokens, no targets either. The completion's tokens are those that follow the prompt's in the
-/// tokens of both texts together, or where a token would reach over the border, those of the
-/// completion by itself. An object with "messages" is what `chat` makes of them, without `begin`
-/// and `end`, which the template writes: the assistant's turns are targets, and a token that
-/// reaches over a border is of what is behind it. Reads and tokenizes all at once, passes over
-/// blank lines, and keeps the tokens, in 4 bytes each. Throws Error, with file and line, for what
-/// json_texts() refuses, for a sample of more than `sequence` + 1 tokens, or a prompt that leaves
-/// no room for a target, unless they are to be cut, for messages without `chat`, and for lines
+/// The objects of JSON Lines, a sample each: the tokens of `begin`, the prompt, the completion and
+/// `end`, then the last of `end` repeated up to `sequence` tokens. Targets are the tokens of the
+/// completion and `end`. The completion's tokens are those that follow the prompt's in the tokens
+/// of both texts together, or where a token would reach over the border, those of the completion by
+/// itself. An object with "messages" is what `chat` makes of them, without `begin` and `end`, which
+/// the template writes: the assistant's turns are targets, and a token that reaches over a border
+/// is of what is behind it. Reads and tokenizes all at once, passes over blank lines, and keeps the
+/// tokens, in 4 bytes each. Throws Error, with file and line, for what json_texts() refuses, for a
+/// sample of more than `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless
+/// they are to be cut, for messages without `chat`, and for lines
 /// without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);

@@ -19,9 +19,9 @@ class StreamDecoder {
   /// `before`: tokens whose text has been shown already.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// The text that is complete with this token; often empty for a part of a character. What can't
-  /// become one any more is given as it is. An id beyond the vocabulary has no text, as in
-  /// transformers: a model's may be padded. Throws Error for a negative one.
+  /// The text that this token completes; often empty for a part of a character. Bytes that can no
+  /// longer become a character are returned unchanged. An id beyond the vocabulary has no text, as
+  /// in transformers: a model's vocabulary may be padded. Throws Error for a negative one.
   std::string push(std::int64_t token);
   /// What is left when no token follows; perhaps not valid UTF-8.
   std::string finish();

@@ -34,7 +34,7 @@ class Tokenizer {
   /// nullopt leaves it to the model's.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
-/// Shared by whoever encodes or decodes with it.
+/// Shared by all that encode or decode with it.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
 /// One token per byte, 256 of them.

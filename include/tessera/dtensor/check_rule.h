@@ -20,13 +20,13 @@ struct CheckRuleOptions {
 /// Compares what operator `op` ("mylib::scale", with its overload if it has one) makes of
 /// distributed arguments with what it makes of `arguments`, which are plain and in the order of the
 /// schema, defaults included: for each combination of placements of its tensors, sharded or
-/// pending, that its rule takes as they are. Results and written arguments are compared. Returns
-/// how many combinations those are; of arguments that are all replicated there is one. For tests of
-/// a rule of your own (register_rule): one that is wrong gives wrong numbers and no error.
+/// pending, that its rule takes without redistributing. Results and written arguments are compared.
+/// Returns how many combinations those are; of arguments that are all replicated there is one. For
+/// tests of a rule of your own (register_rule): one that is wrong gives wrong numbers and no error.
 ///
-/// Runs on a mesh of threads of its own: not collective, and no job is needed. Not for operators
-/// that draw random numbers. Throws Error, with the placements, at the first combination whose
-/// values differ or that throws.
+/// Runs on a mesh of threads that it starts: not collective, and no job is needed. Not for
+/// operators that draw random numbers. Throws Error, with the placements, at the first combination
+/// whose values differ or that throws.
 int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
                const CheckRuleOptions& options = {});
 

@@ -17,8 +17,8 @@ struct DispatchCacheStatistics {
   std::uint64_t hits = 0;    ///< calls that found their plan, since the threads began
   std::uint64_t misses = 0;  ///< calls that made one
 };
-/// Of this thread's cache and those of the threads that run its backwards, together. Not to be
-/// called while a backward runs.
+/// The counts of this thread's cache and of those of the threads that run its backwards, together.
+/// Not to be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
 /// Empties this thread's cache, and releases the meshes that its plans hold. Must not be called

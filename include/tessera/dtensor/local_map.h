@@ -29,13 +29,13 @@ struct LocalMapOptions {
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 
-/// Calls `function` with the local tensors of `arguments` (plain ones, the same on every rank, as
-/// they are) and wraps its results as the local tensors of distributed ones with `out_placements`,
-/// one list per result. The way to write an operation on shards by hand. Collective if `function`
-/// is or if inputs are redistributed. Differentiable: autograd records the operators that
-/// `function` runs; collectives that it calls itself need a gradient of their own. Throws Error for
-/// arguments with wrong placements and for a wrong number of results. The gradient of a plain
-/// argument is plain and whole, by the same rules as that of a replicated one. PyTorch's local_map.
+/// Calls `function` with the local tensors of `arguments` (plain ones, the same on every rank,
+/// unchanged) and wraps its results as the local tensors of distributed ones with `out_placements`,
+/// one list per result. For operations written on shards. Collective if `function` is or if inputs
+/// are redistributed. Differentiable: autograd records the operators that `function` runs;
+/// collectives that it calls itself need their own gradient. Throws Error for arguments with wrong
+/// placements and for a wrong number of results. The gradient of a plain argument is plain and
+/// whole, by the same rules as that of a replicated one. PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

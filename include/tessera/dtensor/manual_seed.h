@@ -20,7 +20,7 @@ struct RandomState {
 /// make the same calls: then they get shards of the same global tensors, on every mesh. The common
 /// operators draw by global element, without communication and bit-equal on CPU and CUDA; the
 /// others gather, and are bit-equal on devices of one kind. A generator that the caller passes is
-/// used as it is; every rank must pass an equal one. libtorch's own generators are not changed.
+/// used unchanged; every rank must pass an equal one. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
 /// The state of this rank, to save it and to draw the same numbers again.

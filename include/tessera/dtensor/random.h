@@ -13,7 +13,7 @@ namespace tessera {
 /// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
 /// as easy as 1, 2, 3", 2011) with the global element as the counter. The value of an element
 /// depends on `seed`, `stream` and its row-major index in the global tensor only: it is bit-equal
-/// on every mesh, and on CPU and CUDA. Give every parameter and every call a `stream` of its own.
+/// on every mesh, and on CPU and CUDA. Give every parameter and every call a different `stream`.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;

@@ -12,11 +12,11 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-// They apply to the unit of `module` and, if `recurse`, to those below it; an empty function takes
-// them away. Where a unit has its own all-gather or reduce-scatter, its tensors are packed; ranks
-// that disagree are told so of what goes through `group`. Not collective themselves, and not to be
-// called while a forward or backward runs; every rank must set the same. Throw Error, before
-// anything is changed, if there is no unit.
+// They apply to the unit of `module` and, if `recurse`, to those below it; an empty function
+// removes them. Where a unit has its own all-gather or reduce-scatter, its tensors are packed;
+// ranks that disagree get an Error about what goes through `group`. Not collective themselves, and
+// not to be called while a forward or backward runs; every rank must set the same. Throw Error,
+// before anything is changed, if there is no unit.
 //   fsdp::set_custom_all_gather(*model, [](comm::Communicator& group, const at::Tensor& output,
 //                                          const at::Tensor& input) {
 //     return group.all_gather(output, input);
@@ -58,21 +58,20 @@ template <std::same_as<bool> Recurse>
 ///   fsdp::set_all_reduce_hook(*model, [](const at::Tensor& gradients) { gradients.clamp_(-1, 1);
 ///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
-/// The hook is called, and its gradients divided and added up, in a lane of their own (PyTorch's
+/// The hook is called, and its gradients divided and added up, in a separate lane (PyTorch's
 /// `stream`), which is current within the hook: after the reduction, beside the next unit's, and
-/// before backward returns to whoever uses them. A stream of the caller's own is reached from there
-/// by events. At most one unit's are under way while the next are reduced. Throws Error, before
-/// anything is changed, for a unit with replicas (HSDP, replicate).
+/// before backward returns. The hook may use another stream of the caller's and join it by events.
+/// At most one unit's are under way while the next are reduced. Throws Error, before anything is
+/// changed, for a unit with replicas (HSDP, replicate).
 ///   fsdp::set_all_reduce_hook(*model, sum_over_sites, comm::Lane::kAllReduce);
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, comm::Lane lane,
                          bool recurse = true);
 
-/// True: what a unit's all-gathers and reduce-scatters send and receive is in memory that their
-/// groups allocate (Communicator::allocate): with NCCL, memory that it has registered, which lets
-/// the network or the switches do more of the work. Tensors are packed into it. Reduced gradients
-/// stay there until they are dropped. Takes effect with the next forward. Throws Error where a unit
-/// has an all-gather, a reduce-scatter or an allocator of its own, as these setters do where this
-/// is set.
+/// True: a unit's all-gathers and reduce-scatters send from and receive into memory that their
+/// groups allocate (Communicator::allocate). With NCCL that memory is registered, which lets the
+/// network or the switches do more of the work. Tensors are packed into it. Reduced gradients stay
+/// there until they are dropped. Takes effect with the next forward. Throws Error where a unit has
+/// a custom all-gather, reduce-scatter or allocator; those setters throw where this is set.
 void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, bool allocate,
                                                      bool recurse = true);
 

@@ -22,12 +22,12 @@ namespace tessera::fsdp {
 /// skips the hooks. Outside of forward and backward slots hold the shards, also where a unit stays
 /// gathered in between. Parameters may be on the meta device.
 ///
-/// `mesh`: one dimension, that shards; or two, of which the first replicates and the second shards
+/// `mesh`: one dimension, that shards; or two, where the first replicates and the second shards
 /// (HSDP: gradients are also all-reduced over the first; or see shard_over_replicas). Parameters
 /// are moved to its device. If it is a slice of a larger mesh, parameters that tensor parallelism
 /// has put on another slice become distributed on both.
 ///
-/// Buffers are moved to that device as well, and so is what the root's forward is given, all but
+/// Buffers are moved to that device as well, and so are the inputs of the root's forward, except
 /// meta and distributed tensors.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
@@ -65,8 +65,8 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
 /// All ranks of `world` as one dimension, "dp". Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-// On that mesh, as FSDP2 does where it is given none. A process has no world of its own that could
-// be left out here as well: its threads may be ranks of one or of several.
+// FSDP2 takes that mesh where none is given. Here the world must be passed: a process has no
+// default world, since its threads may be ranks of one or of several.
 /// On world_mesh(world).
 void fully_shard(nn::ModuleBase& module, const comm::WorldPtr& world, const Options& options = {});
 /// On world_mesh(world).
@@ -104,10 +104,10 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// Gathers or frees a unit's parameters by hand (not those of units below it). unshard is
+/// Gathers or frees a unit's parameters manually (not those of units below it). unshard is
 /// collective; it reads shards as the compute lane leaves them. Each does nothing where it is done
-/// already. Throw Error for a module that is no unit; unshard also for parameters that are still on
-/// the meta device, and if ranks gather different units.
+/// already. Throw Error for a module that is not a unit; unshard also for parameters that are still
+/// on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees a unit's unsharded parameters. Not collective; does nothing if they are freed.
 void reshard(nn::ModuleBase& module);
@@ -135,8 +135,8 @@ class UnshardScope {
 
 /// ZeRO-3 (true) or ZeRO-2 (false).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// False: parameters stay gathered after backward, until they are resharded by hand or after a
-/// later backward. For micro-batches between which nothing writes to the parameters.
+/// False: parameters stay gathered after backward, until reshard() or a later backward frees them.
+/// For micro-batches between which nothing writes to the parameters.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// False: backward reduces nothing; each rank adds up its unsharded gradients (in reduce_dtype)
 /// until the first backward with true reduces the sum. Until then `.grad` of a parameter can be
@@ -146,27 +146,27 @@ void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse 
 /// Under HSDP, false: backward sums gradients over the ranks that shard and keeps the sums, in
 /// reduce_dtype, for the next backward with true, which adds them to its own and sums over the
 /// replicas. Micro-batches may use different parameters. Under shard_over_replicas gradients are
-/// complete at once: it says only that the step goes on.
+/// complete at once: false then says only that the step continues.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
-/// False: the reductions of the next backwards may be under way when they return, and gradients are
+/// False: the reductions of the next backwards may be under way when they return. Gradients are
 /// complete after a later backward with true: until then `.grad` of a parameter whose reduction is
-/// under way can be dropped (zero_grad) and not read. For all micro-batches but the last. `module`:
+/// under way can be dropped (zero_grad) but not read. For all micro-batches but the last. `module`:
 /// the root. Under shard_over_replicas, false, here or in the two settings above, says that the
-/// step goes on: pieces are kept from one micro-batch to the next, on all ranks as long as no rank
-/// writes to its shards (as autograd's version counters say), and freed after the backward that
-/// ends it.
+/// step continues: pieces are kept from one micro-batch to the next, on all ranks as long as no
+/// rank writes to its shards (as autograd's version counters say), and freed after the step's last
+/// backward.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// False: backward does not gather the unit's parameters, because its gradients do not need them
 /// (an embedding).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// What the sum of the ranks' gradients is divided by; default: the number of ranks of the root's
-/// mesh, of parameters on ranks that are not all of that the number of their own. 1 for a loss that
-/// every rank computes of the gathered features of all. Throws Error for a factor that is not
-/// positive and finite.
+/// What the sum of the ranks' gradients is divided by. Default: the number of ranks of the root's
+/// mesh; for parameters on ranks that are not all in that mesh, the number of their own ranks. 1
+/// for a loss that every rank computes from the gathered features of all. Throws Error for a factor
+/// that is not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// True: gradients are summed as they are and divided once, after. The default for all types but
-/// fp16, where half of the division comes before the sum, so that it does not overflow: for ranks
-/// whose hardware sums in a wider type, or gradients that are small enough.
+/// True: gradients are summed undivided and divided once, after the sum. The default for all types
+/// but fp16. With fp16, half of the division comes before the sum, so that it does not overflow:
+/// true is for ranks whose hardware sums in a wider type, or gradients that are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
 /// True: units gather in the compute lane, where the collective itself runs beside computation (on

@@ -31,8 +31,8 @@ struct MixedPrecisionPolicy {
   bool restore_input_dtype = false;
 };
 
-// Functions of options are asked once a parameter, when fully_shard is called, with the parameter
-// as it is then, maybe on the meta device. They must answer alike on every rank.
+// Functions of options are called once a parameter, within fully_shard, with the parameter in its
+// current state, maybe on the meta device. They must return the same on every rank.
 
 /// The placement of a parameter (by its name within the unit) on the dimension that shards:
 /// Shard(d) for any dimension, or Replicate(); nullopt: Shard(0).
@@ -83,9 +83,9 @@ struct Options {
   /// did not use. Without it, a unit that only some ranks run makes their collectives differ.
   bool may_be_unused = false;
   PlacementFunction shard_placement{};
-  /// Parameters with a mesh of their own are gathered and reduced over it. Where it is a part of
-  /// the unit's mesh, other parts hold other parameters, which norms of gradients count; the sums
-  /// of gradients are divided by the ranks of the root's mesh, over which the loss is the mean.
+  /// Parameters with their own mesh are gathered and reduced over it. Where it is a part of the
+  /// unit's mesh, other parts hold other parameters, which norms of gradients count. The sums of
+  /// gradients are divided by the ranks of the root's mesh, over which the loss is the mean.
   MeshFunction parameter_mesh{};
   /// Parameters that are gathered as something else than their values, such as 8-bit numbers.
   ExtensionFunction all_gather_extension{};

@@ -16,7 +16,7 @@ namespace tessera::fsdp {
 // and no gradient is recorded. For an average of the weights (EMA), a reference model, a way back.
 // Not to be called between a forward and its backward.
 
-/// A copy of every parameter below `module`, by FQN, laid out as it is, in memory of its own,
+/// A copy of every parameter below `module`, by FQN, with its layout, in separate memory and
 /// without a gradient.
 std::vector<std::pair<std::string, at::Tensor>> clone_parameters(const nn::ModuleBase& module);
 

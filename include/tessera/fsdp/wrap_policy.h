@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// What a policy says of a unit. What it leaves open is as the root's options say.
+/// A policy's options for a unit. What they leave empty is taken from the root's options.
 struct UnitOptions {
   std::optional<MixedPrecisionPolicy> mp_policy{};
   /// An empty std::optional<OffloadPolicy> within says: not offloaded, though the root is.
@@ -23,12 +23,12 @@ struct UnitOptions {
   std::optional<std::int64_t> post_forward_mesh_size{};
   std::optional<bool> shard_over_replicas{};
   std::optional<bool> may_be_unused{};
-  /// Of these, an empty function is the root's; names are within the unit.
+  /// Empty functions: those of the root's options. Names are within the unit.
   PlacementFunction shard_placement{};
   MeshFunction parameter_mesh{};
   ExtensionFunction all_gather_extension{};
-  /// The unit may hold frozen and trainable parameters. Otherwise that is an Error: frozen ones are
-  /// gathered for backward together with the others, and have a unit of their own for less.
+  /// The unit may hold frozen and trainable parameters. Otherwise that is an Error: frozen ones
+  /// would be gathered for backward with the others; in a separate unit they are not.
   bool allow_mixed_frozen = false;
 };
 
@@ -91,11 +91,11 @@ enum class MixedFrozenRoot : std::uint8_t { kRefused, kAllowed };
 
 /// What a policy makes of a module tree; the root is always a unit, with `root_options`. Each
 /// parameter is in one unit: the lowest that holds all modules that share it, and each of them at
-/// all places where it is registered. Modules that are units already, by hand or by the plan of a
-/// part, are left alone; with a plan of this root applied, the same policy gives that plan again.
-/// Changes nothing and communicates nothing. Throws Error for a unit, the root among them, of
-/// frozen and trainable parameters (unless allowed), naming them and the bytes, for a module that
-/// cannot be a unit, and for a parameter shared with a module outside.
+/// all places where it is registered. Modules that are units already, by fully_shard or by the plan
+/// of a part, are left alone; with a plan of this root applied, the same policy gives that plan
+/// again. Changes nothing and communicates nothing. Throws Error for a unit, the root among them,
+/// of frozen and trainable parameters (unless allowed), naming them and the bytes, for a module
+/// that cannot be a unit, and for a parameter shared with a module outside.
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
                     const Options& root_options = {},
                     MixedFrozenRoot mixed_frozen_root = MixedFrozenRoot::kRefused);

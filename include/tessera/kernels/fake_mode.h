@@ -33,8 +33,8 @@ struct FakeCall {
 class FakeMode {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: that the step is of. Fused operations of this library then allocate what they do
-  /// there. `observer` is told of each call, on the thread that makes it; empty: nobody is.
+  /// `device`: the device that the step runs on. This library's fused operations then allocate as
+  /// they do there. `observer`: called for each call, on the thread that makes it; may be empty.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {});
   FakeMode(const FakeMode&) = delete;
   FakeMode& operator=(const FakeMode&) = delete;

@@ -34,7 +34,7 @@ struct ActivationCheckpointing {
 };
 
 /// Makes each call of the selected modules, among `root` and those below it, a checkpoint(), and
-/// returns their FQNs. Modules that are checkpointed already are left as they are. Call it after
+/// returns their FQNs. Modules that are checkpointed already are not changed. Call it after
 /// parallelize_module, whose hooks must run again in recomputation, and before fully_shard, whose
 /// gathers need not. Not collective; select the same modules on every rank. Throws Error, before
 /// anything is changed, if none is selected.

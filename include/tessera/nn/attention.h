@@ -52,7 +52,7 @@ struct AttentionInputs {
   /// one aten::mm.
   std::int64_t batch = 0;
   /// Rotary tables of the positions (rotary_embedding): (tokens, head_dim), or (batch * tokens,
-  /// head_dim) where sequences have positions of their own. Undefined: no rotary embedding.
+  /// head_dim) where each sequence has its own positions. Undefined: no rotary embedding.
   at::Tensor cos{}, sin{};
   /// As attention() takes it, in place of `causal` and `window`; undefined: these. One
   /// causal_mask() for all layers takes less memory than each layer's own.

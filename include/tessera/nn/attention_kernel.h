@@ -15,9 +15,9 @@ namespace tessera::nn {
 // are split by batch or heads, and communicate nothing for these.
 
 /// softmax(q k^T / sqrt(width)) v by libtorch's kernels, causal or not. q: (batch, heads, tokens,
-/// width); k, v: the same with as many heads, or with fewer, each of which serves several. `mask`:
+/// width); k, v: the same with as many heads, or with fewer, each for several heads of q. `mask`:
 /// (tokens of q, of k), or with a batch and heads (or 1) before these, true where a query sees a
-/// key, or of q's type, what is added to the scores; undefined, or not causal.
+/// key, or, in q's type, a term that is added to the scores; undefined, or not causal.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
@@ -34,8 +34,8 @@ std::string to_string(const AttentionKernel& kernel);
 using tessera::detail::AskBackend;
 using tessera::detail::backend_of_libtorch;
 using tessera::detail::choose_attention;
-/// That of training on a device, with this many heads on a rank. `masked`: by a mask of its own,
-/// not as causal. Takes no memory.
+/// The kernel of training on a device, with this many heads on a rank. `masked`: with a mask
+/// tensor, not as causal. Allocates nothing.
 AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                                  std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                                  bool masked = false);

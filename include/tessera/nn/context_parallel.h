@@ -26,9 +26,9 @@ struct ContextAttentionOptions {
 
 /// Context parallelism: sequences are split over a mesh dimension of n ranks. Each computes all of
 /// a model with its own tokens; attention alone needs other ranks' keys and values, which it
-/// gathers. A sequence is 2n chunks of equal length, of which rank r has chunk r and, behind it,
-/// chunk 2n - 1 - r: under a causal mask all ranks then compute as many pairs of query and key.
-/// Dubey et al. 2024 (Llama 3), section 3.3.2; the head-tail balance of PyTorch's context_parallel.
+/// gathers. A sequence is 2n chunks of equal length. Rank r has chunk r and, after it, chunk 2n - 1
+/// - r: under a causal mask all ranks then compute the same number of query-key pairs. Dubey et al.
+/// 2024 (Llama 3), section 3.3.2; the head-tail balance of PyTorch's context_parallel.
 ///
 /// Where attention is computed, pass the object of the model to attention(), or to nn::Attention in
 /// AttentionInputs. What depends on positions (rotary tables) is split by shard(), or looked up by
@@ -49,9 +49,9 @@ class ContextParallel {
   /// This rank's part of `whole`, which is split along `dim`. Not collective. Gradient: to its own
   /// part. PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
-  /// Of all ranks' equal parts along `dim` the whole, in the order of positions. Collective.
-  /// Gradient: the sum of those of all ranks' wholes, once (no create_graph). PyTorch's
-  /// context_parallel_unshard.
+  /// The whole tensor, in the order of positions, from all ranks' equal parts along `dim`.
+  /// Collective. Gradient: the sum over all ranks of their wholes' gradients, once (no
+  /// create_graph). PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// attention() of this rank's queries with the keys and values of the whole sequence. q: (batch,

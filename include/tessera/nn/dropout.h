@@ -26,13 +26,13 @@ class Dropout : public Module<Dropout> {
  public:
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error for an x that is a pending sum (Partial), and for a plain one of which nobody can
-  /// know which part of the global tensor it is; and if this module has neither key nor name, since
-  /// it was called in another's forward and no module has it registered.
+  /// Throws Error for an x that is a pending sum (Partial), for a plain x whose part of the global
+  /// tensor is unknown, and if this module has neither key nor name, since it was called in
+  /// another's forward without being registered in any module.
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
-  /// nullopt before the first call of a module to which nobody has given one.
+  /// nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
   void set_key(RandomKey key) { key_ = key; }
   /// The number of calls so far, which selects the next mask. Set it back to repeat a call;

@@ -9,7 +9,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Freezes the parameters of which an FQN matches one of the patterns (see matches_fqn): they get
+/// Freezes the parameters with an FQN that matches one of the patterns (see matches_fqn): they get
 /// no gradient and no state of an optimizer, FSDP reduces nothing for them, and checkpoints hold
 /// them. A tied parameter may be named by any of its FQNs. To be called before or after
 /// parallelize_module and fully_shard, but not between a forward and its backward.

@@ -38,9 +38,9 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and scales the others by 1/(1-p). The mask is a function
-/// of `key` and the element's index in the global tensor, of all data-parallel ranks in a forward
-/// that fully_shard has taken; backward makes it again instead of keeping it. Throws Error where
-/// nobody can know which part of that a plain tensor is (docs/random.md).
+/// of `key` and the element's index in the global tensor (that of all data-parallel ranks in the
+/// forward of a model with fully_shard); backward recomputes it. Throws Error for a plain tensor
+/// whose part of the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 }  // namespace tessera::nn

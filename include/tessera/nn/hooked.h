@@ -111,7 +111,7 @@ class Hooked : public Module<Hooked<Holder>>,
     init.fill(*this, initializers_);
     detail::reset_held(*held_, *this, init);
   }
-  /// The module that is held is switched, too.
+  /// Sets the mode of the held module, too.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
     held_->train(on);

@@ -92,8 +92,8 @@ class ModuleBase : public torch::nn::Module {
   NamedSlots named_slots() const;
   /// Buffers of this module and all below it.
   NamedSlots named_buffer_slots() const;
-  /// The name of this module in the tree that named_slots was asked of; the longest, if of several,
-  /// as a slot's. The outermost call of a thread asks too. nullopt: nobody has come by here.
+  /// This module's name in the tree that named_slots was called on; if it has several, the longest,
+  /// as with slots. The outermost call of a thread names modules too. nullopt: not named yet.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// The slot of an own parameter. Throws Error, listing the names, if there is none.
   const SlotPtr& slot(const std::string& name) const;
@@ -167,9 +167,9 @@ class ModuleBase : public torch::nn::Module {
   bool is_in_a_tree() const;
 
   /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
-  /// parameter without a slot, or a parameter or buffer that nobody has filled. One within another
-  /// throws Error for a module with trained parameters that is in no tree, for want of
-  /// register_module.
+  /// parameter without a slot, or a parameter or buffer that is not filled. One within another
+  /// throws Error for a module with trained parameters that is in no tree: register_module was not
+  /// called.
   class CallScope {
    public:
     explicit CallScope(ModuleBase& module);

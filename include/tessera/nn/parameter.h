@@ -46,8 +46,8 @@ class ParameterSlot {
   ParameterSlot(const ParameterSlot&) = delete;
   ParameterSlot& operator=(const ParameterSlot&) = delete;
 
-  /// The tensor that forward uses now: under FSDP the unsharded one while the unit computes (or is
-  /// unsharded by hand), else the shard.
+  /// The tensor that forward uses now: under FSDP the unsharded one while the unit computes (or
+  /// after fsdp::unshard), else the shard.
   const at::Tensor& get() const { return tensor_; }
   /// Puts a tensor with other values here, in named_parameters() and in the bound member of every
   /// owner. The slot counts as initialized, unless the tensor is on the meta device.
@@ -117,7 +117,7 @@ class ParameterSlot {
   bool replicated_by_default_ = false;
   bool of_adapter_ = false;
   bool initialized_;
-  std::uint64_t unfilled_version_ = 0;  ///< of persistent(), when nobody had written to it
+  std::uint64_t unfilled_version_ = 0;  ///< of persistent(), while it was not filled
   std::vector<Owner> owners_;
   bool saved_ = true;
 };

@@ -31,7 +31,7 @@ struct CompareOptions {
 };
 
 /// The options in TESSERA_COMPARE (the folder), TESSERA_COMPARE_STEPS and
-/// TESSERA_COMPARE_TOLERANCE. Throws Error for a number that is none, or not positive.
+/// TESSERA_COMPARE_TOLERANCE. Throws Error for a value that is not a positive number.
 CompareOptions compare_options_from_environment();
 
 /// Finds the first number that differs between two runs of a program on different meshes. The first

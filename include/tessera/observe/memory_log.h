@@ -95,9 +95,9 @@ class MemoryLog final : public ActivityListener {
   /// the optimizer's state.
   void assign(const at::Tensor& tensor, const std::string& owner);
 
-  /// Of the step that began last, which has ended. `on_host`: shards, gradients and the optimizer's
-  /// state are in the host's memory, not at the peak. `unit_of`: the unit of a module, by its FQN
-  /// (of the model itself the name of its class), or ""; empty: none is known.
+  /// The memory of the step that began last, which must have ended. `on_host`: shards, gradients
+  /// and the optimizer's state are in the host's memory, not at the peak. `unit_of`: the unit of a
+  /// module, by its FQN (for the model itself the name of its class), or ""; empty: none is known.
   StepMemory use(bool on_host,
                  const std::function<std::string(const std::string& module)>& unit_of = {}) const;
 

@@ -44,7 +44,7 @@ class Metric : public checkpoint::RankState {
   Metric(const Metric&) = delete;
   Metric& operator=(const Metric&) = delete;
 
-  /// Of what this rank has seen since reset(); between sync() and unsync() of what all have.
+  /// Over this rank's data since reset(); between sync() and unsync() over all ranks' data.
   virtual double compute() const = 0;
   /// Makes the values those of all ranks, until unsync(). A world of one does nothing for it.
   /// Collective over `world`. Throws Error if they are so already.

@@ -62,8 +62,7 @@ std::string titan_line(const StepMetrics& metrics, int world_size);
 /// and one thread. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  /// Of an older file the records up to step `resumed` stay, as they are: a run that begins has
-  /// none.
+  /// Keeps the records of an existing file up to step `resumed`; a new run keeps none.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   void write(const StepMetrics& metrics);
   /// Writes the record of the last write() again, with more in it, in its place. Does nothing where

@@ -44,8 +44,8 @@ class ModuleWatch {
   void add(ActivityListener& listener);
 
   class State;
-  /// While it exists, the listeners are told what this thread does, and autograd's in the backwards
-  /// that it calls. One at a time; for whole steps.
+  /// While it exists, the listeners get events of this thread, and of autograd's threads in the
+  /// backwards that it calls. One at a time; for whole steps.
   class Scope {
    public:
     explicit Scope(const ModuleWatch& watch);

@@ -40,8 +40,8 @@ class StepTrace final : public ActivityListener {
 
   void begin_step(std::int64_t step);
   void end_step();
-  /// Brings the traces of all ranks to rank 0, which writes the file, and drops them. `place`: what
-  /// to say of this rank. Collective over the world; throws Error where the file can't be written.
+  /// Brings the traces of all ranks to rank 0, which writes the file, and drops them. `place`: this
+  /// rank's description. Collective over the world; throws Error where the file can't be written.
   /// Ranks of several hosts are shown by those hosts' clocks.
   void write(const std::filesystem::path& path, const std::string& place);
 

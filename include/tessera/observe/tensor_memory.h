@@ -9,7 +9,7 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// A block of host memory that a tensor gets or gives back.
+/// A block of host memory that a tensor allocates or frees.
 struct TensorBlock {
   std::uint64_t number = 0;  ///< of the allocation in this process, from 1
   std::int64_t bytes = 0;
@@ -23,7 +23,7 @@ struct TensorMemoryOptions {
   bool reserve_only = false;
   /// Each block counts as a multiple of this many bytes: 512 for what libtorch does on a GPU.
   std::int64_t granularity = 1;
-  /// Is told of each block, on the thread that allocates or frees it; empty: nobody is.
+  /// Called for each block, on the thread that allocates or frees it; may be empty.
   std::function<void(const TensorBlock&)> observer{};
 };
 

@@ -16,14 +16,14 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// One step with a module: returns the loss, one number, of which verify() calls backward; or what
-/// is computed without gradients, of any sizes, for a model that is used for inference alone.
+/// One step with a module. Returns the loss, one number, on which verify() calls backward; or, for
+/// a model that is used for inference alone, a result of any sizes computed without gradients.
 using VerifyStep = std::function<at::Tensor(nn::ModuleBase& module)>;
 
 /// How verify() runs and compares.
 struct VerifyOptions {
-  /// Those dimensions of the mesh whose ranks have samples of their own: the gradient on the mesh
-  /// is the mean over them of one rank's. FSDP's and its replicas'.
+  /// Those dimensions of the mesh whose ranks have different samples: the gradient on the mesh is
+  /// the mean over them of one rank's. FSDP's and its replicas'.
   std::vector<std::string> batch_dims{};
   /// Whether the step takes a part of each sample with the module, where it takes all of it with
   /// the reference (context parallelism). Outputs can't be compared then: only gradients and, as

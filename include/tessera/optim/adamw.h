@@ -26,9 +26,8 @@ struct AdamWOptions {
 ///
 /// step(): not collective, unless the layout of a gradient differs from its parameter's (a pending
 /// sum), which is then redistributed. Parameters without a gradient are skipped. Throws Error,
-/// before any parameter changes, for a parameter that nobody has filled, and for one whose local
-/// shard has changed its sizes or device since its first step.
-/// Thread safety: one thread at a time.
+/// before any parameter changes, for a parameter that is not filled, and for one whose local shard
+/// has changed its sizes or device since its first step. Thread safety: one thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions, BatchedOptimizer> {
  public:
   /// Throws Error for options that make no sense.

@@ -19,17 +19,16 @@ struct NormOptions {
   /// Throw Error, on every rank, if the norm is infinite or not a number, with
   /// describe_nonfinite(). The host then waits for the device.
   bool error_if_nonfinite = false;
-  /// The mesh whose ranks together hold all parameters. Default: the largest of the meshes of which
-  /// the parameters' meshes are slices; it must contain the others. Needed where no rank knows all
-  /// of them, as with pipeline stages that each have a mesh of their own.
+  /// The mesh whose ranks together hold all parameters. Default: the largest of the meshes that the
+  /// parameters' meshes are slices of; it must contain the others. Needed where no rank knows all
+  /// of them, as with pipeline stages that each have their own mesh.
   DeviceMesh over = {};
   /// Mesh dimensions along which slices of the mesh hold different parameters instead of copies:
-  /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of
-  /// (ep, edp). A parameter on such a slice is counted at every coordinate of these dimensions, and
-  /// only at coordinate 0 of the other dimensions that the slice lacks. Names of dimensions of
-  /// `over` or of the mesh that was sliced; an unknown name is an Error, on every rank. Not needed
-  /// for FSDP's parameters with a mesh of their own (Options::parameter_mesh), whose slots say it
-  /// themselves.
+  /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of (ep,
+  /// edp). A parameter on such a slice is counted at every coordinate of these dimensions, and only
+  /// at coordinate 0 of the other dimensions that the slice lacks. Names of dimensions of `over` or
+  /// of the mesh that was sliced; an unknown name is an Error, on every rank. Not needed for FSDP's
+  /// parameters with their own mesh (Options::parameter_mesh), whose slots record it.
   std::vector<std::string> distinct_along = {};
 };
 
@@ -44,8 +43,7 @@ struct NormOptions {
 /// tensor, the same on every rank. torch.nn.utils.get_total_norm.
 ///
 /// Throws Error, before anything is communicated, for a norm_type that is not above 0, for an
-/// unknown name in distinct_along, and for meshes of which none holds the others if `over` is not
-/// said.
+/// unknown name in distinct_along, and, without `over`, for meshes where none holds all others.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
 /// Which gradients are not finite, for a message: "rank 1 brought what is not finite to the

@@ -15,8 +15,8 @@ namespace tessera::optim {
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
 /// parameter. The average begins as the parameters are at the first step, or when state() is first
 /// asked for. It is kept beside the local shards, in fp32 where these are narrower, and is part of
-/// the state as "ema": checkpoints hold it, and a resumed run goes on with it exactly. Nothing is
-/// communicated for it.
+/// the state as "ema": checkpoints hold it, and a resumed run continues it exactly. It needs no
+/// communication.
 class Ema final : public Optimizer {
  public:
   /// Throws Error unless 0 <= decay < 1.

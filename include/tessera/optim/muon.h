@@ -30,7 +30,7 @@ struct MuonOptions {
   int ns_steps = 5;
   double eps = 1e-7;
   MuonRate rate = MuonRate::kOriginal;
-  /// Of the Newton-Schulz iteration and of what is sent for it.
+  /// The type of the Newton-Schulz iteration and of what is sent for it.
   c10::ScalarType compute_dtype = c10::ScalarType::BFloat16;
 };
 

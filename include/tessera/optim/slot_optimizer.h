@@ -64,7 +64,7 @@ class SlotOptimizer : public Optimizer {
     at::Tensor step;                  ///< 0-d fp32, on the shard's device; undefined if not counted
     std::int64_t steps = 0;           ///< what `step` holds, known without asking the device
   };
-  /// Of a parameter that a step has met.
+  /// The state of a parameter that an earlier step has updated.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   bool counts_steps() const { return counts_steps_; }

@@ -14,15 +14,15 @@ namespace tessera::tensor_parallel {
 
 /// Where the blocks of a plan stand in their model.
 struct BlockPlanOptions {
-  /// Of the block's input and result: Replicate, or with sequence parallelism Shard of the tokens'
-  /// dimension (Korthikanti et al. 2022).
+  /// The placement of the block's input and result: Replicate, or with sequence parallelism Shard
+  /// on the tokens' dimension (Korthikanti et al. 2022).
   Placement activations = Replicate{};
   /// Whether the result is the local tensor, or a distributed one.
   bool use_local_output = false;
   /// As PrepareModuleInputOptions::regather, of the block's input.
   bool regather = false;
-  /// Of an Attention with fewer key and value heads than ranks: each is computed on several
-  /// (replicated_heads_parallel).
+  /// For an Attention with fewer key and value heads than ranks: computes each head on several
+  /// ranks (replicated_heads_parallel).
   bool replicate_kv_heads = false;
 };
 
@@ -32,17 +32,17 @@ struct BlockPlanOptions {
 // "layers.*.attn". Nothing is checked here: parallelize_module refuses heads that the ranks don't
 // divide. Other features need not divide.
 
-/// Of an nn::Embedding: each rank has a part of the vocabulary, row-wise. Its input is the same on
-/// all ranks; of the options, those of the result are read.
+/// The plan of an nn::Embedding: row-wise, each rank has a part of the vocabulary. Its input is the
+/// same on all ranks; only the options of the result are read.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
-/// Of an nn::Attention with these options. Throws Error for options that an Attention refuses, and
-/// for key and value heads in one projection that were to be replicated.
+/// The plan of an nn::Attention with these options. Throws Error for options that an Attention
+/// refuses, and for replicated key and value heads that are in one projection.
 ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
                                const BlockPlanOptions& options = {});
-/// Of an nn::SwiGlu with these names.
+/// The plan of an nn::SwiGlu with these names.
 ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names = {},
                              const BlockPlanOptions& options = {});
-/// Of an nn::GeluMlp with these names.
+/// The plan of an nn::GeluMlp with these names.
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
 /// All entries of some plans, in order.

@@ -32,22 +32,22 @@ struct CrossEntropyOptions {
   double z_loss = 0;
 };
 
-/// Cross-entropy in fp32 (fp64 for fp64 logits).
-/// `logits`: (tokens, vocabulary), plain, or distributed on a mesh of any dimensions: the
-/// vocabulary sharded over some of them, the tokens over others (uneven and empty shards too).
-/// `targets`: (tokens) int64: plain, the same on every rank of that mesh; or distributed on it.
-/// The rows' losses are the operator tessera::cross_entropy. Sharded vocabulary: two small
-/// all-reduces forward (row maximum; row sum of exponentials together with the target's logit),
-/// none backward; the full logits are never gathered. Megatron-LM's vocab-parallel cross-entropy.
-/// Sharded tokens: one all-reduce of the sum, and one of the count if the targets are distributed
-/// so. Targets that lie otherwise than the rows of the logits are redistributed. Gradient: to
-/// `logits`, with their layout and type. Returns a plain scalar, of all tokens and equal on every
-/// rank of the mesh (0 if all targets are ignored), or (tokens) for kNone: distributed as the
-/// tokens are, else plain. Collective over the mesh where anything is sharded. Throws Error for
-/// other shapes and types, logits that are Partial or of which a rank's columns are not
-/// consecutive, a target outside of the vocabulary, and, after a forward in training of a model
-/// with fully_shard or replicate on several ranks, for ignored targets of a mean without `tokens`
-/// or `over` that is to be differentiated; from backward, if it should be differentiated itself.
+/// Cross-entropy in fp32 (fp64 for fp64 logits). `logits`: (tokens, vocabulary), plain, or
+/// distributed on a mesh of any dimensions: the vocabulary sharded over some of them, the tokens
+/// over others (uneven and empty shards too). `targets`: (tokens) int64: plain, the same on every
+/// rank of that mesh; or distributed on it. The rows' losses are the operator
+/// tessera::cross_entropy. Sharded vocabulary: two small all-reduces forward (row maximum; row sum
+/// of exponentials together with the target's logit), none backward; the full logits are never
+/// gathered. Megatron-LM's vocab-parallel cross-entropy. Sharded tokens: one all-reduce of the sum,
+/// and one of the count if the targets are distributed so. Targets with another layout than the
+/// rows of the logits are redistributed. Gradient: to `logits`, with their layout and type. Returns
+/// a plain scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored),
+/// or for kNone (tokens), distributed as the tokens are, else plain. Collective over the mesh where
+/// anything is sharded. Throws Error for other shapes and types, logits that are Partial or where a
+/// rank's columns are not consecutive, a target outside of the vocabulary, and, after a forward in
+/// training of a model with fully_shard or replicate on several ranks, for ignored targets of a
+/// mean without `tokens` or `over` that is to be differentiated; from backward, if it should be
+/// differentiated itself.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 

@@ -42,8 +42,8 @@ bool is_embedding(const nn::ModuleBase& module);
 void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Placement& b,
                    std::vector<std::pair<nn::SlotPtr, Placement>>& placements);
 
-/// Throws Error unless `features` are `heads` heads of equal size, of which each rank of `mesh` can
-/// have as many. 0 heads: it can.
+/// Throws Error unless `features` are `heads` heads of equal size, the same number of them for each
+/// rank of `mesh`. 0 heads: no check.
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh);
 

@@ -42,9 +42,9 @@ class ParallelStyle {
   virtual ~ParallelStyle() = default;
   /// For messages: "colwise_parallel".
   virtual std::string name() const = 0;
-  /// The placements of parameters of `module` or of modules below it, of which those that another
-  /// entry of the plan names for a module there are that one's; empty for a style that leaves them
-  /// alone. Changes nothing. Throws Error for a module that the style does not fit.
+  /// The placements of parameters of `module` or of modules below it; empty for a style that leaves
+  /// them alone. If another entry of the plan names a module below, its placements win there.
+  /// Changes nothing. Throws Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; asked after
@@ -96,18 +96,18 @@ struct ColwiseOptions {
 /// PyTorch's ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
-/// For an nn::Linear whose output features are `heads` heads, of which there are fewer than ranks:
-/// the keys or values of grouped-query attention, where colwise_parallel() would cut them. The
-/// ranks must be a multiple of the heads. The parameters are replicated, and each head is computed
-/// on ranks / heads ranks that follow one another: those that have the queries that it serves, if
-/// these are split by colwise_parallel(). The result is as if there were a copy of its head for
-/// each rank, Shard(-1) of ranks * (features / heads) features; the parameters' gradients are sums
-/// over the ranks. Megatron-LM's tensor parallelism beyond the number of query groups.
+/// For an nn::Linear whose output features are `heads` heads, fewer than there are ranks: the keys
+/// or values of grouped-query attention, where colwise_parallel() would cut heads. The ranks must
+/// be a multiple of the heads. The parameters are replicated, and each head is computed on ranks /
+/// heads consecutive ranks: those with the queries that it serves, if these are split by
+/// colwise_parallel(). The result is as if each rank had its own copy of its head: Shard(-1) of
+/// ranks * (features / heads) features; the parameters' gradients are sums over the ranks.
+/// Megatron-LM's tensor parallelism beyond the number of query groups.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
-  bool regather = true;  ///< of its own gather: its product always follows the gather of its input
+  bool regather = true;  ///< its own gather: the product always follows the input's gather
 };
 /// See ReplicatedHeadsOptions.
 StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
@@ -158,13 +158,13 @@ StylePtr replicate_parallel(ReplicateOptions options = {});
 
 /// For the parameters that a module holds itself, those of modules below excepted: a container's
 /// class token, registers, positions or LayerScale, or a part of a module in nn::Hooked. By name,
-/// as PlaceOptions says; all others are replicated, as they are without an entry. No tensor is
-/// converted: what meets the parameters knows its layout, and their gradients are as one rank's.
+/// as PlaceOptions says; all others are replicated, as without an entry. Inputs are not converted;
+/// the parameters' gradients equal those of one rank.
 struct PlaceOptions {
   std::vector<std::pair<std::string, Placement>> placements{};  ///< {{"weight", Shard{0}}}
 };
-/// See PlaceOptions. Throws Error at plan time for a name that the module has not, and for a module
-/// without parameters of its own. PyTorch's distribute_module with a partition_fn.
+/// See PlaceOptions. Throws Error at plan time for a name that the module does not have, and for a
+/// module that holds no parameters itself. PyTorch's distribute_module with a partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
 /// For any module. One entry for each tensor of forward's arguments, in order (nullopt: leave it

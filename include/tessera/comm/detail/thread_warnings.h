@@ -5,10 +5,10 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Has the warnings of this thread shown as those of the rank's main thread are: in one line, once
-/// a job. libtorch's handler of warnings is of one thread, so each thread of the library that may
-/// warn begins with this. Does nothing where the process has not called world_from_environment(),
-/// or the thread has a handler of its own.
+/// Shows this thread's warnings as those of the rank's main thread: in one line, once a job.
+/// libtorch's warning handler is per thread, so each thread of the library that may warn calls this
+/// first. Does nothing where the process has not called world_from_environment(), or the thread has
+/// its own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm

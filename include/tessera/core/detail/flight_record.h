@@ -33,7 +33,7 @@ enum class RankState : std::uint32_t {
 };
 /// What keeps a thread from its next collective, by its own word.
 enum class Work : std::uint32_t { kNone, kReading, kWriting };
-/// What the operating system says of a rank's thread.
+/// A rank's thread, as the operating system reports it.
 enum class Activity : std::uint32_t { kUnknown, kRuns, kSleeps, kStopped, kGone };
 
 /// A text cut to its end, which tells more than its beginning; padded with zeros.

@@ -97,10 +97,10 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
 /// When a rank last got on with work that its next call in a group waits for; 0: it has said so of
 /// none.
 std::int64_t last_work(const RankReport& report, std::uint64_t group);
-/// The ranks, beginning with `rank`, each of which waits for the next and the last for one of
-/// these: none of them can go on. Empty if there are no such ranks, or if other threads of theirs
-/// might help. Waits younger than `least` do not count. `group`: the one that the first rank waits
-/// in; 0: that of its longest wait.
+/// The ranks, beginning with `rank`, where each waits for the next, and the last for one of these:
+/// none of them can continue. Empty if there are no such ranks, or if other threads of these might
+/// release them. Waits younger than `least` do not count. `group`: the one that the first rank
+/// waits in; 0: that of its longest wait.
 std::vector<int> deadlock(const std::vector<RankReport>& reports, int rank, std::int64_t at,
                           std::int64_t least, std::uint64_t group = 0);
 /// Where a rank left the order of calls that the others keep; "": nowhere.

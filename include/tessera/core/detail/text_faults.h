@@ -12,7 +12,7 @@ namespace tessera::detail {
 /// What editors of some systems write before a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// What to add to a JSON parser's message: where a number that is none is the fault, so; else "".
+/// What to add to a JSON parser's message: a hint where the fault is a malformed number; else "".
 std::string json_hint(std::string_view fault);
 
 /// Throws Error for what a repository holds in place of a file that git-lfs keeps elsewhere.

@@ -29,7 +29,7 @@ struct RandomPlace {
   bool is_part = false;
 };
 
-/// Of the elements of a tensor as its own layout says; of a plain one all.
+/// The elements of a tensor by its own layout; all elements of a plain one.
 RandomPlace own_place(const at::Tensor& tensor);
 
 /// Fills `local`, a plain tensor of a floating-point type. Without autograd.
@@ -42,7 +42,7 @@ struct RandomCall {
   at::Tensor tensor;      ///< the one that is filled, or dropped from; plain or distributed
   /// A tensor of the model that it has its sizes from; undefined: it was made of sizes alone.
   at::Tensor source;
-  /// Of this call alone, and the same in its recomputation.
+  /// Identifies this call; the same in its recomputation.
   RandomKey id;
 };
 
@@ -62,7 +62,7 @@ class BatchRows {
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
   /// Moves `place`, of a tensor that would have these sizes on this rank alone, to its place in the
-  /// tensor of all rows. Collective as settle(). Throws Error where nobody can know.
+  /// tensor of all rows. Collective as settle(). Throws Error where that place is unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
@@ -96,7 +96,7 @@ class RandomRegion {
   void note_part();
   bool hands_out_parts() const { return hands_out_parts_; }
   /// Where the elements that `call` draws for are. Collective at the first call where data-parallel
-  /// ranks have rows to compare. Throws Error where nobody can know.
+  /// ranks have rows to compare. Throws Error where that is unknown.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -124,8 +124,8 @@ RandomPlace random_place(const RandomCall& call);
 /// in the formulas of backward, but not where a hook or a function of the program may run.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// While it exists, local tensors are handed out to code that gives none of them on: what is drawn
-/// behind it knows its elements again.
+/// While it exists, local tensors go to code that returns none of them: after it, draws know the
+/// places of their elements again.
 class LocalPartsScope {
  public:
   LocalPartsScope();

@@ -1,6 +1,5 @@
-// A group of Gloo's, through c10d's ProcessGroupGloo: Gloo's own symbols are in libtorch, and its
-// headers in no wheel. They are Debian's, of another version, of which only the names of types are
-// used.
+// A group of Gloo's, through c10d's ProcessGroupGloo. Gloo's symbols are in libtorch, but no wheel
+// has its headers. Debian's headers, of another version, are used for the names of types only.
 //
 // No version differs in what is used.
 //
@@ -21,8 +20,8 @@ struct GlooPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  /// Of this host, which the peers reach. By default Gloo would take the host name's, which may be
-  /// of another interface.
+  /// This host's address for the peers. By default Gloo would take the host name's address, which
+  /// may be of another interface.
   std::string address;
 };
 /// Collective; `store` is this group's alone.

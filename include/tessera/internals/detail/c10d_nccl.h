@@ -6,7 +6,7 @@
 // Versions differ in their NCCL: 2.28.9 of 2.11, 2.30.7 of 2.15. comm compares the header's with
 // the library that is loaded.
 //
-// Canary: C10dNcclCanary, on a CUDA that is none (tests/fake_cuda).
+// Canary: C10dNcclCanary, on a stand-in for CUDA (tests/fake_cuda).
 #pragma once
 
 #include <nccl.h>
@@ -39,8 +39,8 @@ struct NcclGroupPlace {
 };
 /// Collective; `store` is this group's alone.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
-  // Of high priority: a collective starts when its input is there, not behind the kernels that
-  // compute has queued.
+  // High priority: a collective starts when its input is ready, not behind the kernels that compute
+  // has queued.
   auto options = NcclProcessGroup::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = place.timeout;
   options->group_name = place.name;

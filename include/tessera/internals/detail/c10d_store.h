@@ -1,5 +1,5 @@
 // The stores of c10d, in which the ranks of a job find each other. c10d is documented for Python
-// alone; its C++ headers say of themselves that they may change. Of `comm` only, as all that begins
+// alone; its C++ headers warn that they may change. Only `comm` uses it, as all headers that begin
 // with c10d_.
 //
 // No version differs in what is used.

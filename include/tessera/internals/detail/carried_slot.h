@@ -1,6 +1,6 @@
 // Values of a thread that a backward takes along to the threads that it runs on. libtorch's
-// ThreadLocalState carries a list of its own values and its debug info, which any library may add
-// to; there is no public way to carry anything else.
+// ThreadLocalState carries libtorch's values and its debug info, which any library may add to;
+// there is no public way to carry anything else.
 //
 // To 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free;
 // from 2.13 a kind is the address of its name.

@@ -1,10 +1,9 @@
-// libtorch's compositions of operators, called as such: on a distributed tensor an operator that
-// the library has a kernel for comes to that kernel, which goes on to the composition. at:: has
-// only the call that dispatches.
+// libtorch's compositions of operators, called directly: an operator that the library has a kernel
+// for goes to that kernel on a distributed tensor, and the kernel then calls the composition. at::
+// has only the call that dispatches.
 //
-// A new version may write a composition otherwise: reads of memory, or plain tensors, inside one
-// are found by the tests of operators, not by this canary, which sees that each is there and is a
-// composition still.
+// A new version may write a composition differently. The tests of operators find reads of memory,
+// or plain tensors, inside one; this canary sees only that each exists and is still a composition.
 //
 // Canary: CompositeKernelsCanary.
 #pragma once

@@ -1,5 +1,5 @@
-// Whether the current stream is captured into a CUDA graph, in which an event that is recorded may
-// not be asked later. Public is CUDA's own function, which makes a context where there is none.
+// Whether the current stream is captured into a CUDA graph. An event recorded there may not be
+// queried later. The public function is CUDA's, which creates a context where there is none.
 //
 // For libtessera_cuda.so. No version differs.
 //

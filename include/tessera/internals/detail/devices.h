@@ -1,6 +1,6 @@
-// A device of any kind, asked by a program that links none of its libraries: libtorch_cuda has the
-// answers, and registers them with libtorch_cpu when it is loaded. Public are CUDA's own functions,
-// which are in c10_cuda.
+// Queries on a device of any kind, for a program that does not link its libraries: libtorch_cuda
+// registers the answers with libtorch_cpu when it is loaded. The public functions are CUDA's, in
+// c10_cuda.
 //
 // No version differs in what is used.
 //

@@ -1,11 +1,10 @@
-// Hooks on gradients that are the library's own, told from those of the program; and the hooks of a
-// tensor, to call them or to take them along. libtorch keeps both kinds in one list of functions,
-// shows it to nobody, and says of the code that runs in a backward only for which node it runs: not
-// whether it is the node's formula or a hook. Of nodes those are the program's that
-// torch::autograd::Function makes, in C++ or Python, the library's own among them, and those of
-// classes that are neither libtorch's nor the library's.
+// Tells the library's hooks on gradients from those of the program, and reads the hooks of a
+// tensor, to call or to move them. libtorch keeps both kinds in one private list of functions. In a
+// backward it tells which node runs, but not whether the code is the node's formula or a hook. A
+// node is the program's if torch::autograd::Function makes it, in C++ or Python (the library's own
+// included), or if its class is neither libtorch's nor the library's.
 //
-// No version differs. Whether a hook is of C++ is told by its class's mangled name: libtorch does
+// No version differs. A hook is recognised as a C++ hook by its class's mangled name: libtorch does
 // not export what dynamic_cast needs.
 //
 // Canary: GradientHooksCanary.
@@ -37,7 +36,7 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< autograd's, or the library's
-  kFormulaOrProgram,  ///< of a node that has hooks of the program, or is of its own
+  kFormulaOrProgram,  ///< of a node that is the program's, or has its hooks
 };
 
 /// What runs on this thread.

@@ -1,6 +1,6 @@
 // The same values as a view that must not be changed in place. A function that returns its argument
 // must not return the tensor itself; torch::autograd::Function does the same for its own results,
-// and offers it to nobody else.
+// and does not export it.
 //
 // No version differs.
 //

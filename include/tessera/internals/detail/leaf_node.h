@@ -1,7 +1,7 @@
 // The node of a leaf in autograd's graph, which adds a gradient to the leaf's `.grad`. Another node
-// may take its place: of a parameter that persists while another tensor stands in for it, so that
-// the gradient that a program asks for is found where it is. There is no public way to ask for such
-// a node or to set one.
+// may replace it: that of a parameter that persists while another tensor stands in for it, so that
+// autograd finds the gradient that a program asks for. There is no public way to ask for such a
+// node or to set one.
 //
 // To 2.12 it is held by shared_ptr, from 2.13 by intrusive_ptr (graph_node.h). libtorch itself
 // holds it weakly, and makes one where there is none.

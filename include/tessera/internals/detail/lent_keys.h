@@ -1,10 +1,10 @@
-// Dispatch keys that libtorch has and leaves to others, lent for this library's own use. A key of
-// our own would need a place in libtorch's enum: there is no public way to add one, and
-// PrivateUse1, the one that is offered, is a device's, below the others.
+// Dispatch keys that libtorch defines for others, borrowed for this library. A new key would need a
+// place in libtorch's enum: there is no public way to add one, and PrivateUse1, the one that is
+// offered, is a device's, below the others.
 //
 // A key's place among the others says who sees a call first. To 2.14 Fake is below Python's keys,
 // from 2.15 above them: both are below autograd and above the backends. libtorch keeps Fake for
-// fake tensors, of which it has fallbacks in Python only.
+// fake tensors, whose fallbacks are in Python only.
 //
 // Canary: LentKeysCanary.
 #pragma once

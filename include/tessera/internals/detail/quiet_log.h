@@ -1,7 +1,7 @@
-// libtorch's log without what its stores and its NCCL groups say in pages beside an error of which
-// the library makes one of a line. The log has one level for the process and no filter, and
-// libtorch's threads write when they like. All of it goes to std::cerr, a message in one piece: so
-// a filter stands there, and holds back by severity and source file.
+// Filters libtorch's log: beside an error that the library reports in one line, libtorch's stores
+// and NCCL groups print pages. The log has one level for the process and no filter, and libtorch's
+// threads write at any time. Each message goes to std::cerr in one piece: so the filter replaces
+// its buffer, and holds back by severity and source file.
 //
 // No version differs in the form of a line or the names of the files.
 //

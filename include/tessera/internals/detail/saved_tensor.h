@@ -1,7 +1,7 @@
 // What a node of autograd's graph keeps of a tensor: without a cycle where it is the node's own
 // result, with the check that nobody has written to it since, and packed by hooks.
-// torch::autograd::Function keeps tensors so, in a list of its own that grows with each call;
-// nodes of ours (graph_node.h) have them as members.
+// torch::autograd::Function keeps tensors so in a list that grows with each call; the library's
+// nodes (graph_node.h) have them as members.
 //
 // To 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr: nothing here passes
 // one.

@@ -1,6 +1,6 @@
-// What libtorch keeps of a thread: dispatch keys, gradient mode, debug info, callbacks. To go on
-// with a call on another thread, as its own backward and at::parallel_for do. torch::autograd has
-// no name for it.
+// libtorch's state of a thread: dispatch keys, gradient mode, debug info, callbacks. Used to
+// continue a call on another thread, as libtorch's backward and at::parallel_for do.
+// torch::autograd has no name for it.
 //
 // No version differs.
 //

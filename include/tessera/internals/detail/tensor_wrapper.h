@@ -1,7 +1,6 @@
-// A tensor that has sizes, strides and autograd's state, but no memory of its own: it stands for
-// another tensor inside. libtorch's public way to make a tensor type of one's own is
-// __torch_dispatch__, in Python; in C++ it is a subclass of c10::TensorImpl, whose fields a wrapper
-// fills in itself.
+// A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
+// libtorch's public way to make a tensor type of one's own is __torch_dispatch__, in Python; in C++
+// it is a subclass of c10::TensorImpl, whose fields a wrapper fills in itself.
 //
 // Inline: a wrapper is made for every result of every operator. No version differs in what is used.
 //
@@ -62,9 +61,9 @@ class TensorWrapper : public c10::TensorImpl {
   /// The same, cheaper, for an `inner` with memory that is no inference tensor: it counts with that
   /// already.
   ///
-  /// This constructor of TensorImpl takes the keys as they are. Without those of autograd it makes
-  /// no version counter, which is replaced in any case: an allocation saved on every call. From the
-  /// storage it reads the device only, so a borrowed one will do.
+  /// This constructor of TensorImpl takes the keys unchanged. Without autograd's keys it makes no
+  /// version counter, which is replaced in any case: that saves an allocation on every call. It
+  /// reads only the device from the storage, so a borrowed one will do.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -116,7 +115,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // A copy of a tensor that is no inference tensor is none either, also in inference mode.
+    // A copy of an ordinary tensor is not an inference tensor, also in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }

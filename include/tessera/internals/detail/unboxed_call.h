@@ -1,6 +1,6 @@
-// From a call on a stack back to one with typed results, in kernels that take both. libtorch's
-// KernelFunction makes such calls itself, of kernels that are registered boxed, and offers the
-// conversion to nobody.
+// Turns a call on a stack back into one with typed results, in kernels that take both. libtorch's
+// KernelFunction makes such calls itself, of kernels that are registered boxed, and does not export
+// the conversion.
 //
 // No version differs.
 //

@@ -1,6 +1,6 @@
 // A tensor's count of writes, by which autograd refuses a tensor that has changed since it was
-// saved. Public is Tensor::_version() alone, which throws for an inference tensor; writes that no
-// operator makes must be counted by hand, and a wrapper counts together with what it wraps.
+// saved. Only Tensor::_version() is public, and it throws for an inference tensor. Writes that no
+// operator makes must be counted explicitly, and a wrapper shares the counter of its inner tensor.
 //
 // Inline: views share counters on the hot path. No version differs.
 //

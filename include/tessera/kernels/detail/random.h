@@ -20,7 +20,7 @@ struct GlobalPlace {
   std::vector<std::int64_t> sizes;  ///< global
   std::int64_t first_element = 0;
 
-  /// Of a plain tensor: all elements.
+  /// The place of a plain tensor: all elements.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 

@@ -5,7 +5,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// Of a module with a weight and a bias whose forward can leave out the bias, for a hook to add.
+/// A module with a weight and a bias whose forward can leave out the bias, for a hook to add.
 class DeferredBias {
  public:
   /// For row-wise tensor parallelism. With a weight sharded over its inputs the result is a pending

@@ -7,8 +7,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// A number that changes whenever some slot gets storage that nobody has filled. A module that was
-/// found to be filled stays so until then.
+/// A number that changes whenever a slot gets storage that is not filled. A module that was found
+/// to be filled stays so until the number changes.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail

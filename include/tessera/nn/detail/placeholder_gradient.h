@@ -9,8 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A tensor that stands in `.grad` of a parameter of which no gradient can be read. Every operator
-/// on it throws Error with the reason, but those that run() does.
+/// Stands in `.grad` of a parameter whose gradient cannot be read. Every operator on it throws
+/// Error with the reason, except those that run() implements.
 class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
  public:
   using PlaceholderTensor::PlaceholderTensor;

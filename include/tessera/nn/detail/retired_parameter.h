@@ -10,7 +10,7 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim
-/// optimizer that was made earlier still holds it, and would update values that nobody reads. So
+/// optimizer that was made earlier still holds it, and would update values that are not used. So
 /// its gradient becomes a tensor that every operator refuses: step() and zero_grad() of such an
 /// optimizer throw Error with the reason. The values can still be read. libtorch's hooks of
 /// `replaced` (register_hook, post-accumulate) become those of `replacement`, the leaf that is in
