@@ -24,8 +24,8 @@ std::string dim_name(const MeshShape& shape, int dim) {
                                : shape.names()[static_cast<std::size_t>(dim)];
 }
 
-/// All of this is known locally; a mesh that only some ranks find bad would hang later, in its
-/// first group.
+/// All of this is checked locally. If only some ranks found a mesh invalid, the others would hang
+/// later, in its first group.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
@@ -79,7 +79,7 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   return mesh;
 }
 
-/// Every query comes through here, so that a mesh that was never assigned is an error and no crash.
+/// Every query comes through here, so using an unassigned mesh is an error, not a crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "

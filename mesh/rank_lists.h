@@ -1,4 +1,4 @@
-// Arithmetic on lists of ranks, without a world or a mesh: what slices and groups have in common.
+// Arithmetic on lists of ranks, without a world or a mesh: shared by slices and groups.
 #pragma once
 
 #include <cstdint>

@@ -119,7 +119,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The ranks stay as they are: row-major order is the same before and after.
+/// The ranks do not change: row-major order is the same before and after.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);

@@ -1,5 +1,5 @@
-// Copies that FSDP's ranks hold are told apart by a hash, since a copy that differs trains on
-// without an error: gradients are averaged over copies, values are not.
+// Compares the copies of parameters that FSDP's ranks hold, by a hash. A copy that differs would
+// train on without an error: gradients are averaged over copies, values are not.
 
 #include "agreement/copy_agreement.h"
 

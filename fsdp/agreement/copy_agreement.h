@@ -8,8 +8,8 @@
 
 namespace tessera::fsdp {
 
-// Ranks hold copies of parameters: replicas of all of them (HSDP, replicate()), and those that
-// shard of parameters that are not split.
+// Ranks hold copies of parameters: of all of them with replicas (HSDP, replicate()), and of the
+// parameters that are not split among the ranks that shard.
 
 /// Throws Error, on all ranks that hold copies of it, for a parameter of the unit that messages
 /// call `label` whose copies differ. Collective over the groups' meshes; no traffic.

@@ -1,5 +1,5 @@
-// Shards of one parameter are values of one tensor: of one that all ranks had, or of one seed.
-// Their values say nothing of that, so what is compared is what they were cut from, or filled by.
+// Shards of one parameter must be parts of one tensor: of one that all ranks had, or of one seed.
+// The values do not show that, so the ranks compare what they were cut from, or filled by.
 
 #include "agreement/origin_agreement.h"
 

@@ -94,7 +94,7 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Small meshes first, the unit's last: it holds whoever would go on to the next unit.
+  // Small meshes first, the unit's last: it stops ranks that would continue with the next unit.
   std::vector<std::pair<DeviceMesh, std::vector<const ParameterGroup*>>> meshes;
   for (const ParameterGroup& group : groups) {
     const DeviceMesh& own = group.mesh().all;

@@ -1,6 +1,6 @@
-// Whether a model draws is not known before it has. A rank may leave out all random operators of a
-// forward, and would not come if the first of them had the ranks compare their rows: so they
-// compare them when the forward begins, until it is known that nothing is drawn.
+// Whether a model draws random numbers is unknown before its forward. A rank may skip all random
+// operators: a comparison of rows that the first of them started would wait for that rank. So the
+// ranks compare when the forward begins, until it is known that nothing is drawn.
 
 #include "agreement/random_agreement.h"
 
@@ -73,7 +73,7 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const GroupsToCompare& groups) {
-  // A random operator that nobody expected was waited for by all ranks.
+  // All ranks have taken part in the comparison of an unexpected random operator.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -81,8 +81,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Mostly all ranks have the same: of each number the largest goes with the rows and, turned
-  // round, the least; the counts only if their hashes differ.
+  // Usually all ranks have the same numbers. The exchange of the rows carries the largest of each
+  // number and, as complement, the least; the counts follow only if their hashes differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !origins_.settled();
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
@@ -90,7 +90,7 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
   rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
-    // Who left an operator out has counted less than who did not.
+    // A rank that skipped an operator has counted less than the others.
     raise_to_largest(counts, dims);
     set_counts(dropouts, counts);
   }

@@ -21,17 +21,17 @@ struct RowRange {
   std::int64_t most = 0;
 };
 
-/// What the ranks tell each other of random numbers when a training forward of a model begins: how
-/// many rows they have, and how many random operators they have counted. A rank that left some out,
-/// as one without rows may, goes on with the others' counts.
+/// What the ranks exchange about random numbers when a training forward of a model begins: how many
+/// rows they have, and how many random operators they have counted. A rank that skipped some, as
+/// one without rows may, continues with the others' counts.
 class RandomAgreement {
  public:
-  /// A training forward of the model of `modules` begins, on the ranks of `dims` with `rows`, of
-  /// which this rank has `count`. With
-  /// the first exchange goes that of the origins of `groups`, which must be the same on all ranks.
-  /// Collective over them, between the hosts, in the first two forwards, and in later ones if the
-  /// model has drawn: all ranks then know that it does. One that draws nothing pays nothing. Throws
-  /// PeerError, and as OriginAgreement::settle.
+  /// A training forward of the model of `modules` begins on the ranks of `dims`, which together
+  /// have `rows`; this rank has `count` of them. The first exchange includes the origins of
+  /// `groups`, which must be the same on all ranks. Collective over the ranks, between the hosts,
+  /// in the first two forwards, and in later ones if the model has drawn (all ranks then know
+  /// that). A model that draws nothing pays nothing. Throws PeerError, and as
+  /// OriginAgreement::settle.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -47,7 +47,7 @@ class RandomAgreement {
   bool draws_ = false;  ///< on any rank
   RowRange rows_;
   bool quiet_ = false;  ///< two forwards have compared them, and nothing was drawn
-  /// Of the forward before this one, where its ranks did not compare them.
+  /// The rows of the forward before this one, where its ranks did not compare them.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 

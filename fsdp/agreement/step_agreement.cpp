@@ -1,6 +1,6 @@
 // What ranks exchange when a forward begins and ends and when backward ends: a few bytes a group,
-// over the hosts. Every rank must make these calls in the same order, also when it has found an
-// error: one that left early would leave its peers waiting.
+// between the hosts. Every rank must make these calls in the same order, also after it has found an
+// error: if it left early, its peers would wait for it.
 
 #include "agreement/step_agreement.h"
 
@@ -48,7 +48,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // A peer is gone. Whoever has found out why says that instead.
+      // A peer is gone. If a rank has found the cause, that error is thrown instead.
       if (found.empty()) {
         throw;
       }
@@ -116,7 +116,7 @@ void UseAgreement::settle() {
       PendingSum& sum = parameter->pending_sum();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // Without a gradient on any rank the next ones decide.
+      // Without a gradient on any rank the next backwards decide.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

@@ -8,13 +8,13 @@
 
 namespace tessera::fsdp {
 
-// What ranks tell each other in a step: which collectives they called, whose pieces are valid, and
-// which parameters they used. All go over the hosts: no tensor is sent and no GPU waited for.
+// What ranks exchange in a step: which collectives they called, whose pieces are valid, and which
+// parameters they used. All between the hosts: no tensor is sent and no GPU waited for.
 
 /// Lets the ranks of each group agree on their calls: each group once, those that shard before
-/// those that replicate, small before large, so that later groups are told of what was found in
-/// earlier ones. Then throws the first Error; PeerError at once. Collective over all of the groups,
-/// which are to be listed in the same order on all ranks.
+/// those that replicate, small before large, so that later groups learn what earlier ones found.
+/// Then throws the first Error; PeerError at once. Collective over all of the groups, which must be
+/// listed in the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
@@ -23,9 +23,9 @@ void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
 /// on all ranks. Collective over their meshes. Throws PeerError.
 void drop_invalid_pieces(std::vector<ParameterGroup*> groups);
 
-/// Lets ranks say which parameters they used: what no rank used gets no gradient, though zeros were
-/// reduced for it. With it goes, once a parameter, how gradients came under tensor parallelism
-/// (PendingSum). One exchange a group, whatever the number of parameters.
+/// The ranks agree on which parameters were used: one that no rank used gets no gradient, although
+/// zeros were reduced for it. Also, once a parameter, on how gradients came under tensor
+/// parallelism (PendingSum). One exchange a group, whatever the number of parameters.
 class UseAgreement {
  public:
   /// The parameters of `group` whose gradients were handed out since their use was settled. They

@@ -9,7 +9,7 @@
 
 namespace tessera::fsdp {
 
-/// What replaces or follows the collectives of a unit; empty functions: nothing does.
+/// Custom collectives of a unit, and hooks behind them; empty functions: none.
 struct CollectiveHooks {
   AllGather all_gather;
   ReduceScatter reduce_scatter;
@@ -21,7 +21,7 @@ struct CollectiveHooks {
   /// What is sent and received is in memory that the groups allocate.
   bool memory_of_groups = false;
 
-  /// Whether there are buffers at all, even where a communicator could do without.
+  /// Whether gathers use buffers even where a communicator could work in place.
   bool packs_gathers() const { return all_gather || gather_allocator || memory_of_groups; }
   bool packs_reductions() const {
     return reduce_scatter || reduction_allocator || memory_of_groups;

@@ -1,5 +1,5 @@
-// Which dimension of the caller's mesh shards, which replicates, and over which ranks gathered
-// pieces are kept. Everything below asks this struct instead of looking at dimensions by position.
+// Decides which dimension of the caller's mesh shards, which replicates, and over which ranks
+// gathered pieces are kept. All other code reads this struct instead of dimensions by position.
 
 #include "comm/data_mesh.h"
 

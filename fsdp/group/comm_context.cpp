@@ -1,6 +1,6 @@
-// What the units of a model have under way together. Two rules bound the memory of a step: at most
-// one unit's gradients are on their way at a time, and what another lane reads is kept until
-// compute has waited for it.
+// The communication that the units of a model have under way together. Two rules bound the memory
+// of a step: at most one unit's gradients are being reduced at a time, and a tensor that another
+// lane reads is kept until compute has waited for that lane.
 
 #include "group/comm_context.h"
 
@@ -59,7 +59,7 @@ void CommContext::settle() {
 
 void CommContext::forget(std::vector<ParameterGroup>& groups) {
   for (ParameterGroup& group : groups) {
-    // Only these groups': units that share the context go on.
+    // Only these groups': other units that share the context continue.
     std::erase(reducing_, &group.gradients());
     for (const ShardedParameter& parameter : group.parameters()) {
       std::erase(on_host_, &parameter);
@@ -68,7 +68,7 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Without an event (on a CPU) nobody else uses them: they are freed at once.
+/// Without an event (on a CPU) no other lane uses them: they are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});

@@ -28,8 +28,8 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the reduction of these groups; those started before are finished first, so that at most
-  /// one unit's gradients are on their way.
+  /// Starts the reduction of these groups. Finishes those started before first, so that at most one
+  /// unit's gradients are being reduced.
   void reduce(std::vector<ParameterGroup>& groups);
   /// Hands out the gradients whose reduction is under way.
   void finish_reductions();
@@ -39,14 +39,14 @@ class CommContext {
   /// Forgets what these groups have under way: their backward failed, or they are about to go.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// What is reduced for this parameter goes to the host: settle() waits until it is there, and
-  /// tells the parameter.
+  /// The reduced gradient of this parameter is copied to the host: settle() waits for the copy, and
+  /// notifies the parameter.
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
   /// Keeps tensors of the compute lane, which another lane uses until `event`, for as long.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
-  /// What a hook does in a lane of its own with reduced gradients, `tensors` of the lane `owner`,
-  /// is done at `event`. Keeps them until the owner has waited for it, when the next reductions
-  /// are finished or all are settled.
+  /// A hook works in its own lane, until `event`, with reduced gradients: `tensors` of the lane
+  /// `owner`. Keeps them until the owner has waited for it, when the next reductions are finished
+  /// or all are settled.
   void await_hook(std::vector<at::Tensor> tensors, comm::Lane owner, comm::StreamEventPtr event);
 
  private:

@@ -1,7 +1,7 @@
-// All-gathers of what extensions make of shards (float8 and its scales, say) instead of values. A
-// group is still one collective: the encoded tensors of all parameters are packed as bytes,
-// whatever their types. GatheredState encodes in the lane of the gather and decodes in the compute
-// lane.
+// All-gathers of encoded shards (float8 and its scales, say), which extensions make, instead of
+// values. A group still needs one collective: the encoded tensors of all parameters are packed as
+// bytes, whatever their types. GatheredState encodes in the lane of the gather and decodes in the
+// compute lane.
 
 #include "group/encoded_gather.h"
 
@@ -16,7 +16,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Of any type's elements.
+/// Enough for the elements of any type.
 constexpr std::int64_t kPieceAlignment = 16;
 
 /// view(dtype) of a byte tensor needs an offset that the element's size divides.
@@ -34,8 +34,8 @@ std::vector<std::int64_t> stacked(std::int64_t ranks, at::IntArrayRef sizes) {
   return result;
 }
 
-/// An extension that only casts, so that encode() and decode() have one path.
-/// Of a parameter without an extension in a group where another has one.
+/// An extension that only casts, so that encode() and decode() have one path. For a parameter
+/// without an extension in a group where another has one.
 AllGatherExtension send_values(c10::ScalarType dtype) {
   return {.pre_all_gather = [dtype](const at::Tensor& shard) -> EncodedShard {
             return {.tensors = {shard.to(dtype)}};
@@ -71,7 +71,7 @@ at::Tensor EncodedGather::padded(const at::Tensor& shard, const ShardShape& shap
   }
   const at::Tensor rows = shape.by_parts(shard);
   // constant_pad_nd takes pairs from the last dimension backwards; the last pair is that of the
-  // rows, of which only the end is padded.
+  // rows, and pads only their end.
   std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (shard.dim() - *shape.dim)), 0);
   pad.back() = shape.chunk() - rows.size(*shape.dim + 1);
   return at::constant_pad_nd(rows, pad).flatten(*shape.dim, *shape.dim + 1);
@@ -82,7 +82,7 @@ at::Tensor EncodedGather::encode(const std::vector<at::Tensor>& shards) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     EncodedShard encoded = parameter.extension.pre_all_gather(padded(shards[i], parameter.shape));
-    // Stays on this rank: what the ranks must know travels in the tensors.
+    // Stays on this rank: what other ranks need is in the tensors.
     parameter.metadata = std::move(encoded.metadata);
     parameter.pieces.clear();
     for (at::Tensor& tensor : encoded.tensors) {

@@ -12,9 +12,9 @@
 
 namespace tessera::fsdp {
 
-/// What a group sends where a parameter of it is gathered as something else than its values: the
-/// bytes of what the extensions made of the shards, and of the other shards themselves, one after
-/// another, each from a multiple of 16 on.
+/// What a group sends if one of its parameters has an extension: the bytes of the tensors that
+/// extensions made of the shards, and of the other shards themselves, one after another, each at a
+/// multiple of 16.
 class EncodedGather {
  public:
   /// Empty if no parameter has an extension. Values are sent as `dtype`.

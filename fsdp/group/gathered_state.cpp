@@ -1,7 +1,7 @@
 // The all-gather of a group, from the first request to the unsharded parameters in the slots and
-// back. start_unshard() and unshard() are apart so that a gather runs beside another unit's
-// computation. Memory rule: what a lane has allocated is reused after that lane has waited for its
-// last user, and for no more; every wait() and record() below is there for that.
+// back. start_unshard() and unshard() are separate, so that a gather runs beside another unit's
+// computation. Memory rule: memory that a lane has allocated is reused once that lane has waited
+// for its last user, and for nothing else; every wait() and record() below serves this rule.
 
 #include "group/gathered_state.h"
 
@@ -23,7 +23,7 @@ template <class Act>
 void gathering(Act&& act) {
   try {
     act();
-    // A peer that died explains itself; the hint would send the reader to the wrong place.
+    // A peer's failure has its own message; the hint would mislead.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -33,8 +33,8 @@ void gathering(Act&& act) {
 
 }  // namespace
 
-// The phase says what there is: kGathering, an all-gather or what it has written; kUnsharded, the
-// filled tensors in the slots. What else is stored follows from how it was gathered.
+// The phases: kGathering, an all-gather is under way or its results are not unpacked; kUnsharded,
+// the filled tensors are in the slots. What else is stored follows from how it was gathered.
 GatheredState::GatheredState(GroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -54,16 +54,16 @@ void GatheredState::lay_out(CommContext& context) {
   }
   std::vector<ShardedParameter>& parameters = shards_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    // Detached, so that the leaf that forward sees has a gradient of its own.
+    // Detached, so that the leaf that forward sees has a separate gradient.
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // What was copied comes before the gather that sends it.
+  // The copies above come before the gather that sends them.
   choose_lane(context);
   follow_compute(context);
 }
 
-/// An all-gather of rows puts them where they belong: no buffer, and no copy out of it.
+/// An all-gather of rows writes them to their final places: no buffer, and no copy out of it.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && !settings_->hooks.packs_gathers() &&
          !encoded_ && group().moves_groups_in_place();
@@ -102,11 +102,11 @@ void GatheredState::start_gather(CommContext& context) {
   // What pieces cut from this gather are compared with (has_valid_piece).
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
-  // Of equal types and devices this is the flat buffer itself: no copy.
+  // With equal types and devices this is the flat buffer itself: no copy.
   send_ = encoded_ ? encode_shards()
                    : shards_->flat().to(layout().device(), layout().compute_dtype(),
                                         /*non_blocking=*/true);
-  // A hook that was set since the layout was made needs buffers.
+  // A hook that was set after the layout was made needs buffers.
   const bool in_place = !unsharded_.padded().empty() && !settings_->hooks.packs_gathers();
   if (in_place) {
     allocate_in_lane(context);
@@ -114,7 +114,7 @@ void GatheredState::start_gather(CommContext& context) {
   gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Between gathers: what the compute lane did comes before what another lane will.
+/// Between gathers: the next lane waits for what the compute lane has done.
 void GatheredState::choose_lane(CommContext& context) {
   const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
   // The lane may change between gathers only: the buffers of one belong to where it began.
@@ -138,7 +138,7 @@ at::Tensor GatheredState::encode_shards() {
   return encoded_->encode(shards);
 }
 
-/// The memory that a unit before has left comes with the end of its use, for which the lane waits.
+/// The lane waits for the last use of the memory that an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
   unsharded_.lend(memory_->tensor);
@@ -178,7 +178,7 @@ void GatheredState::start_gather_packed(CommContext& context) {
 }
 
 void GatheredState::unshard(CommContext& context) {
-  // Also of what is unsharded still: whether it was gathered again is no matter of the program's.
+  // Also if it is still unsharded: the program must not see whether it was gathered again.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.count_writes();
   }
@@ -204,7 +204,7 @@ void GatheredState::show() {
   if (shown_ || !unsharded()) {
     return;
   }
-  // Optimizers and checkpoints go on seeing the shards: slots have a persistent tensor besides.
+  // Optimizers and checkpoints still see the shards: slots hold a persistent tensor as well.
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.show_unsharded();
   }
@@ -220,7 +220,7 @@ void GatheredState::hide() {
   }
 }
 
-/// The all-gather lane waits as well as the compute lane: what the collective has read is its own.
+/// The all-gather lane waits as well as the compute lane: it owns the memory that was read.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
     return;
@@ -245,13 +245,13 @@ void GatheredState::wait_for_gather(CommContext& context) {
     context.streams().order(lane_, Lane::kCompute);
   }
   post_forward_.end_gather();
-  // A piece for one backward has served.
+  // A piece that serves one backward is used up.
   if (!keeps_pieces()) {
     post_forward_.drop();
   }
 }
 
-/// One that failed: nobody may take its buffers for values.
+/// For a gather that failed: its buffers hold no values.
 void GatheredState::discard_gather() {
   gather_ = nullptr;
   send_.reset();
@@ -276,7 +276,7 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   unsharded_.allocate();
-  // The same values under new memory: autograd must not take this for a change.
+  // The same values in new memory: autograd must not count this as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -295,8 +295,8 @@ void GatheredState::fill(CommContext& context) {
   }
 }
 
-/// What was unpacked is compute's own memory. What a gather has written its lane reuses, after
-/// compute; on a CPU, or in one lane, it is free at once.
+/// Unpacked tensors are in compute's memory. Memory that a gather wrote to is reused by its lane,
+/// after compute; on a CPU, or in one lane, it is free at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -379,8 +379,8 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   if (layout().ranks() > 1) {
     groups.push_back(&group());
   }
-  // The first call of group() makes the communicator, which is collective: so this depends on the
-  // options alone, never on what was gathered.
+  // The first call of group() makes the communicator, which is collective: so this depends only on
+  // the options, never on what was gathered.
   if (post_forward_.enabled()) {
     groups.push_back(&post_forward_.group());
   }

@@ -17,7 +17,7 @@
 
 namespace tessera::fsdp {
 
-/// What a group has while it is gathered: the all-gather under way, and the unsharded tensors.
+/// The state of a gathered group: the all-gather under way, and the unsharded tensors.
 ///
 /// The unsharded tensors share one storage, which is freed when the group is resharded. Where the
 /// communicator moves groups in place and all shards are rows, it gathers straight into them. On a
@@ -40,13 +40,13 @@ class GatheredState {
   void unshard(CommContext& context);
   /// Puts the unsharded tensors into the slots, for as long as the unit computes.
   void show();
-  /// Puts the shards into the slots; what is gathered stays so. A forward that runs without the
-  /// hooks would find unsharded tensors whose gradients nobody takes.
+  /// Puts the shards into the slots; the group stays gathered. A forward that runs without the
+  /// hooks would otherwise find unsharded tensors, whose gradients are never reduced.
   void hide();
   bool shown() const { return shown_; }
   /// hide(), and frees what is gathered.
   void reshard(CommContext& context);
-  /// The same where the shards will be gathered again as they are: keeps this rank's piece of the
+  /// As reshard(), where the same shards will be gathered again: keeps this rank's piece of the
   /// memory for the ranks of the post-forward mesh, if there is one.
   void reshard_for_now(CommContext& context);
   /// Frees what was gathered ahead, if nothing has used it.
@@ -56,7 +56,7 @@ class GatheredState {
 
   /// Whether pieces are kept for all micro-batches of a step, not for one backward.
   bool keeps_pieces() const { return shards_->mesh().replica && post_forward_.enabled(); }
-  /// Whether there is one, of the shards as they are now.
+  /// Whether there is a piece, with the shards' current values.
   bool has_valid_piece() const;
   void drop_piece() { post_forward_.drop(); }
 
@@ -87,7 +87,7 @@ class GatheredState {
   bool shown_ = false;  ///< only while unsharded
 
   UnshardedTensors unsharded_;
-  /// Of the unsharded tensors, where a gather wrote into them: it belongs to the gather's lane.
+  /// The unsharded tensors' memory, where a gather wrote into it: it belongs to the gather's lane.
   std::optional<BufferPool::Buffer> memory_;
   std::optional<EncodedGather> encoded_;  ///< empty: values are gathered
   PostForwardShard post_forward_;

@@ -28,7 +28,7 @@ double half_pre_divisor(std::int64_t ranks) {
   return static_cast<double>(factor);
 }
 
-/// What is issued within goes to a hook's lane, on `gradients` of the lane `owner`.
+/// Work within this scope goes to a hook's lane and uses `gradients` of the lane `owner`.
 class HookScope {
  public:
   HookScope(CommContext& context, Lane lane, Lane owner, std::vector<at::Tensor> gradients)
@@ -90,8 +90,8 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
   return shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// Rows that divide are in the unsharded gradient as a reduce-scatter wants them: the ranks'
-/// shards, one after another.
+/// With rows that divide evenly, the unsharded gradient is already what a reduce-scatter takes: the
+/// ranks' shards, one after another.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
@@ -116,7 +116,7 @@ void GradientReduction::start(CommContext& context) {
 void GradientReduction::reduce_in_place(CommContext& context) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // Kept until the collective has read them: without packing nobody else keeps them alive.
+    // Kept until the collective has read them: without packing there is no other owner.
     held_.push_back(gradient.defined() ? gradient.to(options_.dtype).contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
@@ -180,13 +180,13 @@ void GradientReduction::wait(CommContext& context) {
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // Where nothing need be waited for it is freed: idle while the next unit computes, it would add
-  // to the peak.
+  // Without an event to wait for it is freed: an idle buffer would add to the peak while the next
+  // unit computes.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
 
-/// Adds what earlier reductions left to the replicas, or leaves this one's with it.
+/// Adds the sums that earlier reductions left for the replicas, or leaves this sum with them.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // Micro-batches before the last: sums over the ranks that shard are added up.
@@ -287,17 +287,17 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // Peers get zeros for what this rank did not use; UseAgreement finds out whether any rank did.
+  // Peers get zeros for a parameter unused on this rank; UseAgreement asks whether any used it.
   const bool used = gradients_[index].used;
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
   // The sum over tensor parallelism is taken on shards, which are smaller, and in one all-reduce
-  // with those of other parameters, when CommContext::settle runs the sums.
-  // Then it goes to its place beside its neighbours, where a complete one is: before the ranks have
-  // agreed (PendingSum), complete ones come this way too, and an optimizer that joins neighbours
-  // has to join the same ones in the first step of a resumed run as in that step of the whole run.
-  // Not to autograd's own tensor, which hooks of the user may hold.
+  // with those of other parameters, when CommContext::settle runs the sums. The result is written
+  // beside its neighbours' gradients, where a complete gradient is. Before the ranks have agreed
+  // (PendingSum), complete ones take this path too; an optimizer that joins neighbours must then
+  // join the same ones in the first step of a resumed run as in that step of an uninterrupted one.
+  // Not written to autograd's tensor, which hooks of the user may hold.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

@@ -15,7 +15,7 @@
 
 namespace tessera::fsdp {
 
-/// How a group's gradients are reduced: what the settings said when it started.
+/// How a group's gradients are reduced, by the settings when the reduction started.
 struct ReductionOptions {
   c10::ScalarType dtype;
   double divisor = 1;  ///< of the sum over all ranks
@@ -26,9 +26,9 @@ struct ReductionOptions {
 };
 
 /// The reduction of a group's gradients under way: one reduce-scatter over the dimension that
-/// shards, one all-reduce of the shards over the one that replicates, divided. Gradients go from
-/// where autograd put them where the communicator can and the rows divide, else packed. On a mesh
-/// of one rank nothing is packed or sent.
+/// shards, one all-reduce of the shards over the one that replicates, divided. Gradients are sent
+/// from autograd's memory if the communicator can and the rows divide evenly, else packed. On a
+/// mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts. `gradients`: of the unsharded `parameters`, zeros for one that has none, so that what
@@ -38,9 +38,9 @@ class GradientReduction {
                     ReductionOptions options, CommContext& context);
 
   /// Waits, and adds the result to the sharded parameters' gradients in their type; what another
-  /// group still has to sum goes through context.sums() first. Works in the
-  /// reduce-scatter lane; on one rank, where gradients are still compute's, in that one. From the
-  /// hook on in the hook's, if it has one.
+  /// group still has to sum goes through context.sums() first. Works in the reduce-scatter lane; on
+  /// one rank, whose gradients are still compute's, in the compute lane. From the hook on in the
+  /// hook's lane, if it has one.
   void finish(CommContext& context);
 
  private:

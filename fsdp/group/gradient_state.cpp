@@ -44,11 +44,11 @@ void GradientState::drop_all() {
   }
 }
 
-/// In reduce_dtype, in which they will be summed: adding up in a narrower type would lose bits.
+/// In reduce_dtype, in which they will be summed: a narrower type would lose bits.
 void GradientState::keep() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // Whether anything came differs between ranks; whether it might have, does not.
+    // Whether a gradient came differs between ranks; whether one might have come does not.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_kept())) {
       parameter.keep(take_gradient(parameter.unsharded()), shards_->layout().reduce_dtype());
     }
@@ -79,7 +79,7 @@ std::vector<ShardedParameter*> GradientState::accumulated() {
   return parameters;
 }
 
-/// As the settings are now: a later change is for the next reduction.
+/// The current settings: a later change applies to the next reduction.
 ReductionOptions GradientState::reduction_options() const {
   const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
   return {.dtype = shards_->layout().reduce_dtype(),
@@ -100,7 +100,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// This backward's is added to those of earlier ones, and the sum is reduced.
+/// Adds this backward's gradient to those of earlier ones; the sum is reduced.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   UnshardedGradient gradient = take_gradient(parameter.unsharded());
   warn_of_nonfinite(parameter, gradient.local);
@@ -117,8 +117,8 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return gradient;
 }
 
-/// Once reduced, a NaN of one rank is on all of them. It is in all gradients that its rows have
-/// reached, so that the smallest says whose it was; to look at them all would cost every step.
+/// After the reduction a NaN of one rank is on all ranks. It is in all gradients that its rows have
+/// reached, so the smallest gradient tells whose it was; checking all would slow down every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
   sampled_.reset();
@@ -141,8 +141,8 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<ShardedParameter*> trainable;
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // All that any rank may have a gradient of: what is sent never depends on the rank. A parameter
-    // that was frozen since still has what earlier micro-batches left.
+    // All parameters that may have a gradient on any rank: what is sent never depends on the rank.
+    // A parameter that was frozen since still has gradients of earlier micro-batches.
     if (parameter.left_out()) {
       continue;
     }

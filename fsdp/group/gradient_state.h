@@ -12,8 +12,8 @@
 
 namespace tessera::fsdp {
 
-/// What a group has of gradients between backward and the optimizer: those set aside, and the
-/// reduction under way. Reduced ones are the sharded parameters'.
+/// A group's gradients between backward and the optimizer: those set aside, and the reduction under
+/// way. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
   /// `shards` must outlive this.
@@ -22,23 +22,23 @@ class GradientState {
 
   /// Whether an unsharded parameter has a gradient.
   bool any_unsharded() const;
-  /// Forgets what a backward that failed left in the unsharded parameters.
+  /// Forgets what a failed backward left in the unsharded parameters.
   void drop_unsharded();
-  /// And all that earlier ones have made of them, reduced or not.
+  /// Also forgets the results of earlier backwards, reduced or not.
   void drop_all();
   /// Sets the unsharded gradients aside, to be added to those of later backwards
   /// (UnreducedGradient).
   void keep();
-  /// Whether some were set aside, or wait for the replicas, that a reduction now would complete.
-  /// The same on all ranks, whichever parameters they used.
+  /// Whether gradients were set aside, or wait for the replicas, and a reduction now would complete
+  /// them. The same on all ranks, whichever parameters they used.
   bool awaits_reduction() const;
   /// A backward has ended and may have left reductions under way (ShardedParameter).
   void show_expected();
   /// The parameters whose gradients were handed out since their use was settled.
   std::vector<ShardedParameter*> accumulated();
 
-  /// How many ranks compute a loss each, of which the model's is the mean; by default those of the
-  /// group's mesh.
+  /// The number of ranks that each compute a loss; the model's loss is their mean. Default: the
+  /// ranks of the group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
   /// Starts the reduction of the trainable parameters' gradients, and of what was set aside.

@@ -58,7 +58,7 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
   return pieces;
 }
 
-/// What the pieces leave of a segment's room: the short rank's rest and the empty ranks.
+/// Clears the rest of a segment's room: that of the short rank and of the empty ranks.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const std::int64_t room = segment.shape.padded_numel();
   for (std::int64_t rank = segment.shape.ranks - 1; rank >= 0; --rank) {
@@ -99,7 +99,7 @@ GroupLayout::GroupLayout(const std::vector<ShardShape>& shapes, c10::ScalarType 
       dtype_(dtype),
       // Integers and booleans are not computed with in a floating-point type.
       compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
-      // As FSDP2: without a type of its own, a reduction has the computation's.
+      // As FSDP2: without reduce_dtype a reduction has the computation's type.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
       home_(home),

@@ -43,7 +43,7 @@ class GroupLayout {
               const MixedPrecisionPolicy& policy, const ShardHome& home, c10::Device device);
 
   const std::vector<Segment>& segments() const { return segments_; }
-  /// Of shards, of all-gathers and computation, and of the reduction of gradients.
+  /// The types of shards, of all-gathers and computation, and of the reduction of gradients.
   c10::ScalarType dtype() const { return dtype_; }
   c10::ScalarType compute_dtype() const { return compute_dtype_; }
   c10::ScalarType reduce_dtype() const { return reduce_dtype_; }

@@ -1,5 +1,5 @@
 // The shards of a group in memory. Before the first forward, and after a conversion or a load, they
-// are moved into one flat buffer, so that the all-gather sends it as it is. The tensors that
+// are moved into one flat buffer, which the all-gather sends without a copy. The tensors that
 // optimizers hold stay the same objects: only the memory under them changes.
 
 #include "group/group_shards.h"
@@ -100,7 +100,7 @@ bool GroupShards::any_replaced() const {
 }
 
 void GroupShards::check_devices() const {
-  // All of them: whoever forgot to fill a model forgot more than one.
+  // Lists all of them: usually more than one is not filled.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
     // On a mesh of shapes alone (comm::meta_world) nothing needs values.

@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp {
 
-/// What a group has at all times: its parameters' shards, laid out in memory.
+/// The permanent state of a group: its parameters' shards, laid out in memory.
 class GroupShards {
  public:
   /// Parameters of one type on one mesh, at least one.
@@ -26,7 +26,7 @@ class GroupShards {
   const at::Tensor& flat() const { return flat_; }
 
   /// Takes over tensors that were put into the slots since; true if there were any. Throws Error
-  /// for one that is not laid out as its shard was.
+  /// for one whose layout differs from its shard's.
   bool adopt();
   /// Whether the shards are still where lay_out() put them: one that was converted or replaced does
   /// not.

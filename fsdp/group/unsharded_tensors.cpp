@@ -1,5 +1,5 @@
 // The memory that a group is gathered into. Autograd saves the tensors made here for backward, so
-// they are made once and only their storage is freed and allocated again; and the piece of that
+// they are made once and only their storage is freed and allocated again. Also the piece of that
 // memory which a post-forward mesh keeps in between.
 
 #include "group/unsharded_tensors.h"
@@ -74,7 +74,7 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams, comm::Lane lane) {
   streams.wait(lane, copied_);
-  // Held beside piece_, which drop() may take away while the collective still reads it.
+  // Held beside piece_, which drop() may reset while the collective still reads it.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -16,12 +16,12 @@
 
 namespace tessera::fsdp {
 
-/// The unsharded tensors of a group, in one storage that comes and goes.
+/// The unsharded tensors of a group, in one storage that is allocated and freed repeatedly.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
-  /// For the tensors of which `segments` are the shards, not allocated. `padded`: each has room for
-  /// all ranks' padded shards (split on dimension 0), so that an all-gather can write into it. The
+  /// For the tensors that are sharded as `segments`, not allocated. `padded`: each has room for all
+  /// ranks' padded shards (split on dimension 0), so that an all-gather can write into it. The
   /// storage can be cut into `pieces` equal ones.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
@@ -29,7 +29,7 @@ class UnshardedTensors {
   bool allocated() const { return storage_.allocated(); }
   std::int64_t bytes() const { return storage_.bytes(); }
   void allocate() { storage_.allocate(); }
-  /// Instead: `memory`, at least as many bytes.
+  /// Uses `memory`, at least as many bytes, instead of allocating.
   void lend(at::Tensor memory) { storage_.lend(std::move(memory)); }
   void free() { storage_.free(); }
 
@@ -55,7 +55,7 @@ class PostForwardShard {
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
 
   bool enabled() const { return static_cast<bool>(mesh_); }
-  /// Of how many pieces the memory consists.
+  /// The number of pieces in the memory.
   std::int64_t count() const { return mesh_ ? mesh_.size() : 1; }
   bool kept() const { return piece_.defined(); }
   /// Copies this rank's piece of `memory`, whose length count() divides, in the compute lane.
@@ -64,10 +64,10 @@ class PostForwardShard {
   /// `lane`, which waits for the copy. Collective over the mesh.
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams, comm::Lane lane);
-  /// That has ended, and the lane that freed memory goes back to has waited for it.
+  /// The gather has ended, and the lane that owns the freed memory has waited for it.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
-  /// Of the mesh. Made at the first use: collective over it.
+  /// The mesh's group. Made at the first use: collective over it.
   comm::Communicator& group() { return mesh_.group(); }
 
  private:

@@ -1,6 +1,6 @@
 // Memory for packed collectives, passed from unit to unit. libtorch's caching allocator would serve
-// the same sizes, but by a cache for each stream and without a bound; here memory goes back as soon
-// as a request does not fit. On a CPU events are null, and waiting for one is nothing.
+// the same sizes, but with an unbounded cache for each stream; here memory that does not fit the
+// next request is freed at once. On a CPU events are null, and waiting for one does nothing.
 
 #include "memory/buffer_pool.h"
 
@@ -44,12 +44,12 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane, source); found != idle_.end()) {
-    // Whoever released it may still be reading, in another lane.
+    // The last user may still be reading, in another lane.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // What did not fit is freed first: idle and new memory together would add to the peak.
+    // Memory that did not fit is freed first: idle and new memory together would add to the peak.
     drop(lane);
     memory = source.allocate(numel, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -83,7 +83,7 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // Freed memory is the lane's own to use again at once, so that it must have waited.
+    // The lane may reuse freed memory at once, so it must have waited.
     streams_->wait(lane, idle.event);
     return true;
   });

@@ -25,8 +25,8 @@ struct MemorySource {
   friend bool operator==(const MemorySource&, const MemorySource&) = default;
 };
 
-/// Memory for communication: a buffer that one unit gives back serves the next. Little is idle at a
-/// time: what does not fit the next request is freed before more is allocated.
+/// Memory for communication: a buffer that one unit releases serves the next. Little memory is
+/// idle: what does not fit the next request is freed before more is allocated.
 class BufferPool {
  public:
   struct Buffer {
@@ -39,13 +39,13 @@ class BufferPool {
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// `numel` elements, not initialised, for use in `lane`, which waits until whoever had the buffer
-  /// before is done with it. To be called where `lane` is current. It is memory of `source`.
+  /// `numel` elements of memory from `source`, not initialised, for use in `lane`, which waits for
+  /// the buffer's last user. To be called where `lane` is current.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane,
                  const MemorySource& source = {});
   /// Takes a buffer back that is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees what is idle of a lane, which waits for whoever had it.
+  /// Frees a lane's idle memory; the lane waits for its last users.
   void drop(comm::Lane lane);
   /// Frees all that is idle.
   void clear();

@@ -16,7 +16,7 @@ void ReusableStorage::allocate() {
   set(storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)));
 }
 
-/// The data pointer holds the tensor: somebody may still have a view of it when the owner goes.
+/// The data pointer holds the tensor: views of it may outlive the owner.
 void ReusableStorage::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();

@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 class ReusableStorage {
  public:
   ReusableStorage() = default;
-  /// Of `bytes`, not allocated yet.
+  /// A storage of `bytes`, not allocated yet.
   ReusableStorage(std::int64_t bytes, c10::Device device);
 
   std::int64_t bytes() const { return bytes_; }

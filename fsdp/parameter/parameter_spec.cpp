@@ -69,8 +69,8 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// The digit of a dimension that a further split is of: the only one, or behind local ones, which
-/// count equal parts. nullptr where tensor parallelism cuts in front of the last digit, too.
+/// The digit that a further split divides: the only one, or one behind local digits, which count
+/// equal parts. nullptr where tensor parallelism cuts in front of the last digit, too.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -105,8 +105,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
     dims = renumbered(*spec.layout, spec.mesh, joined);
   }
   if (dim) {
-    // The innermost split: each rank of tensor parallelism shards what it has, of a fused weight
-    // (q, k and v in one matrix) each part by itself.
+    // The innermost split: each rank of tensor parallelism shards its local part; of a fused weight
+    // (q, k and v in one matrix) it shards each part separately.
     Digit* digit = digit_to_split(dims[static_cast<std::size_t>(*dim)]);
     TESSERA_CHECK(digit != nullptr, "fully_shard: dimension ", *dim, " of ", name, " of sizes ",
                   tensor.sizes(), " is split as ", to_string(*sharding_spec(tensor).layout),

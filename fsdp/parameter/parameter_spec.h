@@ -20,7 +20,7 @@ struct ShardHome {
   bool offloaded = false;  ///< on the host for an offload_policy: the host adds up gradients
 };
 
-/// All that is decided of a parameter before it is sharded, checked: sharding only acts on it.
+/// All decisions about a parameter before it is sharded, checked: sharding only applies them.
 struct ParameterSpec {
   std::string name;  ///< within the unit
   nn::SlotPtr slot;
@@ -32,16 +32,15 @@ struct ParameterSpec {
   std::optional<AllGatherExtension> extension;
 };
 
-/// How many equal parts dimension `dim` of `tensor` has, where tensor parallelism has split each of
-/// them by itself: those of a fused weight. 1 of any other tensor.
+/// How many equal parts dimension `dim` of `tensor` has, if tensor parallelism has split each of
+/// them separately: those of a fused weight. 1 for any other tensor.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
 /// The spec of `tensor` once it is split on `dim` over the mesh's sharding dimension, which becomes
-/// the innermost split, of each part (nullopt: once it is replicated there): a plain tensor on that
-/// mesh; one that tensor parallelism has distributed, on the mesh of both (a slice of their common
-/// root).
-/// Throws Error, with `name` as what the parameter is called, for a tensor that cannot be split
-/// further so.
+/// the innermost split, of each part (nullopt: once it is replicated there). A plain tensor is then
+/// on that mesh; one that tensor parallelism has distributed is on the mesh of both (a slice of
+/// their common root). Throws Error, with `name` as the parameter's name, for a tensor that cannot
+/// be split further so.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 

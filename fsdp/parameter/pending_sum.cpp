@@ -1,7 +1,7 @@
-// Under sequence parallelism the gradient of a replicated parameter comes as a pending sum over the
-// tensor-parallel ranks, and the sum is taken after the reduction, on shards. But a rank without
-// tokens gets zeros in any layout, and one that left the module out gets nothing: such a rank would
-// not sum its shard, which holds the other ranks' terms.
+// Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
+// tensor-parallel ranks, taken after the reduction, on shards. But a rank without tokens gets zeros
+// in any layout, and one that skipped the module gets nothing: without an agreement it would not
+// sum its shard, which holds the other ranks' terms.
 
 #include "parameter/pending_sum.h"
 
@@ -19,7 +19,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
     gradient.local = gradient.local.clone(at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of the group has all of it: one of them brings it into the sum.
+  // Every rank of the group has all of it: only rank 0 adds it to the sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }

@@ -14,8 +14,8 @@ namespace tessera::fsdp {
 /// may hold less or nothing. Without a dimension each rank has all of it. In flat buffers every
 /// rank's shard takes as much room as rank 0's.
 ///
-/// The rows of a fused weight are `parts`, one after another, each of which is split so: a rank has
-/// its rows of the first part, then those of the second.
+/// A fused weight has `parts`, one after another, and each is split so: a rank has its rows of the
+/// first part, then those of the second.
 struct ShardShape {
   std::vector<std::int64_t> sizes;
   // Where `dim` is empty, rows() is 1 and row_numel() all elements, so that the arithmetic of flat

@@ -72,19 +72,19 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // A new gradient begins, of which this is all, also where the program has dropped an earlier one.
+  // A new gradient begins, also where the program has dropped an earlier one.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // Only the first addition since the last agreement tells whether the gradient was there before:
-    // one that was stays, whoever used the parameter since.
+    // Only the first addition since the last agreement tells whether the gradient existed before:
+    // an existing one stays, whichever rank used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
   used_ |= used;
   const at::Tensor term = has_hooks() ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
-    // What is still to be added was for a gradient that the program has dropped.
+    // Additions that are still pending were for a gradient that the program has dropped.
     arriving_.clear();
     // A view of the reduction's result where type and place agree: no copy.
     sum = distributed(at_home(term));
@@ -134,13 +134,13 @@ at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
 }
 
-/// Of register_hook.
+/// Hooks of register_hook.
 bool ShardedParameter::has_hooks() const {
   return detail::has_hooks(sharded_);
 }
 
-/// Autograd knows the unsharded tensor alone, so that it calls none of the shard's. What hooks
-/// give takes the gradient's place.
+/// Autograd knows only the unsharded tensor, so it does not call the shard's hooks. The gradient
+/// that the hooks return replaces this one.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
@@ -163,7 +163,7 @@ void ShardedParameter::check_layout(const char* what, const at::Tensor& tensor) 
       to_string(sharding_.mesh), "; redistribute it to that, or copy values into the gradient");
 }
 
-/// An optimizer that steps within backward.
+/// For an optimizer that steps within backward.
 void ShardedParameter::call_hook() {
   if (unreduced(sharded_.grad()) == nullptr && request_ != Request::kReturn) {
     detail::call_hook_after_grad(sharded_);
@@ -184,7 +184,7 @@ at::Tensor ShardedParameter::at_home(const at::Tensor& gradient) const {
 void ShardedParameter::drop_gradient() {
   sharded_.mutable_grad().reset();
   forget_arrivals();
-  // True: with the gradient gone, there is nothing that a rank's answer could take away.
+  // True: the gradient is gone, so no rank's answer could remove anything.
   settle_use(true);
 }
 
@@ -197,7 +197,7 @@ void ShardedParameter::settle_use(bool by_any_rank) {
 }
 
 UnshardedGradient take_gradient(const at::Tensor& unsharded) {
-  // Taken off at once: the next backward would add to it, and what is reduced now would count
+  // Removed at once: the next backward would add to it, and the gradient reduced now would count
   // twice.
   const at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {

@@ -1,5 +1,5 @@
-// The tensors of one parameter: how its shard is cut and takes the place of the original in the
-// slot, and how the unsharded tensor is shown in forward and backward. Nothing here is collective.
+// The tensors of one parameter: how its shard is cut and replaces the original in the slot, and how
+// forward and backward see the unsharded tensor. Nothing here is collective.
 
 #include "parameter/sharded_parameter.h"
 
@@ -18,7 +18,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// This rank's rows on `device`, in memory of their own, so that the unsharded tensor can be freed.
+/// This rank's rows on `device`, in separate memory, so that the unsharded tensor can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -37,8 +37,8 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// Where the values of a slot's tensor come from, before it is cut. A tensor that is a part already
-/// comes from what it is a part of. 0: nobody knows.
+/// The origin of a slot's values before the tensor is cut. A tensor that is a part already has the
+/// origin of the whole. 0: unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -68,7 +68,7 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   sharded_ = make_distributed(shard, spec.sharding, original.sizes().vec());
   sharded_.requires_grad_(original.requires_grad());
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
-  // Whoever still holds the original would train values that nobody reads.
+  // Any other holder of the original would train values that are no longer used.
   nn::retire_parameter(original, sharded_, "fully_shard");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
@@ -113,8 +113,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// libtorch keeps its node of a leaf weakly, and makes one where there is none. A conversion takes
-/// it away, since it knows the leaf's type.
+/// libtorch holds its node of a leaf weakly, and makes one where there is none. A conversion drops
+/// the node, since it knows the leaf's type.
 void ShardedParameter::show_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -129,7 +129,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
     unsharded_ = local;
   } else {
     unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-    // What tensor parallelism has to sum is summed for all parameters together (DeferredSums).
+    // Pending sums of tensor parallelism are taken for all parameters together (DeferredSums).
     leave_gradient_pending(unsharded_);
   }
   counted_version_ = version();
@@ -138,7 +138,7 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
 
 void ShardedParameter::count_writes() {
   const std::uint64_t now = version();
-  // On one rank the unsharded tensor may be a view of the shard, with whose counter it counts.
+  // On one rank the unsharded tensor may be a view of the shard, and share its version counter.
   if (std::exchange(counted_version_, now) != now &&
       !local_tensor(unsharded_).is_alias_of(shard())) {
     detail::count_write(unsharded_);
@@ -159,7 +159,7 @@ UnreducedGradient& ShardedParameter::unreduced_gradient() {
   return *unreduced(gradient);
 }
 
-/// Once nothing waits, the program sees what is reduced.
+/// When no gradient waits, `.grad` is the reduced one again.
 void ShardedParameter::settle_unreduced() {
   at::Tensor& gradient = sharded_.mutable_grad();
   const UnreducedGradient* waiting = unreduced(gradient);
@@ -181,7 +181,7 @@ void ShardedParameter::show_expected() {
   }
 }
 
-/// libtorch tells nobody that a gradient was dropped: it shows when the next one comes.
+/// libtorch does not notify about a dropped gradient: it is noticed when the next one comes.
 void ShardedParameter::notice_drop() {
   const UnreducedGradient* waiting = unreduced(sharded_.grad());
   const bool expects = waiting != nullptr && waiting->expects;
@@ -195,7 +195,7 @@ void ShardedParameter::notice_drop() {
                 "ended since; take it away after a backward with set_is_last_backward(true)");
 }
 
-/// Whether what a reduction brings is still wanted.
+/// Whether the result of a reduction is still wanted.
 bool ShardedParameter::arrives() {
   notice_drop();
   --expected_;

@@ -19,7 +19,7 @@
 
 namespace tessera::fsdp {
 
-/// The gradient of `unsharded`, taken off it. A gradient that is a pending sum stays one; one of
+/// Takes the gradient of `unsharded` and resets it. A pending sum stays one; a gradient with
 /// another layout than the parameter is redistributed, which is collective.
 UnshardedGradient take_gradient(const at::Tensor& unsharded);
 
@@ -34,7 +34,7 @@ class ShardedParameter {
 
   const std::string& name() const { return name_; }
   const nn::SlotPtr& slot() const { return slot_; }
-  /// Of the unsharded tensor's local part.
+  /// The shape of the unsharded tensor's local part.
   const ShardShape& shape() const { return shape_; }
   c10::ScalarType dtype() const { return sharded_.scalar_type(); }
   c10::Device device() const { return sharded_.device(); }
@@ -42,7 +42,7 @@ class ShardedParameter {
   const std::optional<AllGatherExtension>& extension() const { return extension_; }
   bool trainable() const { return sharded_.requires_grad(); }
 
-  /// What a backward for some parameters alone is to do with this one.
+  /// What a backward for selected parameters does with this one.
   enum class Request : std::uint8_t {
     kNone,     ///< it is a whole backward
     kReturn,   ///< the caller takes the gradient: the post-accumulate-grad hook is not called
@@ -58,21 +58,21 @@ class ShardedParameter {
   /// The unsharded tensor; undefined until set_unsharded().
   const at::Tensor& unsharded() const { return unsharded_; }
 
-  /// A number for what the shard's values are a part of, equal on ranks that hold parts of one
-  /// tensor: of a sample of the values that it was cut from, or of the seed that filled it since.
-  /// 0: nothing is known, or this rank has no part.
+  /// Identifies the whole tensor that the shard's values are a part of: equal on ranks that hold
+  /// parts of one tensor. Derived from a sample of the values that it was cut from, or from the
+  /// seed that filled it since. 0: unknown, or this rank has no part.
   std::int64_t origin() const;
   /// Grows with each write to the shard that autograd sees.
   std::uint64_t version() const;
-  /// Whether somebody put another tensor into the slot (nn::to_empty, a load).
+  /// Whether another tensor was put into the slot (nn::to_empty, a load).
   bool is_replaced() const;
-  /// Takes over such a tensor: true if there was one. Throws Error if it is not laid out as the
-  /// shard was, also for the shard itself where it was given other data.
+  /// Takes over such a tensor: true if there was one. Throws Error if its layout differs from the
+  /// shard's, also for the shard itself if its data was replaced.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, around its local part.
   void set_unsharded(const at::Tensor& local);
-  /// How autograd finds the gradient of the sharded tensor (nn::StandInGradient), also of one that
-  /// adopt() takes over.
+  /// How autograd finds the gradient of the sharded tensor (nn::StandInGradient), also of a tensor
+  /// that adopt() takes over.
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
@@ -92,19 +92,19 @@ class ShardedParameter {
   /// A reduction has begun whose result accumulate() or leave_to_replicas() will bring. Results
   /// come in the order in which they were begun.
   void expect();
-  /// Backward has ended. What it has left under way stands in `.grad` as what waits does, so that
-  /// it goes where the program drops the gradient.
+  /// Backward has ended. Gradients that it has left under way are represented in `.grad` like
+  /// waiting ones, so that they are dropped if the program drops the gradient.
   void show_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's,
-  /// and calls libtorch's hooks of that: those of register_hook before, which may change it, the
-  /// post-accumulate-grad hook after. Of an offloaded shard both are left to arrive() but for
-  /// register_hook's, for which the host waits: the copy runs beside the host. `used`: this rank
-  /// contributed to it. Throws Error for a gradient, or one that a hook has made, that is laid out
-  /// otherwise than the parameter.
+  /// and calls its libtorch hooks: those of register_hook before, which may change it, the
+  /// post-accumulate-grad hook after. For an offloaded shard, addition and the latter hook wait for
+  /// arrive(), since the copy runs beside the host; register_hook's run at once, and the host waits
+  /// for them. `used`: this rank contributed to it. Throws Error if the layout of the gradient, or
+  /// of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
-  /// The host has waited for what accumulate() copies to it: what was left is done.
+  /// The host has waited for the copies of accumulate(): completes what was left for them.
   void arrive();
-  /// A backward has failed: nothing that it left is added to a gradient any more.
+  /// A backward has failed: gradients that it left are not added any more.
   void forget_arrivals();
   /// Forgets the gradient, and what waits to be reduced.
   void drop_gradient();
@@ -112,8 +112,8 @@ class ShardedParameter {
   bool used() const { return used_; }
   /// Whether accumulate() was called since settle_use().
   bool accumulated() const { return accumulation_ != Accumulation::kSettled; }
-  /// What was accumulated is complete. Where no rank used the parameter it came from nowhere: the
-  /// gradient is as undefined as it was before.
+  /// The accumulated gradient is complete. If no rank used the parameter, the gradient becomes as
+  /// undefined as it was before.
   void settle_use(bool by_any_rank);
 
   // Gradients that wait for a later reduction, in `.grad` (see UnreducedGradient).
@@ -128,7 +128,7 @@ class ShardedParameter {
   bool has_left_to_replicas() const;
   UnshardedGradient take_left_to_replicas();
 
-  /// What the ranks' gradients still lack when they are reduced.
+  /// The sum that the ranks' gradients still need when they are reduced.
   PendingSum& pending_sum() { return pending_sum_; }
 
  private:
@@ -168,7 +168,7 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< of the shard, as the unsharded tensor has counted it
   int expected_ = 0;                   ///< reductions under way
   int discarded_ = 0;                  ///< of those, the first: the program has dropped them
-  /// What stood in `.grad` for them when a backward ended; nullptr: nothing did.
+  /// What represented them in `.grad` when a backward ended; nullptr: nothing.
   const UnreducedGradient* shown_expected_ = nullptr;
   std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient
   bool awaited_ = false;              ///< arrive() has something to do

@@ -1,5 +1,5 @@
-// Gradients that wait are kept in what the program holds as the gradient. Whoever drops that drops
-// them, though libtorch tells nobody; a list beside it would outlive it.
+// Waiting gradients are kept in the tensor that the program holds as the gradient, and dropped with
+// it. libtorch does not notify about dropped gradients; a separate list would outlive them.
 
 #include "parameter/unreduced_gradient.h"
 

@@ -8,16 +8,16 @@
 
 namespace tessera::fsdp {
 
-/// What stands in `.grad` of a sharded parameter while gradients of it wait for a later reduction.
-/// It owns them, so that they go when the program drops the gradient, by whatever means: zero_grad
-/// of any optimizer or module, or `grad = {}`. Other operators on it throw Error.
+/// Stands in `.grad` of a sharded parameter while gradients of it wait for a later reduction. It
+/// owns them, so that they are dropped when the program drops the gradient, by any means: zero_grad
+/// of an optimizer or module, or `grad = {}`. Other operators on it throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
   /// `earlier`: what was in `.grad`; undefined: nothing. `name`: what messages call the parameter.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// Not reduced at all. Without a value: nothing was set aside; an undefined gradient is none of
-  /// this rank's.
+  /// The gradient that was set aside, not reduced at all. nullopt: nothing was set aside; an
+  /// undefined gradient in it: this rank had none.
   std::optional<UnshardedGradient> kept;
   /// Summed over the ranks that shard, and not over replicas.
   UnshardedGradient scattered;
@@ -29,7 +29,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   bool is_settled() const { return !kept && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// zero_ and detach, of which zero_grad consists, and add_, by which autograd accumulates.
+  /// Runs zero_ and detach, which zero_grad calls, and add_, by which autograd accumulates.
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 

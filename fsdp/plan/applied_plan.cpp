@@ -1,5 +1,5 @@
 // The text of plans: the table that a user prints, and the comparison of a plan with one that was
-// applied before. Both use the same lines, so that what differs is shown as the table shows it.
+// applied before. Both use the same lines, so that differences look as in the table.
 
 #include "plan/applied_plan.h"
 

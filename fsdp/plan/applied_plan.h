@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp {
 
-/// What a plan makes of a parameter. Functions cannot be compared, but what they answer can.
+/// A plan's decisions on a parameter. Functions cannot be compared, but their results can.
 struct AppliedParameter {
   std::string fqn;
   Placement placement;
@@ -21,7 +21,7 @@ struct AppliedParameter {
   friend bool operator==(const AppliedParameter&, const AppliedParameter&) = default;
 };
 
-/// What a plan makes of a module.
+/// A plan's decisions on a module.
 struct AppliedUnit {
   std::string line;  ///< of the plan's table
   DeviceMesh mesh;
@@ -30,7 +30,7 @@ struct AppliedUnit {
   friend bool operator==(const AppliedUnit&, const AppliedUnit&) = default;
 };
 
-/// What was applied to a root, which keeps it.
+/// The plan that was applied to a root, which keeps it.
 struct AppliedPlan {
   std::vector<AppliedUnit> units;
   ModuleTree::Modules modules;  ///< that the plan made units
@@ -39,8 +39,8 @@ struct AppliedPlan {
 /// Throws Error, with what differs, unless they are the same.
 void check_same(const std::vector<AppliedUnit>& applied, const std::vector<AppliedUnit>& now);
 
-/// A unit's line in the table of a plan: everything but what its parameters' names and the options
-/// that are functions say.
+/// A unit's line in the table of a plan: everything except its parameters' names and the options
+/// that are functions.
 std::string line_of(const PlannedUnit& unit);
 
 }  // namespace tessera::fsdp

@@ -1,6 +1,6 @@
-// From a plan, which its caller may have changed or made of another tree, to units. Three passes:
+// Makes units from a plan, which its caller may have changed or made of another tree. Three passes:
 // find what the plan names, compare or check all of it, make the units. Only the last changes the
-// model, so that a wrong plan leaves it as it was.
+// model, so that a wrong plan changes nothing.
 
 #include <algorithm>
 #include <map>
@@ -76,8 +76,7 @@ class TargetFinder {
     return found->second.slot;
   }
 
-  /// A parameter that no unit has would stay whole on each rank, with a gradient that nobody
-  /// reduces.
+  /// A parameter in no unit would stay whole on each rank, and its gradient unreduced.
   void check_covered(const WrapPlan& plan) const {
     for (const auto& [fqn, parameter] : parameters_) {
       const bool ignored = std::ranges::any_of(plan, [&slot = parameter.slot](auto& unit) {
@@ -101,7 +100,7 @@ std::vector<ParameterChoice> choices_of(const Target& target, const DeviceMesh& 
   return choose(target.parameters, data_mesh_of(mesh, options), options);
 }
 
-/// What the plan makes of a unit, in a form that can be compared: functions cannot.
+/// The plan's decisions on a unit, in a form that can be compared: functions cannot.
 AppliedUnit applied_unit(const Target& target, const std::vector<ParameterChoice>& choices,
                          const DeviceMesh& mesh) {
   AppliedUnit applied{line_of(*target.unit), mesh, {}};

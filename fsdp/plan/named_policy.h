@@ -24,7 +24,7 @@ struct FirstPolicy {
   std::vector<Policy> policies;
 };
 
-/// Calls `act` with each pattern that `policy` goes by.
+/// Calls `act` with each pattern that `policy` contains.
 void for_each_pattern(const Policy& policy, const std::function<void(const std::string&)>& act);
 
 }  // namespace tessera::fsdp

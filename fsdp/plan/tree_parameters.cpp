@@ -1,6 +1,6 @@
-// What a plan is made of: the modules and parameters of a tree that belong to no unit. Both
-// plan_units, which makes a plan, and apply_plan, which finds it again, read the tree here, so that
-// they agree on names and on what is shared.
+// The input of a plan: the modules and parameters of a tree that belong to no unit. Both
+// plan_units, which makes a plan, and apply_plan, which finds its units again, read the tree here,
+// so that they agree on names and on shared parameters.
 
 #include "plan/tree_parameters.h"
 
@@ -33,7 +33,7 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
 
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* asked) {
   const auto applied = root.attached<AppliedPlan>();
-  // Units of its own plan count as modules: the same policy then gives the same plan.
+  // Units of this root's plan count as modules: the same policy then gives the same plan.
   ModuleTree tree(root, true, applied ? applied->modules : ModuleTree::Modules());
   TESSERA_CHECK(!tree.nodes().empty(), asked, ": this ", root.name(),
                 " is a unit already, made by hand or by the plan of a module that holds it; plan "

@@ -8,7 +8,7 @@
 
 namespace tessera::fsdp {
 
-/// What a plan of `root` is made of: modules that are in no unit, or in one that root's own plan
+/// The input of a plan of `root`: modules that are in no unit, or in one that root's applied plan
 /// made, so that the same policy gives the same plan again. Throws Error if there is none.
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* asked);
 

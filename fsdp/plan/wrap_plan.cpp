@@ -26,7 +26,7 @@ class UnitChooser {
   std::vector<std::pair<std::string, UnitOptions>> choose() {
     std::vector<std::pair<std::string, UnitOptions>> chosen;
     left_.resize(tree_.nodes().size());
-    // Children come before parents, so that a policy by size sees what the units below have left.
+    // Children come before parents, so that a policy by size sees what the units below left over.
     for (std::size_t i = 0; i + 1 < tree_.nodes().size(); ++i) {  // the last is the root
       const ModuleTree::Node& node = tree_.nodes()[i];
       left_[i] = own_numel(node);
@@ -37,7 +37,7 @@ class UnitChooser {
         TESSERA_CHECK(dynamic_cast<const nn::ModuleList*>(node.module) == nullptr,
                       "plan_units: the policy chose '", node.fqn,
                       "', a ModuleList, which has no forward; choose the modules in it");
-        // What a unit has, its parents do not have to gather.
+        // Parents need not gather what a unit has.
         left_[i] = 0;
         chosen.emplace_back(node.fqn, *std::move(options));
       }
@@ -75,7 +75,7 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
   });
 }
 
-/// A unit's options: what its policy says, else the root's. Each field by itself.
+/// A unit's options: each field from its policy if set, else from the root.
 Options merged(const UnitOptions& unit, const Options& root) {
   Options options = root;
   options.mp_policy = unit.mp_policy.value_or(root.mp_policy);

@@ -1,4 +1,4 @@
-// Options as text, in the order of their fields. What a plan's table says of them is in
+// Options as text, in the order of their fields. Their columns in a plan's table are in
 // applied_plan.cpp.
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ class FieldTexts {
       add(name, value ? "true" : "false");
     }
   }
-  /// That there is one.
+  /// Says only whether the function is set.
   void add_function(const char* name, bool is_given) {
     if (is_given) {
       add(name, "a function");

@@ -1,6 +1,6 @@
 // The tables of legal transitions and the one function that changes a phase. All of FSDP's control
-// flow goes through Phase::enter, so a call in an order that nobody thought of is an error that
-// names both phases, and not a wrong gradient.
+// flow goes through Phase::enter, so an unexpected order of calls is an error that names both
+// phases, and not a wrong gradient.
 
 #include "state/phases.h"
 
@@ -29,7 +29,7 @@ PhaseRecorder::Change change(P from, P to, const std::string& whose) {
 
 }  // namespace
 
-// The causes are what docs/fsdp_states.md says; fsdp_test compares them.
+// The causes are those of docs/fsdp_states.md; fsdp_test compares them.
 
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {

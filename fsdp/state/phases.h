@@ -10,21 +10,21 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-// In which phase an iteration, a unit and the gather of a group are. Which phase may follow which,
-// and why, is in the tables of phases.cpp, which docs/fsdp_states.md draws. Recoveries (a forward
-// or backward that failed, an iteration that never came to its backward) are transitions like any
+// The phases of an iteration, a unit and the gather of a group. Which phase may follow which, and
+// why, is in the tables of phases.cpp, drawn in docs/fsdp_states.md. Recoveries (a forward or
+// backward that failed, an iteration that never came to its backward) are transitions like any
 // other.
 
-/// Of a root and all units below it.
+/// Phases of a root and all units below it.
 enum class IterationPhase : std::uint8_t {
   kBetweenSteps,         ///< nothing is left of an earlier iteration
-  kBetweenMicroBatches,  ///< the step goes on: pieces of gathered memory may be kept for it
+  kBetweenMicroBatches,  ///< the step continues: pieces of gathered memory may be kept for it
   kForward,              ///< the root's forward runs
   kAwaitingBackward,     ///< it has ended, and a result of it needs a gradient
   kBackward,             ///< backward has come to a unit and has not ended
 };
 
-/// Of one unit.
+/// Phases of one unit.
 enum class UnitPhase : std::uint8_t {
   kNew,               ///< its shards are not laid out yet
   kIdle,              ///< neither forward nor backward is in it
@@ -34,7 +34,7 @@ enum class UnitPhase : std::uint8_t {
   kBackward,          ///< backward has come to it and has not passed it
 };
 
-/// Of the parameters of one group.
+/// Phases of the parameters of one group.
 enum class GatherPhase : std::uint8_t {
   kSharded,    ///< the slots hold the shards, and nothing else takes memory
   kGathering,  ///< an all-gather is under way, or done and not waited for

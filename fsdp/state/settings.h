@@ -13,12 +13,12 @@ namespace tessera::fsdp {
 
 class TESSERA_API Unit;
 
-/// What an error about ranks that call different collectives ends with.
+/// The end of an error about ranks that call different collectives.
 constexpr auto kHintOfUnusedUnits =
     "; a unit that only some ranks run needs Options::may_be_unused";
 
-/// What may be changed of a unit between iterations. There is one object for a unit, which its
-/// groups read as well; see the setters in fully_shard.h and collectives.h for what each does.
+/// A unit's settings that may change between iterations. There is one object for a unit, which its
+/// groups read as well; the setters in fully_shard.h and collectives.h say what each does.
 struct Settings {
   std::string label;                          ///< what messages call the unit: "unit 'layers.3'"
   std::optional<bool> reshard_after_forward;  ///< default: not for the root

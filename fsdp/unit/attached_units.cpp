@@ -1,5 +1,5 @@
-// Units as modules carry them. A unit is attached to its modules by type (ModuleBase::attach), so
-// that the module owns it and no table of units exists; here it is made, attached, and found again.
+// Attaches units to modules by type (ModuleBase::attach): the module owns its unit, and there is no
+// table of units. Units are made, attached, and found again here.
 
 #include "unit/attached_units.h"
 
@@ -15,7 +15,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Lets others know a parameter by its unsharded tensor.
+/// Identifies a parameter by its unsharded tensor, for other code.
 class KeptByUnit final : public nn::SlotKeeper {
  public:
   explicit KeptByUnit(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // One of several modules is met several times.
+    // A unit of several modules is met several times.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -88,7 +88,7 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<KeptByUnit>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // Attached to the owners, because who asks knows slots and not units.
+    // Attached to the owners, because callers know slots and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }

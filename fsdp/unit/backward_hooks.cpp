@@ -1,6 +1,6 @@
-// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so that the
-// unit's arguments are led through an autograd node of ours, and its results get tensor hooks. The
-// rest of this room sees callbacks only.
+// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the unit's
+// arguments pass through an autograd node of FSDP's, and its results get tensor hooks. The other
+// files of this folder see callbacks only.
 
 #include "unit/backward_hooks.h"
 
@@ -33,7 +33,7 @@ struct CallAfter final : tessera::detail::Node {
     return std::move(gradients);
   }
 
-  /// What libtorch names where the output is changed in place.
+  /// The name that libtorch's error shows if the output is changed in place.
   std::string name() const override {
     return "fully_shard (forward of a unit must not change its arguments in place: clone them "
            "first)";

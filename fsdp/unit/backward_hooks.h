@@ -6,7 +6,7 @@
 
 namespace tessera::fsdp {
 
-/// Given gradients, of which some may be undefined.
+/// Called with gradients; some may be undefined.
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// Calls `callback` with the gradients of `tensors` once all have been computed, which is when

@@ -1,6 +1,6 @@
-// What happens to tensors as they enter and leave a unit's forward: they are moved to where the
-// unit computes and cast to the types of its mixed-precision policy. unit.cpp says when; buffers
-// are moved once, when the unit is made.
+// Moves the tensors that enter a unit's forward to the unit's device, and casts those that enter
+// and leave it by its mixed-precision policy. unit.cpp says when; buffers are moved once, when the
+// unit is made.
 
 #include "unit/boundary.h"
 
@@ -15,7 +15,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Distributed tensors say their mesh's device, and meta tensors have nothing to move.
+/// Distributed tensors are on their mesh's device, and meta tensors have no data to move.
 bool is_elsewhere(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() && tensor.device() != device && !tensor.is_meta() &&
          !tessera::is_distributed(tensor);

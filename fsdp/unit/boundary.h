@@ -13,10 +13,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-// What happens to the tensors that come into a unit's forward and go out of it. What it computes
-// with is where it computes, and of the type that the policy names. A tensor that is so already
-// stays the same object; what has no values yet (meta) and distributed tensors, which have a device
-// of their own, stay where they are.
+// The tensors that enter a unit's forward and leave it. The unit computes on its device, in the
+// type of its policy. A tensor that already fits stays the same object. Tensors without values
+// (meta) and distributed tensors, whose mesh has a device, are not moved.
 
 /// Moves the arguments of a forward, differentiably.
 void move_inputs(nn::TensorList inputs, c10::Device device);

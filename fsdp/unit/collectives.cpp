@@ -16,8 +16,8 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// The units of a call of `asked`, of which none `refuses`: whoever calls a collective says where
-/// its memory comes from.
+/// The units of a call of `asked`. Throws Error if one `refuses`: a custom collective chooses its
+/// memory itself.
 template <class Refuses>
 std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, bool recurse,
                                                  const char* asked, Refuses&& refuses) {
@@ -42,7 +42,7 @@ void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather, Allocat
   const auto refuses = [&](const CollectiveHooks& hooks) {
     return (all_gather || allocate) && hooks.memory_of_groups;
   };
-  // Checked with what is given, so that taking a collective away is always allowed.
+  // Checked with the new function, so that removing a collective is always allowed.
   const auto units = units_without(module, recurse, "set_custom_all_gather", refuses);
   const auto allocator = shared(std::move(allocate));
   for (const std::shared_ptr<Unit>& unit : units) {
@@ -109,7 +109,7 @@ void share_context(const std::vector<nn::ModuleBase*>& roots) {
   CommContextPtr shared;
   for (const nn::ModuleBase* root : roots) {
     const std::shared_ptr<Unit> unit = unit_of(*root, "share_context");
-    // The first root's, with what is under way in it.
+    // The first root's context, with the work under way in it.
     if (shared == nullptr) {
       shared = unit->parameters().shared_comm_context();
     }

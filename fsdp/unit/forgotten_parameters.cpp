@@ -1,5 +1,5 @@
-// A model of which only parts were made units trains the rest on each rank by itself, without an
-// error: only the module whose forward was called knows that there is a rest.
+// If only parts of a model were made units, each rank trains the rest separately, without an error.
+// Only the module whose forward was called can see the rest.
 
 #include "unit/forgotten_parameters.h"
 
@@ -37,7 +37,7 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
       module,
       [&](const std::string& fqn, const nn::ModuleBase& outside) {
         for (const auto& [name, slot] : outside.slots()) {
-          // One with a persistent tensor is tied to a parameter of a unit.
+          // A parameter with a persistent tensor is tied to one in a unit.
           if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
             forgotten.push_back(nn::join_fqn(fqn, name));
           }

@@ -6,8 +6,8 @@
 namespace tessera::fsdp {
 
 /// Throws Error, naming them, for parameters below `module` that are trained and in no unit, while
-/// a unit on `mesh` runs in its forward: nobody would reduce their gradients over the ranks. Those
-/// that Options::ignored names are left alone. Not collective, and the same on all ranks.
+/// a unit on `mesh` runs in its forward: their gradients would not be reduced over the ranks. Not
+/// for those that Options::ignored names. Not collective, and the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh);
 
 }  // namespace tessera::fsdp

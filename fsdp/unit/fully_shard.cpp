@@ -77,7 +77,7 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(checked_spec(modules, parameters, choose(parameters, mesh, options), mesh, options));
 }
 
-/// Of the module's unit, and with `recurse` of those below it.
+/// Sets a field of the module's unit, and with `recurse` of the units below it.
 template <class T>
 void set_each(nn::ModuleBase& module, bool recurse, const char* asked, T Settings::*field,
               const std::type_identity_t<T>& value) {
@@ -174,7 +174,7 @@ std::string under_way(const nn::ModuleBase& module) {
   return UnitsUnderWay(module).text();
 }
 
-// By hand, outside of a root's forward: shards may have been written since the last gather.
+// Called outside of a root's forward: shards may have been written since the last gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();

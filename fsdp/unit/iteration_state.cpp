@@ -31,7 +31,7 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// All units of an iteration have the root's (Unit::make_iteration), and the root is first.
+/// All units of an iteration use the root's (Unit::make_iteration), and the root is first.
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
 }
@@ -41,7 +41,7 @@ bool IterationState::is_open() const {
          phase() != IterationPhase::kBetweenMicroBatches;
 }
 
-/// Any unit that says otherwise leaves the reductions of all under way.
+/// A single unit set to false leaves the reductions of all units under way.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -78,24 +78,24 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
 
 // Forward.
 
-/// Another model's backward may be running on this thread, so that this one's own token is asked;
-/// autograd may hold that a moment longer than it runs.
+/// Another model's backward may be running on this thread, so this iteration's own token is
+/// checked; autograd may hold that slightly longer than it runs.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward && (backward_.expired() || !backward_runs());
 }
 
 bool IterationState::begin_forward() {
-  // Asked before the phase changes. True also after a failed backward, whose gathered memory and
-  // gradients go the same way.
+  // Checked before the phase changes. True also after a failed backward, whose gathered memory and
+  // gradients are dropped the same way.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
     enter(IterationPhase::kBetweenMicroBatches);
   }
-  // Between micro-batches pieces of gathered memory are still of use; a new step drops them.
+  // Between micro-batches pieces of gathered memory are still useful; a new step drops them.
   const bool begins_step = phase() == IterationPhase::kBetweenSteps;
   enter(IterationPhase::kForward);
-  // Graphs that were dropped since. Those of earlier micro-batches may still come (a pipeline).
+  // Removes graphs that were dropped. Those of earlier micro-batches may still come (a pipeline).
   std::erase_if(forward_order_, [](const Ran& ran) { return ran.token.expired(); });
   await_update();
   if (abandons) {
@@ -124,8 +124,8 @@ void IterationState::await_update() {
   }
 }
 
-/// Pieces of an earlier micro-batch are of use while no rank has written to its shards, or lost
-/// one. A new step begins without.
+/// Keeps pieces of an earlier micro-batch as long as no rank has written to its shards or dropped
+/// its piece. A new step begins without pieces.
 void IterationState::settle_pieces(bool begins_step) {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
@@ -157,7 +157,7 @@ std::shared_ptr<Unit> IterationState::gather_ahead(Unit& unit) {
   return next;
 }
 
-/// This forward has gone another way than the last one.
+/// This forward uses other units than the last one.
 void IterationState::free_unused() const {
   if (const std::shared_ptr<Unit> ahead = ahead_.lock()) {
     ahead->parameters().each(&GatheredState::reshard_unused, comm_context());
@@ -188,7 +188,7 @@ void IterationState::end_forward(bool backward_comes) {
   }
 }
 
-/// Not over replicas: nothing has been called there, and their forwards may go apart.
+/// Not over replicas: nothing has been called there, and their forwards may differ.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.add_sharding_groups(sharding); });
@@ -231,8 +231,7 @@ void IterationState::forget_reductions() const {
 void IterationState::enter_backward() {
   if (phase() != IterationPhase::kBackward) {
     enter(IterationPhase::kBackward);
-    // Autograd drops its callbacks when a backward throws: an expired token is how the failure is
-    // seen.
+    // Autograd drops its callbacks when a backward throws: an expired token shows the failure.
     const auto token = std::make_shared<char>();
     backward_ = token;
     // Kept alive: backward may outlive the model.
@@ -247,7 +246,7 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
   if (ran == forward_order_.rend()) {
     return nullptr;
   }
-  // Backward goes against forward: what ran later has had its turn.
+  // Backward runs in reverse order of forward: units that ran later are done.
   forward_order_.erase(ran.base() - 1, forward_order_.end());
   // The token's holder also holds the unit.
   // An expired entry before it: its graph is gone, and it would be gathered for nothing.
@@ -281,8 +280,8 @@ void IterationState::end_backward() {
   }
 }
 
-/// On failure no gradient is left: wrong sums have been added to right ones. The step is not over:
-/// pieces may be left.
+/// After a failure the gradients are dropped: wrong sums have been added to right ones. The step is
+/// not over: pieces may remain.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;

@@ -27,19 +27,18 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// Whether backward has thrown: the phase stays kBackward until the root's next forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
-  /// Of all units whose ranks are among those of `mesh`.
+  /// The groups of all units whose ranks are among those of `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The root is first.
   std::vector<std::shared_ptr<Unit>> units() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// The root's forward begins: prepares all units. What an iteration that never came to its
-  /// backward left gathered is freed, since the shards may have changed. Throws Error, and changes
-  /// nothing, within a backward of its own.
-  /// Returns whether it left one that never came to its backward.
+  /// The root's forward begins: prepares all units. An earlier iteration may never have come to its
+  /// backward: what it left gathered is freed, since the shards may have changed. Throws Error, and
+  /// changes nothing, within this root's backward. Returns whether there was such an iteration.
   bool begin_forward();
-  /// The root's forward has ended: units of several modules, of which not all ran, end theirs.
-  /// Throws Error on all ranks if they have not gathered the same units. If no backward comes,
+  /// The root's forward has ended. Ends the forward of units of several modules that did not all
+  /// run. Throws Error on all ranks if they have not gathered the same units. If no backward comes,
   /// frees what is still gathered.
   void end_forward(bool backward_comes);
   /// An all-gather of `unit` has begun.

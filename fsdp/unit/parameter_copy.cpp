@@ -77,7 +77,7 @@ std::vector<std::pair<std::string, at::Tensor>> clone_parameters(const nn::Modul
   std::vector<std::pair<std::string, at::Tensor>> copies;
   for (const auto& [name, slot] : module.named_slots()) {
     const at::Tensor& tensor = slot->persistent();
-    // Of its own: a shard is a view of its group's flat buffer.
+    // A copy in separate memory: a shard is a view of its group's flat buffer.
     const at::Tensor local = local_tensor(tensor).clone(at::MemoryFormat::Contiguous);
     copies.emplace_back(name,
                         tessera::is_distributed(tensor)

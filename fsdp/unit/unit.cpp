@@ -268,7 +268,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   const auto token = std::make_shared<char>();
   const bool hooked =
       call_before_backward(outputs, [unit = shared_from_this(), token] { unit->pre_backward(); });
-  // Of a unit of several modules the first result enters it in the order; one entry is enough.
+  // In a unit of several modules the first result records it in the order; one entry is enough.
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }

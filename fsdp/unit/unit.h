@@ -41,14 +41,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
   CommContext& comm_context() { return groups_.comm_context(); }
-  /// All units of the root's model. While no root is known: this one alone.
+  /// All units of the root's model. If no root is known: this one alone.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether a root is known, and is another.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return groups_.all(&GatheredState::unsharded); }
 
-  /// Gathers from now on read shards as the compute lane leaves them, not as an earlier micro-batch
-  /// did: for those outside of a root's forward, which waits for the update itself.
+  /// Later gathers read shards as the compute lane leaves them, not as an earlier micro-batch did:
+  /// for gathers outside of a root's forward, which itself waits for the update.
   void await_compute();
   void start_unshard();
   void unshard();
@@ -64,7 +64,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// After the others, also if one of them or the call has thrown.
   void end_call();
 
-  // What IterationState asks of all units.
+  // Called by IterationState for all units.
 
   /// An earlier iteration never came to its backward: frees what it left.
   void abandon_iteration();
@@ -82,7 +82,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root() const { return iteration_ != nullptr && iteration_->is_root(*this); }
   bool runs_forward() const;
   void enter(UnitPhase next) { phase_.enter(next, label()); }
-  /// Enters kIdle, from wherever.
+  /// Enters kIdle, from any phase.
   void rest();
   void prepare();
 

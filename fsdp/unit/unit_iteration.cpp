@@ -20,8 +20,8 @@ void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,
                 "forward of a module that is a unit together with others was called before that "
                 "of the root; apply fully_shard to the module that holds them and call that");
-  // A unit that is called while it knows no root is one. If it is not the model's, the real root
-  // gives it another iteration at its own first call.
+  // A unit that is called before it knows a root is the root. If it is not the model's root, that
+  // one assigns it to another iteration at its own first call.
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
@@ -30,7 +30,7 @@ void Unit::make_iteration() {
     unit->iteration_ = iteration_;
     unit->groups_.set_comm_context(groups_.shared_comm_context());
     unit->groups_.set_batch_mesh(groups_.mesh());
-    // Of its modules, the first below the root: others may be elsewhere.
+    // Named by the first of its modules below the root: others may be elsewhere.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return tree.fqn_of(module); });
     unit->settings_->label =

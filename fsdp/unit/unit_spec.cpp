@@ -1,6 +1,6 @@
 // From options to the decisions of a unit: which parameters it has, and for each its placement,
-// mesh, device and extension. All of the caller's functions are asked and all answers checked here,
-// before a parameter is touched; a plan goes through the same functions.
+// mesh, device and extension. All functions of the caller are called and all results checked here,
+// before a parameter is changed; a plan uses the same functions.
 
 #include "unit/unit_spec.h"
 
@@ -38,7 +38,7 @@ struct Territory {
 
 void check_owned(const Territory& territory, const std::string& name,
                  const nn::ParameterSlot& slot) {
-  // Whoever shares it outside would run with the shard instead of the parameter.
+  // Modules outside that share it would run with the shard instead of the parameter.
   for (const nn::ParameterSlot::Owner& owner : slot.owners()) {
     TESSERA_CHECK(territory.modules.contains(owner.module), "fully_shard: parameter '", name,
                   "' is shared with a ", owner.module->name(),
@@ -46,10 +46,10 @@ void check_owned(const Territory& territory, const std::string& name,
   }
 }
 
-/// The placement of `tensor` on the dimension that shards, as the option's function answers.
+/// The placement of `tensor` on the dimension that shards, from the option's function.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
-  // A scalar has no dimension to split, and the option's function is not asked.
+  // A scalar has no dimension to split, and the option's function is not called.
   if (tensor.dim() == 0) {
     return Replicate{};
   }
@@ -116,7 +116,7 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory serves copies to a GPU; on a CPU there are none.
+  // Page-locked memory speeds up copies to a GPU; on a CPU there are no such copies.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};

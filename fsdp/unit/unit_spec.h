@@ -17,7 +17,7 @@ DataMesh data_mesh_of(const DeviceMesh& mesh, const Options& options);
 /// Throws Error for one that a module outside shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// What the options' functions answer for a parameter. They are asked once.
+/// The results of the options' functions for a parameter. They are called once.
 struct ParameterChoice {
   Placement placement;  ///< on the dimension that shards; a dimension >= 0, where it is in range
   DataMesh mesh;
@@ -28,7 +28,7 @@ struct ParameterChoice {
 std::vector<ParameterChoice> choose(const nn::NamedSlots& parameters, const DataMesh& mesh,
                                     const Options& options);
 
-/// All that is decided of a unit before anything is changed.
+/// All decisions about a unit before anything is changed.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
   DataMesh mesh;
