@@ -1,4 +1,4 @@
-// Plans for the blocks of nn: what a model would else spell out for each projection.
+// Plans for the blocks of nn, which a model would otherwise write for each projection.
 
 #include "tessera/tensor_parallel/block_plans.h"
 
@@ -11,8 +11,8 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// One gather that the projections of the block's input share. Without sequence parallelism the
-/// input is only made distributed: the gradients are then summed once.
+/// One gather for all projections of the block's input. Without sequence parallelism the input is
+/// only made distributed, so that its gradients are summed once.
 std::pair<std::string, StylePtr> gathered(const std::string& fqn, const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},
                                      .desired_input_layouts = {Replicate{}},
@@ -62,7 +62,7 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
   return plan;
 }
 
-/// Distributed between the Linears: the width of an MLP need not divide.
+/// Distributed between the Linears: the ranks need not divide the width of an MLP.
 ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
                              const BlockPlanOptions& options) {
   const StylePtr width = colwise_parallel();

@@ -1,6 +1,6 @@
 // Column-wise parallel linear layers and embeddings: each rank computes some of the output features
-// from the whole input. Nothing is communicated in forward unless the input is sharded or the
-// output is asked for otherwise; in backward the input's gradient is a sum over the ranks.
+// from the whole input. Forward communicates nothing unless the input is sharded or the output is
+// wanted in another layout; in backward the input's gradient is a sum over the ranks.
 
 #include "gathered_input.h"
 #include "tessera/core/error.h"
@@ -38,7 +38,7 @@ class Colwise final : public ParallelStyle {
         " of an nn::FusedLinear would cut across its parts; use fused_colwise_parallel()");
     std::vector<std::pair<nn::SlotPtr, Placement>> placements;
     for (const auto& [name, slot] : module.slots()) {
-      // Weight (out, in) and bias (out) alike: the bias goes with the features that it is added to.
+      // Weight (out, in) and bias (out) alike: each rank has the bias of its output features.
       placements.emplace_back(slot, Shard{0});
     }
     place_adapter(module, Replicate{}, Shard{0}, placements);
@@ -58,8 +58,8 @@ class Colwise final : public ParallelStyle {
                                  options.regather);
     });
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // Features are distributed as the weight is. Plain is what was made of them where they were:
-      // a loss.
+      // Features are distributed as the weight is. A plain output was computed from them inside, as
+      // a loss is.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }

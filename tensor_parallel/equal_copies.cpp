@@ -1,5 +1,5 @@
-// The comparisons of what no rank can know alone. Copies that differ would make a run whose loss
-// looks well.
+// Comparisons between ranks: no rank alone can see that copies differ. A run with different copies
+// may have a loss that looks right.
 
 #include "equal_copies.h"
 
@@ -42,7 +42,7 @@ constexpr const char* kSameInput =
     "give every rank of this mesh the same batch (is another dimension of the mesh meant?), or say "
     "what a part is: by DistributedTensor::from_local, or in the plan by prepare_module_input";
 
-/// Those below `root` that have slots, each once. Not named_slots(), which refuses the others.
+/// Parameters below `root` that have slots, each once. named_slots() would throw for the others.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -61,8 +61,8 @@ at::Tensor gradient_of(const at::Tensor& parameter) {
   return nn::placeholder(gradient) != nullptr ? at::Tensor() : gradient;
 }
 
-/// Whether `rank` has the same shard as this one. A rank that is not of the tensor's mesh is of
-/// another slice like it, and at this rank's place there.
+/// Whether `rank` has the same shard as this one. A rank outside of the tensor's mesh is at this
+/// rank's place in another slice like it.
 bool holds_the_same(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -80,7 +80,7 @@ bool holds_the_same(const ShardingSpec& spec, int rank) {
   return true;
 }
 
-/// Fakes have no values.
+/// Fake tensors have no values.
 bool has_values(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() && !kernels::in_fake_mode();
 }
@@ -192,7 +192,7 @@ void EqualCopies::compare_before_forward(nn::TensorList inputs) {
     replicas = copies(false);
   }
   std::string remedy = kSameValues;
-  // In one exchange with the parameters.
+  // In one exchange with the parameters' comparison.
   if (c10::GradMode::is_enabled() && !std::exchange(compared_inputs_, true)) {
     std::ranges::move(plain_inputs(inputs), std::back_inserter(replicas));
     remedy += detail::concat("; of inputs: ", kSameInput);
@@ -234,8 +234,7 @@ void EqualCopies::compare_gradients() const {
       "it is computed with is distributed");
 }
 
-/// After what others have autograd call at the end of this backward: FSDP's reductions, and
-/// pending sums.
+/// Runs after other callbacks at the end of this backward: FSDP's reductions, and pending sums.
 void EqualCopies::compare_after_backward(nn::TensorList outputs) {
   for (const at::Tensor* output : outputs) {
     if (!output->defined() || !output->requires_grad()) {

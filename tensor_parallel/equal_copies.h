@@ -13,27 +13,26 @@
 
 namespace tessera::tensor_parallel {
 
-/// What the ranks of a plan's mesh have alike, as they are taken to: parameters that the plan
-/// replicates, and plain inputs. No rank knows that alone. So they compare a hash between the
-/// hosts: of the parameters before the first forward, and of what the parts of split ones come
-/// from; of the root's plain inputs in the first one with gradients. With TESSERA_DEBUG=1 they
-/// compare the parameters at each forward, their gradients after each backward, and every plain
-/// tensor that meets a distributed one.
+/// Compares what must be equal on the ranks of a plan's mesh: parameters that the plan replicates,
+/// and plain inputs. The ranks exchange hashes between the hosts: of the parameters, and of the
+/// origins of split ones, before the first forward; of the root's plain inputs in the first forward
+/// with gradients. With TESSERA_DEBUG=1 they compare the parameters at each forward, their
+/// gradients after each backward, and every plain tensor that meets a distributed one.
 ///
 /// Attached to the modules that have a style.
 class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
  public:
   EqualCopies(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Has a module with a style compare before its first call, which may not be by way of the root.
-  /// Returns false if it is known already.
+  /// Makes a module with a style compare before its first call, which may not come through the
+  /// root. Returns false if the module was added before.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds the hooks to the root that compare. After those of its own styles, which see its inputs
-  /// first: what they take for a shard may differ.
+  /// Adds the comparing hooks to the root, after the hooks of its own styles. Those run first:
+  /// inputs that they take for shards may differ.
   void watch_root(nn::ModuleBase& root);
 
-  /// With TESSERA_DEBUG=1: `tensor`, a plain input of `module`, is about to be taken for the same
-  /// on every rank. Throws Error, on all ranks, if its values differ. Collective then.
+  /// With TESSERA_DEBUG=1: `tensor`, a plain input of `module`, counts as the same on every rank.
+  /// Throws Error, on all ranks, if its values differ. Collective then.
   void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
   /// For messages: "'layers.0.o_proj'".
   std::string name_of(const nn::ModuleBase& module) const;
@@ -43,7 +42,7 @@ class EqualCopies : public std::enable_shared_from_this<EqualCopies> {
   bool has_copies(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> copies(bool gradients) const;
   void compare_before_forward(nn::TensorList inputs);
-  /// Of parameters that the plan splits: whether the parts are those of one tensor.
+  /// Compares the origins of split parameters: whether the parts are those of one tensor.
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& copies,
                tessera::detail::Equality equality, const std::string& remedy) const;

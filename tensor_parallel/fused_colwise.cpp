@@ -1,5 +1,5 @@
-// Column-wise parallelism of a weight that is several in one. A shard of its rows as they lie would
-// be a piece of one part; here every rank has a shard of each.
+// Column-wise parallelism of several weights in one. Contiguous shards of its rows would be pieces
+// of single parts; here every rank has a shard of each part.
 
 #include <memory>
 #include <string>
@@ -55,7 +55,7 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// Of dimension `dim`, which has the module's output features. Groups are shared out as they lie.
+  /// The placement on dimension `dim`, that of the output features. Groups are split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};

@@ -4,9 +4,9 @@
 //   x shard <- GatherBackward <- x whole <- ProductBackward_i <- y_i
 //                         weight_i <- WeightBackward_i <-'
 //
-// The gradient of the weight is a node of its own, so that it may run late: its sequence number is
-// lower than that of GatherBackward, and autograd's engine takes the highest of what is ready. So
-// the order of a backward is: gather x (started by the first product's node, beside its own
+// The gradient of the weight is a separate node, so that it may run late: its sequence number is
+// lower than that of GatherBackward, and autograd's engine takes the ready node with the highest.
+// So the order of a backward is: gather x (started by the first product's node, beside its own
 // product), the products' gradients of x, the start of their sum's reduce-scatter, the weights'
 // gradients beside that. Another order would cost overlap, or another gather, but nothing else.
 
@@ -43,21 +43,21 @@ void check_first_order() {
                 "itself; call backward without create_graph, or pass the styles regather = false");
 }
 
-/// Formulas of gradients may give a plain tensor, where all ranks compute the same.
+/// Gradient formulas may return a plain tensor, which is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The input of one gather: the shard between forward and backward, all of it for the weights'
+/// The input of one gather: the shard between forward and backward, the whole for the weights'
 /// gradients of one backward.
 class GatheredInput {
  public:
   explicit GatheredInput(const DistributedTensor& shard)
       : shard_(shard.tensor(), /*is_output=*/false) {}
 
-  /// A weight's gradient will be asked for. Starts to gather, if no other has.
+  /// A weight's gradient will be needed. Starts the gather, unless it is under way.
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -65,7 +65,7 @@ class GatheredInput {
     }
   }
 
-  /// This rank's copy of all of it.
+  /// This rank's copy of the whole.
   at::Tensor whole() const { return local_tensor(whole_.tensor()); }
 
   void end_use() {
@@ -75,7 +75,7 @@ class GatheredInput {
     }
   }
 
-  /// No other backward comes through this graph.
+  /// No further backward goes through this graph.
   void release() {
     released_ = true;
     release_if_unused();
@@ -174,7 +174,7 @@ struct ProductBackward final : Node {
   ShardingSpec output;
 };
 
-/// The gather that made x, if a product of x and weight may leave x to it.
+/// The gather that made x, if a product of x and weight need not keep x itself.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || !tessera::is_distributed(weight)) {
     return nullptr;
@@ -184,7 +184,7 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// Below autograd: distributed over the last dimension as the weight is over its first.
+/// Below autograd: the result's last dimension is distributed as the weight's first.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight) {
   const c10::NoGradGuard no_grad;
   const ShardingSpec& spec = sharding_spec(weight);

@@ -11,19 +11,18 @@
 namespace tessera::tensor_parallel {
 
 /// Completes the gradients of replicated parameters under sequence parallelism. Each rank saw a
-/// part of the tokens, so backward gives it one term of a sum over the ranks. The terms are kept
-/// here and summed together when backward ends, with one all-reduce instead of a small one for
-/// each.
+/// part of the tokens, so its gradient is one term of a sum over the ranks. The terms are kept here
+/// and summed together when backward ends, in one all-reduce instead of a small one for each.
 ///
 /// FSDP does not use this class, though it defers the same sums (DeferredSums): it takes a gradient
 /// off the leaf before backward ends, keeps the term through gradient accumulation and the
 /// reduce-scatter, and sums it where it is smallest, on the shards. There is then no .grad of the
-/// leaf to complete. Whoever calls leave_gradient_pending() first on a leaf sees to its gradient:
+/// leaf to complete. The first caller of leave_gradient_pending() on a leaf completes its gradient:
 /// for FSDP's unsharded parameters that is FSDP.
 class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
  public:
-  /// Takes on the leaves that are in these slots now and are replicated. Cheap for leaves that were
-  /// taken on before.
+  /// Watches the leaves that are in these slots now and are replicated. Cheap for leaves that are
+  /// watched already.
   void watch(const std::vector<nn::SlotPtr>& slots);
 
  private:
@@ -34,11 +33,11 @@ class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
   };
 
   void watch(const at::Tensor& leaf);
-  /// Keeps `gradient` if it is a pending sum. Returns what autograd is to add to .grad instead.
+  /// Keeps `gradient` if it is a pending sum. Returns what autograd adds to .grad instead.
   at::Tensor take(const at::Tensor& leaf, const at::Tensor& gradient);
   /// Has settle() called at the end of this backward.
   void begin(int backward);
-  /// Sums what was kept and adds it to the leaves' .grad. Collective.
+  /// Sums the kept terms and adds the sums to the leaves' .grad. Collective.
   void settle();
 
   int backward_ = -1;  ///< autograd's number of the backward under way; -1: none

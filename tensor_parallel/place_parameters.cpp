@@ -9,7 +9,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// Without hooks, so that it also fits modules that are never called by themselves.
+/// Without hooks, so that it also fits modules that are never called directly.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(PlaceOptions options) : options_(std::move(options)) {}

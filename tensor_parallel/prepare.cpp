@@ -1,6 +1,6 @@
 // Styles that only convert the tensors at a module's boundary: prepare_module_input,
-// prepare_module_output and both at once. The first two are one class, since what they do to a list
-// of tensors is the same and only the hook differs.
+// prepare_module_output and both at once. The first two are one class: they convert a list of
+// tensors the same way, in different hooks.
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -1,7 +1,7 @@
-// Column-wise parallelism of fewer heads than ranks. To autograd and to the dispatcher the weight
-// is one with a copy of its head for each rank, sharded: its shard is a slice of the replicated
-// parameter, whose gradient is then one term of a sum over the ranks. PendingGradients or FSDP sums
-// these with those of the norms.
+// Column-wise parallelism of fewer heads than ranks. Autograd and the dispatcher see a sharded
+// weight with a copy of its head for each rank. Each shard is a slice of the replicated parameter,
+// so the parameter's gradient is one term of a sum over the ranks. PendingGradients or FSDP sums
+// these terms with those of the norms.
 
 #include <cstdint>
 #include <memory>
@@ -21,7 +21,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// (ranks * rows of a head, ...) with Shard(0), of `parameter`, replicated, with the rows of
+/// Makes (ranks * rows of a head, ...) with Shard(0) from `parameter`, replicated, with the rows of
 /// `heads` heads.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {

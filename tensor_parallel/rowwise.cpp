@@ -14,7 +14,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// What a plain input is taken for.
+/// The layout that a plain input is assumed to have.
 Placement layout_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
@@ -34,8 +34,7 @@ std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linea
   return sizes;
 }
 
-/// A plain tensor that a style before handed out (use_local_output) is a part, which only its
-/// caller can say.
+/// A plain tensor from an earlier style (use_local_output) is a part; only the caller can say so.
 void check_features(const nn::ModuleBase& linear, const at::Tensor& input,
                     const RowwiseOptions& options) {
   const std::int64_t features = linear.slot("weight")->get().size(1);
@@ -122,8 +121,8 @@ class Rowwise final : public ParallelStyle {
   }
 
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
-    // Indices whole on every rank: each looks up those in its rows and gives zeros for the others,
-    // so that the results are terms of a sum.
+    // Every rank has all indices. It looks up those in its rows and gives zeros for the others, so
+    // the results are terms of a sum.
     embedding.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
       *inputs[0] = prepare_input(self, *inputs[0], mesh, layout_of_plain(options), Replicate{});
     });

@@ -9,9 +9,9 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// For modules that act on each token by itself. All parameters are on every rank; the activations
-/// are replicated, so that all ranks compute the same, or sharded along the sequence, so that each
-/// computes its tokens (Korthikanti et al. 2022).
+/// For modules that process each token independently. All parameters are on every rank. The
+/// activations are replicated, so that all ranks compute the same, or sharded along the sequence,
+/// so that each computes its tokens (Korthikanti et al. 2022).
 class ReplicatedParameters final : public ParallelStyle {
  public:
   ReplicatedParameters(std::string name, Placement activations, bool use_local_output)
@@ -22,7 +22,7 @@ class ReplicatedParameters final : public ParallelStyle {
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
     std::vector<std::pair<nn::SlotPtr, Placement>> placements;
-    // With the modules below: a block's norms may be taken by one entry of the plan.
+    // Includes the modules below: one entry of the plan may name all norms of a block.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }

@@ -1,5 +1,5 @@
-// How the styles bring a module's tensors to the placements that they want. A plain tensor becomes
-// a distributed one: it is the same on every rank, unless the plan says what part it is.
+// Converts a module's tensors to the placements that a style wants. A plain tensor becomes
+// distributed: it is the same on every rank, unless the plan says which part it is.
 
 #include "tessera/tensor_parallel/style_helpers.h"
 
@@ -35,7 +35,7 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
-/// What a style takes a plain tensor for.
+/// Makes a plain tensor distributed, with the layout that the style assumes.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
                              std::optional<std::vector<std::int64_t>> sizes) {

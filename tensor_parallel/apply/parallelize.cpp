@@ -25,7 +25,7 @@ namespace {
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
 
-/// Takes back what an earlier plan replicated because it did not name it: every rank has it whole.
+/// Undoes the replication by an earlier plan that did not name the parameter: each rank has it all.
 void make_plain(nn::ParameterSlot& slot) {
   const at::Tensor before = slot.get();
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
@@ -40,7 +40,7 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
     if (slot->replicated_by_default()) {
       make_plain(*slot);
     }
-    // A tied parameter that an earlier call distributed was compared.
+    // A tied parameter that an earlier call distributed has been checked already.
     if (!tessera::is_distributed(slot->get())) {
       nn::distribute_parameter(*slot, mesh, {placement}, "parallelize_module");
     }
@@ -80,9 +80,9 @@ void watch_replicated(nn::ModuleBase& module, std::vector<nn::SlotPtr> slots,
 }
 
 /// Within the module's forward plain tensors are the same on every rank of `mesh`. A module with a
-/// style may be called by itself, and not by way of the root.
+/// style may also be called directly, not through the root.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // Several, should the module call itself; empty within the forward of another.
+  // Several if the module calls itself; empty within the forward of another.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook([scopes, mesh](auto&, nn::TensorList) {
     const tessera::detail::RandomRegionPtr& outer = tessera::detail::random_region();
@@ -108,9 +108,9 @@ void apply_plan(const CheckedPlan& plan, nn::ModuleBase& module, const DeviceMes
   if (recorder != nullptr) {
     recorder->watch_root(module);
   }
-  // First, so that styles' hooks are within.
+  // First, so that the styles' hooks run inside it.
   add_parallel_forward(module, mesh);
-  // One for the call, so that the sums of all its modules are one all-reduce.
+  // One for this call, so that the sums of all its modules are one all-reduce.
   const auto pending = std::make_shared<PendingGradients>();
   watch_replicated(module, slots_of(plan.unnamed), pending);
   const auto copies = std::make_shared<EqualCopies>(module, mesh);

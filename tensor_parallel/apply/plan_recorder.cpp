@@ -1,6 +1,6 @@
-// A step is run, and each of its collectives is given to the style in whose hooks, or in whose
-// autograd nodes, it started. A style need not say anything of itself, so that the record is right
-// for those of a program as well, and for tensors that come distributed from another style.
+// Runs a step and assigns each collective to the style in whose hooks, or in whose autograd nodes,
+// it started. Styles need not describe themselves, so the record is right for a program's styles as
+// well, and for tensors that another style has distributed.
 
 #include "apply/plan_recorder.h"
 
@@ -19,7 +19,7 @@ namespace {
 using tessera::detail::Node;
 using Nodes = std::unordered_set<Node*>;
 
-/// The node whose result a tensor is; nullptr if autograd has no part in it.
+/// The node that computed a tensor; nullptr if autograd has not recorded it.
 Node* node_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() ? tensor.grad_fn().get() : nullptr;
 }
@@ -31,7 +31,7 @@ std::vector<Node*> nodes_since(const at::Tensor& tensor, Nodes known) {
   while (!waiting.empty()) {
     Node* node = waiting.back();
     waiting.pop_back();
-    // A leaf's node has no next ones, and adds up a gradient that is there.
+    // A leaf's node has no next nodes: it accumulates the gradient.
     if (node == nullptr || node->next_edges().empty() || !known.insert(node).second) {
       continue;
     }
@@ -50,7 +50,7 @@ std::string placement_text(const at::Tensor& tensor) {
   return to_string(DistributedTensor(tensor).placements());
 }
 
-/// "input [Shard(0)] -> [Replicate()]", of the first tensor that is another one than before.
+/// "input [Shard(0)] -> [Replicate()]", for the first tensor that the style has changed.
 std::string reason_of(const char* what, const std::vector<at::Tensor>& before,
                       nn::TensorList after) {
   for (std::size_t i = 0; i < before.size() && i < after.size(); ++i) {
@@ -62,8 +62,8 @@ std::string reason_of(const char* what, const std::vector<at::Tensor>& before,
   return what;
 }
 
-/// What a call is for, without the autograd node that an operator's is named with: backward is said
-/// beside it.
+/// What a call is for, without the name of an operator's autograd node: the table shows backward in
+/// another column.
 std::string purpose_of(const comm::CollectiveCall& call) {
   const bool of_operator = call.purpose.starts_with("aten::");
   const std::string purpose =
@@ -71,7 +71,7 @@ std::string purpose_of(const comm::CollectiveCall& call) {
   return purpose.empty() ? "of no operator" : purpose;
 }
 
-/// Adds a call to the list, or to an entry there that differs in nothing else.
+/// Adds a call to the list, or counts it in an entry that is otherwise equal.
 void add_call(std::vector<PlannedCollective>& list, const comm::CollectiveCall& call, bool backward,
               const std::string& reason) {
   const auto same = std::ranges::find_if(list, [&](const PlannedCollective& known) {

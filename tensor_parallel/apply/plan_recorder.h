@@ -15,15 +15,15 @@
 
 namespace tessera::tensor_parallel {
 
-/// Which style causes which collectives in a step. Hooks before and after a style's own see what
-/// the style does to a call's tensors; hooks of the autograd nodes that it made for them see the
-/// same in backward.
+/// Records which style causes which collectives in a step. Hooks before and after a style's own
+/// hooks see how it changes a call's tensors; hooks on the autograd nodes that it made see the same
+/// in backward.
 class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
  public:
   /// Counts what this rank sends in the mesh's world.
   explicit PlanRecorder(const DeviceMesh& mesh) : counter_(mesh.world()->traffic()) {}
 
-  /// Has `root`, to which the plan is applied, tell when its forward and backward begin. To be
+  /// Watches the beginning of forward and backward of `root`, to which the plan is applied. To be
   /// called before others add hooks to it.
   void watch_root(nn::ModuleBase& root);
   /// Before and after a style adds its hooks to `module`; `application`: its number in the plan.
@@ -33,9 +33,9 @@ class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
   /// Records while `step` runs, once. Collective as the step is.
   void run(const std::function<void()>& step);
 
-  /// What was recorded of a style, in order of the calls; equal ones are added up.
+  /// The record of a style, in the order of the calls; equal ones are added up.
   std::vector<PlannedCollective> of(std::size_t application) const;
-  /// What was recorded of none.
+  /// The collectives that no style caused.
   std::vector<PlannedCollective> elsewhere() const;
 
  private:
@@ -45,7 +45,7 @@ class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
     std::size_t application;
     std::string reason;
   };
-  /// What the nodes of a style tell of backward.
+  /// Notifications of a style's nodes in backward.
 
   /// The number of calls since run() began.
   std::int64_t now() const { return comm::total(counter_.table()).calls - start_; }

@@ -1,4 +1,4 @@
-// The rows of a plan's table: what check_entries() has found, in the order of the model.
+// The rows of a plan's table: the results of check_entries(), in the order of the model.
 
 #include "tessera/tensor_parallel/plan_table.h"
 
@@ -78,7 +78,7 @@ class RowMaker {
     }
   }
 
-  /// That of an earlier plan, or the one of parameters that no plan has named; nullopt: it stays
+  /// The placement of an earlier plan, or that of parameters that no plan names; nullopt: it stays
   /// plain.
   std::optional<Placement> placement_without_entry(const nn::ParameterSlot& slot) const {
     const at::Tensor& tensor = slot.persistent();
@@ -88,7 +88,7 @@ class RowMaker {
     return unnamed_.contains(&slot) ? std::optional<Placement>(Replicate{}) : std::nullopt;
   }
 
-  /// `placement`: nullopt for one that the plan leaves as it is.
+  /// `placement`: nullopt if the plan does not change it.
   PlannedParameter planned(const std::string& name, const nn::ParameterSlot& slot,
                            const std::optional<Placement>& placement) {
     const at::Tensor& tensor = slot.persistent();
@@ -123,7 +123,7 @@ class RowMaker {
   std::unordered_map<std::size_t, std::size_t> applications_;
 };
 
-/// A table, and the number of the application that each of its rows is.
+/// A table, and for each row the number of its application.
 struct NumberedTable {
   PlanTable table;
   std::unordered_map<std::size_t, std::size_t> applications;

@@ -1,4 +1,4 @@
-// A plan's table as text for people, in which equal layers are one, and as JSON for programs.
+// A plan's table as text for people, with equal layers joined, and as JSON for programs.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -55,7 +55,7 @@ std::string without_numbers(const std::string& reason) {
   return text;
 }
 
-/// Those of equal layers as one.
+/// Joins those of equal layers.
 std::vector<PlannedCollective> merge(const std::vector<PlannedCollective>& list) {
   std::vector<PlannedCollective> merged;
   for (const PlannedCollective& planned : list) {
@@ -77,7 +77,7 @@ std::vector<PlannedCollective> merge(const std::vector<PlannedCollective>& list)
 
 using Cells = std::vector<std::string>;
 
-/// All of a row's text but the FQN: rows of equal text may be one.
+/// All of a row's text except the FQN: rows with equal text may be joined.
 struct RowText {
   std::vector<Cells> parameters;  ///< at least one line, of the cells after the FQN
   std::string collectives;

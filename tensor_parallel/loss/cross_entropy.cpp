@@ -1,4 +1,4 @@
-// The operator's losses of rows (src/dtensor/fused/cross_entropy.cpp), and what becomes of them.
+// Cross-entropy from the operator's losses of rows (src/dtensor/fused/cross_entropy.cpp).
 
 #include <ATen/core/Tensor.h>
 
@@ -11,7 +11,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// What the operator would have to reduce or gather first: the largest tensors of a model.
+/// Refuses layouts that the operator would reduce or gather: logits are a model's largest tensors.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;

@@ -1,7 +1,7 @@
-// The head and the loss of a language model, by parts of the tokens. The gradients are computed in
-// forward, with 1 for what each row's loss is multiplied by; backward multiplies by the one number
-// that it is. So nothing is computed twice, and of half types what is rounded between is of the
-// size of a probability, whatever the scale of the loss.
+// The head and the loss of a language model, in chunks of the tokens. Forward computes the
+// gradients as if each row's loss were multiplied by 1; backward multiplies them by the actual
+// factor, one number. So nothing is computed twice, and values rounded to a half type are
+// probabilities in size, whatever the scale of the loss.
 
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
 
@@ -31,7 +31,7 @@ using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What is asked of one rank: plain tensors, its rows and columns.
+/// One rank's problem: plain tensors, its rows and columns.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -45,8 +45,8 @@ struct HeadResults {
   at::Tensor weight_gradient;  ///< likewise; fp32 of a half type
 };
 
-/// sum += left^T right. A product in a half type is rounded before it is added, so it is made of
-/// some of its rows at a time, to take no more memory than `left` does.
+/// sum += left^T right. A product in a half type is rounded before it is added. So it is made of
+/// some of its rows at a time, and takes no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   if (sum.scalar_type() == left.scalar_type()) {
     sum.addmm_(left.t(), right);
@@ -103,7 +103,7 @@ HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weigh
   return results;
 }
 
-/// `tensor` times the number `factor`, in another type. By blocks in the type of `factor`: a half
+/// `tensor` times the number `factor`, in another type. In blocks of the type of `factor`: a half
 /// type would round it before the product.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
   if (!tensor.defined()) {
@@ -144,8 +144,9 @@ struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// On each mesh dimension one of the two is split, or none is. Where the weight is, each rank's
-/// gradient of the hidden states is a term of it, and where the tokens are, that of the weight.
+/// On each mesh dimension at most one of the two is split. Over a split of the weight, the gradient
+/// of the hidden states is a sum of each rank's term; over a split of the tokens, that of the
+/// weight.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -188,7 +189,7 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// The losses of this rank's rows as those of all; plain where it has them all.
+/// The losses of this rank's rows as a shard of all losses; plain if it has all rows.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
@@ -206,7 +207,7 @@ at::Tensor pending_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// The same on every rank that shares the tokens, also of uneven columns.
+/// The same on every rank that shares the tokens, also with uneven columns.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);

@@ -1,5 +1,5 @@
-// What a loss asks of its targets and options, and how the losses of rows become one number, also
-// where the rows are on several ranks.
+// Checks a loss's targets and options, and reduces the losses of rows to one number, also where the
+// rows are on several ranks.
 
 #include "loss/targets.h"
 
@@ -15,7 +15,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// Ranks that ignore differently many targets would each give their own mean the same weight.
+/// Ranks with different numbers of ignored targets would each give their mean the same weight.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -53,7 +53,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   if (flat.size() > 1) {
     flat.group().all_reduce(sum, ReduceOp::kSum)->wait();
   }
-  // No token at all: a sum of no losses divided by something.
+  // Without any token: a sum of no losses, divided by at least 1.
   return sum.clamp_min(1).div_(flat.size());
 }
 

@@ -1,4 +1,4 @@
-// Collects what the entries of a plan say of parameters, and refuses what does not fit together.
+// Collects the placements that a plan's entries give to parameters, and refuses contradictions.
 // Several modules may place a tied parameter if they agree; only one style may place the parameters
 // of a module.
 
@@ -17,7 +17,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// What calls the parts of a module in nn::Hooked knows nothing of their hooks.
+/// A module in nn::Hooked calls its own parts, without their hooks.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::HeldPart*>(target.module) == nullptr,
@@ -26,7 +26,7 @@ void check_is_called(const NamedModule& target, const ParallelStyle& style) {
       "layouts, and place_parameters(), say how its parameters are split");
 }
 
-/// Styles know a module, not where it is.
+/// Styles know a module, but not its FQN.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -52,7 +52,7 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// An entry for a container takes of the parameters below it what entries for modules there leave.
+/// An entry for a container places the parameters below it that no entry for a module there places.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -72,7 +72,7 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // A style for activations alone may stand beside one that places parameters.
+    // A style for activations alone may be combined with one that places parameters.
     if (placements.empty()) {
       return;
     }

@@ -13,7 +13,7 @@ namespace tessera::tensor_parallel {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// What the style says of parameters, without those that an entry for a module below places.
+  /// The style's placements, without parameters that an entry for a module below places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
@@ -23,18 +23,16 @@ struct PlacedParameter {
   Placement placement;
 };
 
-/// A plan on a tree of modules, of which everything is checked that can be before something is
-/// changed.
+/// A plan on a tree of modules. Everything is checked that can be before something is changed.
 struct CheckedPlan {
   std::vector<Application> applications;    ///< in the plan's order
   std::vector<PlacedParameter> parameters;  ///< each once, in the plan's order
-  /// Those that no entry names, which become replicated. Not those that are distributed already, or
-  /// of which each rank has another.
+  /// Parameters that no entry names, which become replicated. Without those that are distributed
+  /// already, or differ on each rank.
   nn::NamedSlots unnamed;
 };
 
-/// Whether each rank of `mesh` has another parameter in the slot
-/// (ParameterSlot::set_distinct_along).
+/// Whether the slot's parameter differs on each rank of `mesh` (ParameterSlot::set_distinct_along).
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Changes nothing and communicates nothing. Throws Error as parallelize_module() does.

@@ -1,6 +1,6 @@
-// Which modules a pattern of a plan means, and what to say if it means none, or fewer than it seems
-// to. Stock modules are matched as well, so that a pattern that names one is answered with what is
-// wrong with it.
+// Finds the modules that a plan's pattern matches, and explains if it matches none, or fewer than
+// expected. Stock modules are matched as well, so that the error can say why a pattern for one does
+// not work.
 
 #include "plan/plan_matching.h"
 
@@ -51,8 +51,7 @@ std::string without_last_segment(const std::string& pattern) {
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Shortens the pattern from its end until something matches: the children there are what the
-/// reader wants to see.
+/// Shortens the pattern from its end until something matches: the message lists the children there.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
@@ -80,9 +79,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// `prefix`, the beginning of a pattern, stands for `places`; `matches` are the whole pattern's.
-/// Throws Error if nothing matches below some of them, though they are of one class with others
-/// below which something does.
+/// `prefix`, the beginning of a pattern, matches `places`; `matches` are those of the whole
+/// pattern. Throws Error if some of the places have no match below them, though others of the same
+/// class do.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -113,12 +112,12 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
       "**.", below, "' for all that there are");
 }
 
-/// A segment that stands for several names; "**" stands for any path, and promises nothing.
+/// A segment that matches several names; "**" matches any path, and may match nothing.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
 
-/// A pattern that means less than it says would leave layers out unseen.
+/// A pattern that matches fewer modules than it suggests would silently leave layers out.
 void check_wildcards(nn::ModuleBase& root, const std::string& pattern,
                      const std::vector<Match>& matches) {
   std::size_t begin = 0;

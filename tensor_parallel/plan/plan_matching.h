@@ -15,11 +15,11 @@ struct NamedModule {
   nn::ModuleBase* module = nullptr;
 };
 
-/// The modules of which an FQN matches `pattern` (see nn::matches_fqn), each once, in order of
+/// The modules with an FQN that matches `pattern` (see nn::matches_fqn), each once, in order of
 /// registration. "" is `root` itself. Throws Error if nothing matches, listing the children of the
-/// deepest module that the pattern leads to; if a wildcard before the last segment stands for
-/// modules of one class and the pattern matches below some of them only; and if a match is a module
-/// without hooks (a torch::nn module that is not held in nn::Hooked).
+/// deepest module that the pattern leads to; if a wildcard before the last segment matches modules
+/// of one class and the pattern matches below some of them only; and if a match is a module without
+/// hooks (a torch::nn module that is not held in nn::Hooked).
 std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern);
 
 }  // namespace tessera::tensor_parallel

@@ -1,4 +1,4 @@
-// The names of modules as messages and tables about plans say them.
+// The names of modules in messages and tables about plans.
 
 #include "plan/plan_text.h"
 

@@ -4,7 +4,7 @@
 
 namespace tessera::tensor_parallel {
 
-// What messages and tables about plans have in common.
+// Shared by messages and tables about plans.
 
 /// "'layers.0.q_proj'"; "the root module" for "".
 std::string quoted(const std::string& fqn);
