@@ -119,7 +119,7 @@ void AtomicFile::open_temporary() {
 }
 
 /// fallocate() extends the file as well, which is right here: the callers reserve exactly what they
-/// write. A file system that cannot do it (NFS before 4.2) goes on without.
+/// write. On a file system without it (NFS before 4.2) nothing is reserved.
 void AtomicFile::reserve(std::uint64_t bytes) {
   const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
   if (bytes == 0 || uninterrupted(allocate) == 0) {

@@ -1,5 +1,5 @@
 // Switches from the environment, read where they are used (comm, dtensor, fsdp). A misspelt value
-// is an error and not "off": a check that somebody believes to be on would silently not run.
+// is an error and not "off": a check that the user wants would silently not run.
 #include "tessera/core/detail/environment_switch.h"
 
 #include <algorithm>

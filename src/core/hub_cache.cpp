@@ -55,7 +55,7 @@ std::string home() {
   return user != nullptr ? user->pw_dir : "/";
 }
 
-/// As os.path.expanduser() and expandvars(): a variable that is not set stays as it is written.
+/// As os.path.expanduser() and expandvars(): the name of an unset variable stays in the text.
 fs::path expanded(std::string text) {
   if (text == "~" || text.starts_with("~/")) {
     text = home() + text.substr(1);

@@ -15,7 +15,7 @@
 namespace tessera::files {
 namespace {
 
-/// Of errno.
+/// Throws Error with the reason from errno.
 [[noreturn]] void fail_to_open(const std::filesystem::path& path, const std::string& what) {
   const int error = errno;
   throw detail::ReadError(

@@ -27,7 +27,7 @@ StopSignals::StopSignals() {
   struct sigaction action {};
   action.sa_handler = note_stop;
   sigemptyset(&action.sa_mask);
-  // Reads and writes go on: only the loop that asks has to do with a stop.
+  // Reads and writes continue: only the loop that checks reacts to a stop.
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &old_actions[i]);

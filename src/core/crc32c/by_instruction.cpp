@@ -10,12 +10,12 @@
 namespace tessera::detail {
 namespace {
 
-/// Of the three pieces that are summed at once: an instruction takes three cycles, and one of
-/// another piece can begin in each of them.
+/// Bytes of each of the three pieces that are summed together: an instruction takes three cycles,
+/// and one of another piece can begin in each of them.
 constexpr std::size_t kPieceBytes = 4096;
 
-/// What a register is after kPieceBytes zeros. Linear in the register, and so a table for each of
-/// its bytes (as in Mark Adler's crc32c.c).
+/// The register after kPieceBytes zeros. Linear in the register, and so a table for each of its
+/// bytes (as in Mark Adler's crc32c.c).
 class ZerosAppended {
  public:
   ZerosAppended() {

@@ -1,4 +1,4 @@
-// Which rank left the order of calls that the ranks have in common, and the text of it all.
+// Finds the rank that left the common order of calls, and describes it.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -22,7 +22,7 @@ Place place_of(const Call& call) {
   return {call.group, call.number};
 }
 
-/// Calls that a rank makes in an order of its own, by the group that they are known by.
+/// Calls that a rank makes in one order, by the group that identifies the order.
 using Strands = std::map<std::uint64_t, Calls>;
 
 std::set<std::uint64_t> groups_of_several_threads(const RankReport& report) {
@@ -101,8 +101,8 @@ Parting parting_of(Calls here, Calls there, bool forgotten) {
   return parting;
 }
 
-/// Of calls in the groups that both are members of: the first where both call something, or else
-/// one where the other has gone on.
+/// Where two ranks part, by calls in the groups that both are members of: the first place where
+/// both call something different, or else one where only the other has continued.
 Parting parting_of(const RankReport& here, const RankReport& there) {
   std::set<std::uint64_t> shared = groups_of_several_threads(here);
   shared.merge(groups_of_several_threads(there));

@@ -1,4 +1,4 @@
-// The reader of what the ranks of a job wrote down.
+// Reads the records that the ranks of a job wrote.
 
 #include <algorithm>
 #include <filesystem>

@@ -8,7 +8,7 @@
 namespace tessera::flight {
 namespace {
 
-/// What the rank has done since its last call, by its own word.
+/// The rank's activity since its last call, as it recorded it.
 std::string since_then(const RankReport& report) {
   for (const Thread& thread : report.threads) {
     if (thread.worked != 0) {
@@ -51,8 +51,8 @@ const RankReport* find_rank(const std::vector<RankReport>& reports, int rank) {
   return found == reports.end() ? nullptr : &*found;
 }
 
-/// The call that keeps a rank from its next one in a group; nullptr: none, or none for certain,
-/// where any of several threads may make that.
+/// The call that keeps a rank from its next one in a group; nullptr: none, or unknown, because any
+/// of several threads may make the next one.
 const Call* what_keeps(const RankReport& report, std::uint64_t group) {
   const Group* theirs = report.find_group(group);
   if (theirs != nullptr && theirs->thread > 0) {

@@ -185,8 +185,8 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// The split factor of `mesh_dim`, which is in one of `digits`. Digits in front of its own count
-/// with the positions that are local when PyTorch applies it; in its own digit, see the note above.
+/// The split factor of `mesh_dim`, which is in one of `digits`. It counts the positions of digits
+/// before that one that are local when PyTorch applies it; within its digit, see the note above.
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {
@@ -272,7 +272,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Not every order of digits is a list of placements: see whether this one comes back as it was.
+  // Not every order of digits is a list of placements: check whether this one converts back.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -41,9 +41,9 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether `major` followed by `minor` is one digit over the mesh dimensions of both.
-/// Two cases. The minor digit is local: then the major one may take it in. Or the major one is cut
-/// down to single positions: then the mesh dimensions of the minor one go on where it ended.
+/// Whether `major` followed by `minor` is one digit over the mesh dimensions of both. Two cases.
+/// The minor digit is local: then the major one may include it. Or the major one is cut down to
+/// single positions: then the mesh dimensions of the minor one continue its cuts.
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;
@@ -58,7 +58,7 @@ void append(Digit& major, const Digit& minor) {
   major.mesh_dims.insert(major.mesh_dims.end(), minor.mesh_dims.begin(), minor.mesh_dims.end());
 }
 
-/// One position that nobody cuts: it adds nothing, except as the only digit of a dimension.
+/// One position that is not cut: it adds nothing, except as the only digit of a dimension.
 bool is_trivial(const Digit& digit) {
   return digit.extent == 1 && digit.mesh_dims.empty();
 }

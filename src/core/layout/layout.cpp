@@ -260,8 +260,7 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// `alone`: the only digit of its dimension, whose extent is not written as it is the dimension's
-/// size.
+/// `alone`: the only digit of its dimension. Its extent is the dimension's size and is not written.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -51,7 +51,7 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
 }
 
 /// For each set of mesh dimensions that may be reduced together: to its final place, and to
-/// temporary ones, from where a later all-to-all or all-gather goes on.
+/// temporary ones that a later all-to-all or all-gather starts from.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -97,8 +97,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Whatever is not settled can be gathered: so the search reaches every target, if by nothing
-/// cheaper then by a gather and a slice.
+/// Every mesh dimension that is not settled can be gathered: so the search reaches every target, at
+/// worst by a gather and a slice.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,

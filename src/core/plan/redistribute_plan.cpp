@@ -163,7 +163,7 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model) {
   constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};  // latency breaks ties
   auto fastest = Search(problem, model).run(from);
-  // A single step is kept as it is: most redistributions end here, with one search.
+  // A single step is returned directly: most redistributions end here, with one search.
   if (fastest.size() == 1) {
     return fastest;
   }

@@ -42,7 +42,7 @@ void drop(std::vector<PartialDim>& partial, std::span<const int> mesh_dims) {
 
 }  // namespace
 
-/// The problem must outlive the state. A tensor dimension that nobody shards counts as complete.
+/// The problem must outlive the state. A tensor dimension that is not sharded counts as complete.
 SearchState::SearchState(const Problem& problem, LayoutPtr layout)
     : problem_(problem),
       layout_(layout),
@@ -119,8 +119,8 @@ bool SearchState::is_group(int dim, const Digits& digits, std::span<const int> m
 }
 
 /// From the innermost one outwards, as long as they are not settled: longer tails are one
-/// collective over a flattened group. Stops at the first that is no group: a longer one is none
-/// either.
+/// collective over a flattened group. Stops at the first that is not a group: then no longer one
+/// is.
 std::vector<Tail> SearchState::tails() const {
   std::vector<Tail> out;
   for (int d = 0; d < layout_->tensor_ndim(); ++d) {

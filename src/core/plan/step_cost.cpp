@@ -93,7 +93,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// How many kinds of reduction are still to be done: each takes a collective of its own.
+/// How many kinds of reduction are still to be done: each takes a separate collective.
 int pending_reductions(const SearchState& state) {
   // One bit for each ReduceOp.
   unsigned ops = 0;
@@ -144,7 +144,7 @@ double least_cost(const CostModel& model, const SearchState& state) {
     return 0;
   }
   const auto [needed, present] = shares(state);
-  // A pending reduction makes what a rank has now worthless: it receives all that it needs.
+  // A pending reduction makes a rank's current values useless: it receives all that it needs.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
          received * static_cast<double>(state.problem().itemsize) / model.bytes_per_us;

@@ -1,6 +1,6 @@
-// From digits of a dimension to digits of its factors, and what may be asked of them. A rule speaks
-// of factors; a layout of digits: where the boundaries of the two do not agree a dimension cannot
-// stay sharded as it is.
+// Converts digits of a dimension to digits of its factors, and queries these. A rule is written in
+// factors, a layout in digits. Where the boundaries of the two do not agree, the dimension cannot
+// keep its sharding.
 #include "propagate/factor_digits.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     left = ceil_div(left, parts);
     major.mesh_dims.push_back(mesh_dim);
   }
-  // The caller goes on with what is left for the next factor.
+  // The caller continues with the rest for the next factor.
   digit = std::move(minor);
   return major;
 }

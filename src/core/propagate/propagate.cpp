@@ -107,7 +107,7 @@ class GroupPropagation {
     }
   }
 
-  // Decided here, where it is known which factors are sharded; dtensor only does as it is told.
+  // Decided here, where the sharded factors are known; dtensor only follows the decision.
   bool wants_local_call() const {
     if (!rule_.local_call) {
       return false;
@@ -139,7 +139,7 @@ class GroupPropagation {
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // At the inner end of the first digit: what is there already keeps its cuts.
+        // At the inner end of the first digit: existing mesh dimensions keep their cuts.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }
@@ -170,7 +170,7 @@ class GroupPropagation {
       }
       result.resize(1);
     }
-    // As the only digit it has no extent of its own (see Digit).
+    // The only digit of a dimension has extent 0 (see Digit).
     if (result.size() == 1) {
       result.front().extent = 0;
     }

@@ -1,6 +1,6 @@
-// Candidates are only what some input has already (and replication): to shard a factor that no
-// input shards would save computation but not bytes, and the user has not asked for it. Costs are
-// bytes for one mesh dimension; the order of mesh dimensions is the mesh's.
+// Candidates are only the placements that some input has already, and replication: to shard a
+// factor that no input shards would save computation but not bytes, and the user has not asked for
+// it. Costs are bytes for one mesh dimension; the order of mesh dimensions is the mesh's.
 #include "propagate/propagate_choice.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// In whichever way: moving it costs an all-gather or an all-to-all.
+/// Sharded in either way: moving it costs an all-gather or an all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
@@ -35,7 +35,7 @@ GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
                            std::span<const std::int64_t> mesh_sizes,
                            const ShardingRule::Group& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
-  // What the rule says of other groups is none of this one's business.
+  // Only the in-place pairs of this group matter.
   for (const auto& pair : rule.inplace) {
     if (contains(group.outputs, pair.output)) {
       inplace_.push_back(pair);
@@ -93,7 +93,7 @@ void GroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
   if (digits.empty()) {
     return;
   }
-  // The only digit of a dimension has no extent of its own (see Digit); factors need one.
+  // The only digit of a dimension has extent 0 (see Digit); factors need the size.
   if (digits.size() == 1) {
     digits.front().extent = size;
   }
@@ -278,8 +278,8 @@ GroupChooser::Cost GroupChooser::cost(std::size_t mesh_dim, const Choice& choice
   for (const Input& input : inputs_) {
     bytes += moved_bytes(input, mesh_dim, choice);
   }
-  // What moves nothing always wins, whatever reducing the result may cost later: nobody may ever
-  // ask for that.
+  // A choice that moves nothing always wins, even if reducing the result would be expensive: that
+  // may never be needed.
   if (bytes == 0) {
     return {};
   }

@@ -25,9 +25,9 @@ struct AdvancedIndex {
 enum class Masks { kRefused, kTaken };
 
 /// How many dimensions of self each index takes: one, or as many as a mask has. nullopt where these
-/// are too many, for masks that are refused, and for masks beside indices of several dimensions.
-/// A mask is told by its itemsize of 1: bool and uint8 both mask in libtorch. Core knows no other
-/// type that may index with one byte; int8 is refused by libtorch itself.
+/// are too many, for masks that are refused, and for masks beside indices of several dimensions. An
+/// itemsize of 1 means a mask: bool and uint8 both mask in libtorch. Core knows no other type that
+/// may index with one byte; int8 is refused by libtorch itself.
 std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
                                              Masks masks) {
   std::vector<int> widths;

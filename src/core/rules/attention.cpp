@@ -18,7 +18,7 @@ struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
 
-  // No rule for what the kernels would refuse or broadcast in ways of their own.
+  // No rule for shapes that the kernels would refuse or broadcast in their own way.
   static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
                                              const TensorMeta& k, const TensorMeta& v,
                                              bool split_queries) {
@@ -86,8 +86,8 @@ struct Kernel {
   std::size_t other_outputs = 0;  ///< replicated ones: seeds, offsets, empty tensors
 };
 
-/// Of the log-sum-exp: (batch, heads, queries), with a last 1, or with queries padded to 32s.
-/// The backward kernel reads them as the forward left them, padding included.
+/// The factors of the log-sum-exp: (batch, heads, queries), with a last 1, or with queries padded
+/// to 32s. The backward kernel reads it as the forward left it, padding included.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};

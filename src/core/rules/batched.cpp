@@ -64,8 +64,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (batched.sizes_arg < 0) {
     return rule;
   }
-  // A backward is told the sizes of its result: where these are known the rule says so, and the
-  // local call gets local ones.
+  // A backward takes the sizes of its result as an argument: where these are known the rule has
+  // them, and the local call gets local ones.
   const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
   if (sizes.size() != rule.outputs[0].size()) {
     return std::nullopt;

@@ -58,9 +58,8 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
 // Random numbers
 
 /// A pointwise operator that draws random numbers: laid out as its tensors, which must not be
-/// partial. `reads`: whether it reads their values.
-/// dtensor runs these by the global element (src/dtensor/random/): as they are, every shard would
-/// draw the same numbers.
+/// partial. `reads`: whether it reads their values. dtensor runs these by the global element
+/// (src/dtensor/random/): run locally, every shard would draw the same numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);

@@ -22,7 +22,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
   const int row = add_reduced(rule, rows, ReduceOp::kSum);
-  // The local operator tells rows of its own by a range.
+  // The local operator recognises its own rows by a range.
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);

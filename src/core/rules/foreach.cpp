@@ -42,9 +42,9 @@ std::vector<int> position(const Lists& lists, std::size_t at) {
   return result;
 }
 
-/// A pointwise operator on each position of its lists; each position is a group of its own. A
-/// single tensor among the arguments belongs to all positions, so it is replicated. An in-place
-/// operator writes the first list. `linear`: see add_linear_terms.
+/// A pointwise operator on each position of its lists; each position is a separate group. A single
+/// tensor among the arguments belongs to all positions, so it is replicated. An in-place operator
+/// writes the first list. `linear`: see add_linear_terms.
 std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view linear, bool reads) {
   const std::optional<Lists> lists = list_arguments(call);
   if (!lists) {
@@ -76,9 +76,8 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// One scalar per tensor. nullopt from `reduction_of`: the tensors stay unsharded.
-/// The results are 0-d: partial where the tensor is sharded, so that nothing is sent until somebody
-/// reads them.
+/// One scalar per tensor. nullopt from `reduction_of`: the tensors stay unsharded. The results are
+/// 0-d: partial where the tensor is sharded, so that nothing is sent until a result is read.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);

@@ -40,8 +40,8 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// What several writes to one element do: the last replaces, they add up, or they combine in a way
-/// that shards cannot (a maximum with what is there).
+/// The effect of several writes to one element: the last replaces, they add up, or they combine in
+/// a way that shards cannot (a maximum with the existing element).
 enum class Write { kReplace, kAdd, kCombine };
 
 // gather and scatter: one index per element

@@ -1,7 +1,7 @@
 // cat, stack and their inverses. The dimension along which tensors are joined or cut stays
-// unsharded: shards of the parts are not shards of the whole. Except where the parts are equal:
-// then which part, and where in it, are two factors of the whole, and the latter may be sharded (a
-// fused weight, of which each rank has a shard of every part).
+// unsharded: shards of the parts are not shards of the whole. The exception is equal parts: then
+// the part's number and the place within it are two factors, and the latter may be sharded (a fused
+// weight, where each rank has a shard of every part).
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -117,8 +117,7 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// `count` equal parts along `dim`, each of which may be sharded. Splits the local tensor into as
-/// many.
+/// `count` equal parts along `dim`; each may be sharded. Splits the local tensor into as many.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -126,7 +125,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   sizes[dim] /= count;
   const TensorFactors output = add_factors(rule, sizes);
   const int along = output[dim].front();
-  // Of nothing, split.Tensor makes one part.
+  // For an empty tensor, split.Tensor makes one part.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   input_of(rule, self) = output;
   input_of(rule, self)[dim] = {add_unsharded(rule, count), along};

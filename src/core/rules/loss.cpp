@@ -1,6 +1,6 @@
-// Losses. Samples may be sharded, classes not (tensor_parallel has a loss for sharded logits). What
-// makes them rules of their own is the mean: a mean of shards' means is wrong where shards differ
-// in size.
+// Losses. Samples may be sharded, classes not (tensor_parallel has a loss for sharded logits). They
+// need separate rules because of the mean: a mean of shards' means is wrong where shards differ in
+// size.
 #include <optional>
 
 #include "rules/rule_builder.h"
@@ -28,7 +28,7 @@ struct NllFactors {
   }
 };
 
-/// One weight for each class, so whole like these.
+/// One weight for each class, so unsharded like the classes.
 void set_class_weight(ShardingRule& rule, const OpCall& call, std::size_t arg,
                       const NllFactors& factors, std::size_t classes) {
   if (call.has_tensor(arg)) {

@@ -1,5 +1,5 @@
-// Matrix products, by the equation that each of them is. Letters are factors: one that the result
-// lacks is summed over, so that sharding it makes the result Partial(sum).
+// Matrix products, each as an einsum equation. Letters are factors: one that the result lacks is
+// summed over, so that sharding it makes the result Partial(sum).
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -128,7 +128,7 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
-/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self` as it is,
+/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self` itself,
 /// not expanded to the result: then shards must not be empty where `self` broadcasts.
 std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));

@@ -39,8 +39,8 @@ std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
 }
 
-/// The first tensor is overwritten, not read.
-/// Its layout stays, as it is written in place; the others are brought to it.
+/// The first tensor is overwritten, not read. It is written in place and keeps its layout; the
+/// others are redistributed to it.
 RuleFunction::Body overwrite(std::string_view linear) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = pointwise_rule(call, linear, 1);

@@ -1,5 +1,5 @@
 // Reductions. A reduced dimension may be sharded if the shards' results can be reduced in turn:
-// then the result is partial, and nothing is sent until somebody needs its value.
+// then the result is partial, and nothing is sent until its value is needed.
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -21,7 +21,7 @@ struct Arguments {
 /// kUnsharded: one that cannot be made of the shards' results; reduced dimensions are not sharded.
 enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
-/// Of bools "any" is a maximum and "all" a minimum.
+/// For bools, "any" is a maximum and "all" a minimum.
 std::optional<ReduceOp> reduction_of(Kind kind) {
   switch (kind) {
     case Kind::kSum:

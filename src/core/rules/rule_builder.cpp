@@ -169,10 +169,10 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
   Sizes sizes;  // of the result, innermost first: shapes are aligned at their last dimension
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
-    // What is new is 1, which broadcasts.
+    // New dimensions have size 1, which broadcasts.
     sizes.resize(std::max(sizes.size(), own.size()), 1);
     for (auto&& [common, size] : zip(sizes, own | reverse)) {
-      // Leaves the common size as it is, also if that is 0.
+      // Size 1 does not change the common size, also if that is 0.
       if (size == 1) {
         continue;
       }

@@ -1,4 +1,4 @@
-// What the tables in this folder are written with beside rule_builder.h: the names of operators.
+// For the tables in this folder, beside rule_builder.h: the names of operators.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a file of this folder gives to the registry: a table for each family of operators. A new
+// What a file of this folder provides to the registry: a table for each family of operators. A new
 // table is declared here and named in propagate/rule_registry.cpp.
 #pragma once
 

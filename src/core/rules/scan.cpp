@@ -25,7 +25,7 @@ void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
   }
 }
 
-/// Aggregate with defaults: a row says only what is not usual.
+/// Aggregate with defaults: a row names only the exceptions.
 struct Along {
   int dim = 1;  ///< argument with the dimension, or a list of them (none: all)
   std::size_t outputs = 1;

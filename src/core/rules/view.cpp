@@ -137,7 +137,7 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
   return std::move(view).finish({output});
 }
 
-/// repeat(self, repeats): a dimension becomes (repeats, dimension), of which the repeats are local.
+/// repeat(self, repeats): a dimension becomes (repeats, dimension); the repeats are local.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   ViewRule view(call);
   const Sizes repeats = call.integers(1);
