@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share verdicts. They use nothing but a
-// Communicator, and so run on every back end. Each begins below autograd: the caller may be
-// recording a graph, in which these tensors have no place.
+// Small collectives by which ranks compare values and share verdicts. They use only a Communicator,
+// and so run on every back end. Each begins below autograd: the caller may be recording a graph,
+// and these tensors must not be in it.
 
 #include "tessera/comm/agreement.h"
 
@@ -16,14 +16,14 @@
 namespace tessera::comm {
 namespace {
 
-/// Over memory of the host that the caller keeps. Made without a factory function, of which a
-/// MetaDevice scope would make a tensor without memory.
+/// A tensor over host memory that the caller owns. Made without a factory function: in a MetaDevice
+/// scope that would make a tensor without memory.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
 }
 
-/// Where values travel for a group on `device`. Meta tensors have none (meta_world).
+/// The device through which a group on `device` sends values. Meta tensors have none (meta_world).
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
@@ -36,7 +36,7 @@ at::Tensor to_bytes(std::string own, std::size_t length, c10::Device device) {
       .to(carrier(device), at::kByte, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// What is behind `length` is padding.
+/// Bytes after `length` are padding.
 std::string to_text(const at::Tensor& bytes, std::int64_t length) {
   const at::Tensor host = bytes.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
@@ -91,8 +91,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Each rank sets flags in a place of its own: one that says that it is there, and one for each bit
-// of its values.
+// Each rank sets flags at its own position: one for its presence, and one for each bit of its
+// values.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -170,8 +170,8 @@ std::optional<Failure> first_failure(Communicator& group, c10::Device device,
   // Before the guard: the work runs in the dispatch state of the caller.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // A rank without a failure gives a number behind all ranks, so that the minimum is the first rank
-  // that failed.
+  // A rank without a failure sends a number greater than any rank, so that the minimum is the first
+  // rank that failed.
   const int first =
       reduce(group, device, own.empty() ? group.size() : group.rank(), ReduceOp::kMin);
   if (first == group.size()) {

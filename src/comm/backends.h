@@ -1,7 +1,6 @@
-// The back ends for collectives that are part of this library, and the Work that several of them
-// return. NCCL's is in libtessera_cuda.so and comes through cuda/cuda_backend.h. Worlds choose
-// among them (rendezvous/store_world.cpp) and wrap what they choose
-// (checked/checked_communicator.h).
+// The library's own back ends for collectives, and the Work that several of them return. NCCL's is
+// in libtessera_cuda.so and reached through cuda/cuda_backend.h. Worlds choose among them
+// (rendezvous/store_world.cpp) and wrap the chosen one (checked/checked_communicator.h).
 
 #pragma once
 
@@ -20,9 +19,9 @@ namespace tessera::comm {
 /// A group of one rank: every collective is a copy, or nothing.
 CommunicatorPtr make_solo_communicator();
 
-/// Rank `rank` of `size` ranks of which the others do not exist: this rank's data stands for
-/// theirs. `start` makes the Work of each call, of a collective and this rank's bytes; nullptr, or
-/// none: it is done.
+/// Rank `rank` of `size` ranks where the others do not exist: this rank's data stands for theirs.
+/// `start` makes the Work of each call, from the collective and this rank's bytes. Without `start`,
+/// or if it returns nullptr, the call is done at once.
 using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
 CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
 
@@ -34,9 +33,9 @@ CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart sta
 /// One call is under way at a time: the next one first waits for it.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone;
-/// `address` is this host's, and the peers reach it. Collective. Reduce-scatter is an all-to-all
-/// and a local sum: libtorch's own costs a whole all-reduce.
+/// Gloo over TCP between the ranks of `group`, for CPU tensors. `store` is this group's alone; the
+/// peers reach this host by `address`. Collective. Reduce-scatter is an all-to-all and a local sum:
+/// libtorch's own costs a whole all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 

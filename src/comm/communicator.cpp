@@ -1,5 +1,5 @@
-// What a back end has without writing it: a refusal for each collective that it lacks, groups of
-// tensors packed into one, plain allocation, flags by way of an all-reduce.
+// The defaults of a back end: a refusal for each collective that it lacks, groups of tensors packed
+// into one, plain allocation, flags through an all-reduce.
 
 #include "tessera/comm/communicator.h"
 
@@ -21,7 +21,7 @@ namespace {
 }
 
 /// A packed collective: wait() copies the result into the tensors. `packed` has as many rows as
-/// they; a row of it is their rows, one after another.
+/// they; each of its rows is the tensors' rows, one after another.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -40,7 +40,7 @@ class UnpackingWork final : public Work {
       rows.copy_(packed_.narrow(1, offset, rows.size(1)));
       offset += rows.size(1);
     }
-    // Whoever keeps the work must not keep its memory.
+    // Owners of the work must not keep its memory alive.
     packed_.reset();
     tensors_.clear();
   }

@@ -15,13 +15,13 @@ namespace tessera::comm {
 
 class GroupWatch;
 
-/// What every communicator knows of its group, for its work and for its messages.
+/// A group's identity, for its communicator's work and messages.
 struct GroupInfo {
   std::string name;
   std::vector<int> ranks;  ///< world ranks in group order
   int rank = 0;            ///< of this rank within the group
   std::chrono::milliseconds timeout{};
-  /// Of every group whose ranks wait for one another; nullptr for one rank, or for ranks on paper.
+  /// Set for every group whose ranks wait for one another; nullptr for one rank, or for fake ranks.
   std::shared_ptr<GroupWatch> watch{};
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
@@ -32,7 +32,7 @@ struct GroupInfo {
 std::string describe(const GroupInfo& group, const char* collective);
 /// "all_gather for unit 'head'"; `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
-/// What a message about a call on a group of an ended world says then.
+/// The end of a message about a call on a group of an ended world.
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
 /// "0, 1, 5".

@@ -1,6 +1,6 @@
-// Collectives without peers: a group of one, and groups of which only this rank exists
-// (fake_world). Results have the sizes that real peers would give, so that plans and counts of
-// traffic are those of the real group.
+// Collectives without peers: a group of one, and groups where only this rank exists (fake_world).
+// Results have the sizes that real peers would give, so that plans and counts of traffic are those
+// of the real group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Both kinds of group without peers: one rank, or several of which the others do not exist.
+/// Both kinds of group without peers: one rank, or several where the others do not exist.
 class LoopbackCommunicator final : public Communicator {
  public:
   LoopbackCommunicator(int rank, int size, LoopbackStart start)
@@ -27,7 +27,7 @@ class LoopbackCommunicator final : public Communicator {
     return started("all_gather", {input});
   }
 
-  // A reduction over ranks that do not exist leaves this rank's term as it is.
+  // A reduction over ranks that do not exist leaves this rank's term unchanged.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
     return started("all_reduce", {tensor});
   }
@@ -57,12 +57,12 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // No packing, no comparison: there is nobody to send to or to differ from.
+  // No packing, no comparison: there are no peers.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Each peer is taken to send what this rank keeps for itself. Where a peer should send more than
-  // that, the rest is zero.
+  // Each peer counts as sending what this rank keeps for itself. If a peer should send more, the
+  // rest is zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {

@@ -74,7 +74,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
   return now;
 }
 
-/// The counter holds a pointer to the list; the destructor takes it away under the same lock.
+/// The counter holds a pointer to the list; the destructor removes it under the same lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

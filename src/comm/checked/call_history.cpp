@@ -1,5 +1,5 @@
-// What the ranks have called since they last compared: a hash of all calls, and the first of them
-// as texts for the message. The hash decides, the texts explain.
+// The calls of the ranks since they last compared: a hash of all calls, and the texts of the first
+// ones. The hash decides, the texts are for the message.
 
 #include "checked/call_history.h"
 
@@ -80,7 +80,7 @@ void CallHistory::add(std::string call) {
 
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
-  // Hashes first: as a rule the calls are equal, and their texts need not travel.
+  // Hashes first: usually the calls are equal, and their texts need not be sent.
   const auto all = gather_values(
       group, c10::kCPU,
       {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
@@ -89,7 +89,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   }
   const std::vector<Calls> calls = gather_calls(group, history.calls());
   const std::size_t position = first_difference_of(calls);
-  // The hashes differ and the texts do not: the difference is behind what was kept.
+  // The hashes differ but the texts do not: the difference is after the kept texts.
   if (position == kKeptCalls) {
     return detail::concat("those after the first ", kKeptCalls);
   }

@@ -17,7 +17,7 @@ class CallHistory {
   void add(std::string call);
 
   std::uint64_t count() const { return count_; }
-  /// Of all calls, in order; the same in every process.
+  /// A hash of all calls, in order; the same in every process.
   std::uint64_t hash() const { return hash_; }
   /// The first 4096 of them. A long history is compared by its hash; an error names a call only
   /// among these.

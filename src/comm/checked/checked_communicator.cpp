@@ -202,7 +202,7 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Its ranks wait for each other: a call like others, which says who has come.
+    // Its ranks wait for each other: recorded like other calls, so that messages tell who has come.
     recorded("shutdown", 0, [&] {
       inner_->shutdown(patience);
       return done_work();
@@ -217,7 +217,7 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // Emptied even if the comparison throws: the group can be used afterwards, from a fresh start.
+    // Emptied even if the comparison throws: the group can still be used afterwards.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");
@@ -235,7 +235,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a call that is about to be made: a call that throws was still asked for.
+  /// Counts and records a call before it is made: a call that throws counts as well.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -340,8 +340,8 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG. Back ends that compare nothing would move one rank's bytes to where
-  /// another rank expects something else. Collective, and not counted.
+  /// With TESSERA_DEBUG. A back end without comparisons would write one rank's bytes where another
+  /// rank expects different ones. Collective, and not counted.
   void compare_purposes(const char* collective, const at::Tensor& like) {
     // The comparison goes through `inner_` itself: through this wrapper it would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {

@@ -1,5 +1,5 @@
-// What stands between a world's groups and their back ends. Custom communicators that a program
-// gives to a mesh are not wrapped again: they usually stand on groups that are.
+// The layer between a world's groups and their back ends. Custom communicators that a program
+// passes to a mesh are not wrapped again: they usually use groups that are wrapped.
 
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Of several waits the first is the one that may take time.
+/// If it is waited for several times, only the first wait may take time.
 class TimedWork final : public Work {
  public:
   TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
@@ -33,7 +33,7 @@ class TimedWork final : public Work {
  private:
   WorkPtr inner_;
   TrafficCounterPtr traffic_;
-  CollectiveCallPtr call_;  ///< nullptr: somebody has waited
+  CollectiveCallPtr call_;  ///< nullptr: it has been waited for
 };
 
 }  // namespace

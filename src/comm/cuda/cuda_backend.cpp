@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
-/// Beside the library that holds this function, wherever that is installed.
+/// The path beside the library that holds this function, wherever that is installed.
 std::string library_path() {
   Dl_info info{};
   const bool found = dladdr(reinterpret_cast<const void*>(&library_path), &info) != 0;

@@ -25,7 +25,7 @@ struct NcclPlace {
 /// runs on CPU starts faster and takes less memory without CUDA's libraries.
 struct CudaBackend {
   int (*device_count)();
-  /// Of the calling thread.
+  /// Sets the current GPU of the calling thread.
   void (*set_device)(int index);
   LibraryVersions (*versions)();
   /// Collective. NCCL between processes with a GPU each.
@@ -33,7 +33,7 @@ struct CudaBackend {
                                             const NcclPlace& place);
   /// libtorch's record of this process's last calls of NCCL, as PyTorch's torchfrtrace reads it.
   std::string (*nccl_record)();
-  /// Of that GPU; -1: the current one.
+  /// The streams of that GPU; -1: of the current one.
   StreamsPtr (*make_streams)(int device);
 };
 
@@ -48,7 +48,7 @@ constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";
 using CudaBackendFunction = const CudaBackend* (*)();
 
 /// Loads libtessera_cuda.so at the first call. Throws Error if it is missing or finds no GPU, or if
-/// libtorch has settled for doing without CUDA before.
+/// libtorch has started without CUDA before.
 const CudaBackend& cuda_backend();
 
 }  // namespace tessera::comm

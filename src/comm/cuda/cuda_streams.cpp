@@ -25,12 +25,12 @@ class CudaEvent final : public StreamEvent {
   at::cuda::CUDAEvent event_;
 };
 
-/// Of this object, of the thread that runs the backward as well as of the one that runs forward:
-/// the two never run at once, which LaneScope checks.
+/// Used by the thread that runs the backward as well as by the one that runs forward: the two never
+/// run at once, which LaneScope checks.
 class CudaStreams final : public Streams {
  public:
-  // A collective of high priority starts as soon as its input is there, not behind the kernels that
-  // compute has queued.
+  // A collective on a high-priority stream starts as soon as its input is ready, not behind the
+  // kernels that compute has queued.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
@@ -76,7 +76,7 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // The compute lane is what is current outside of a LaneScope, also when asked for within one.
+    // The compute lane is the current stream outside of a LaneScope, also if called within one.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 

@@ -19,7 +19,7 @@ struct LibraryVersions {
 /// Throws Error where NCCL cannot be used: libtorch's options hold structures of nccl.h, which must
 /// be one for both, and what is loaded must know them.
 void check_nccl(const LibraryVersions& versions);
-/// What an old cuDNN takes away; "": nothing.
+/// A warning about features that an old cuDNN lacks; "": nothing.
 std::string cudnn_warning(const LibraryVersions& versions);
 
 }  // namespace tessera::comm

@@ -36,7 +36,7 @@ std::vector<at::Tensor> all_as_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-/// Shapes mean nothing to a collective, so c10d is shown flat tensors.
+/// Shapes do not matter to a collective, so c10d gets flat tensors.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -56,7 +56,7 @@ std::string nccl_text(const std::exception& error) {
   return text;
 }
 
-/// wait() makes the current stream wait for NCCL's; the calling thread goes on.
+/// wait() makes the current stream wait for NCCL's; the calling thread continues.
 class NcclWork final : public Work {
  public:
   NcclWork(NcclGroupPtr group, std::string collective, detail::GroupWorkPtr work)
@@ -72,7 +72,7 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // NCCL's own event is out of reach. This one comes after it, since the stream waits for NCCL.
+    // NCCL's own event is not accessible. This one comes after it, since the stream waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = std::make_shared<at::cuda::CUDAEvent>();
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
@@ -180,8 +180,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// The host waits, and looks at the peers meanwhile: c10d's barrier would wait for ever for one
-  /// that has died.
+  /// The host waits, and checks the peers meanwhile: c10d's barrier would wait for ever for a dead
+  /// peer.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -210,7 +210,7 @@ class NcclCommunicator final : public Communicator {
                                       guarded(collective, start));
   }
 
-  /// Asks something of the process group, whose errors become ours.
+  /// Queries the process group, and turns its errors into the library's.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();

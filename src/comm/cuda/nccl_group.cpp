@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 /// NCCL's own time-out comes second: it does not know who is missing.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// A process that libtorch ends says so in pages, and not which call it was: the watchdog does.
-/// Read when a process group is made. `done` makes it happen once in a process.
+/// When libtorch ends a process it prints pages, without the call: the watchdog does it in a line.
+/// The setting is read when a process group is made. `done` makes this happen once in a process.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
@@ -41,8 +41,8 @@ detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) 
           .color = info.ranks.front()};
 }
 
-/// Runs `end` on a thread of its own, since it is known to hang: the process group stays with the
-/// thread then.
+/// Runs `end` on a separate thread, since it is known to hang: then the thread keeps the process
+/// group.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -55,8 +55,8 @@ std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*
   return done;
 }
 
-/// False if the group's shutdown did not come back within `patience`; throws what it or `check`
-/// does.
+/// Returns false if the group's shutdown did not return within `patience`. Throws what it or
+/// `check` throws.
 bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds patience,
                         const std::function<void()>& check) {
   constexpr milliseconds kLook{50};
@@ -71,7 +71,7 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// What it throws stays with its thread: the group is given up, and this may be in a destructor.
+/// Its errors stay on its thread: the group is given up, and this may run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);

@@ -11,13 +11,13 @@
 
 namespace tessera::comm {
 
-/// What NCCL says of a communicator's health. Apart from the group, so that the watchdog, which
-/// asks for it, owns no group: a group owns the watchdog. Thread safe.
+/// NCCL's report of a communicator's health. Separate from the group, so that the watchdog, which
+/// reads it, does not own the group: the group owns the watchdog. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error for what NCCL found wrong since the last call: a lost connection, for example.
   void check() const;
-  /// Of which communicator; nullptr: of none, which is well.
+  /// The communicator to check; nullptr: none, which counts as healthy.
   void set_communicator(ncclComm_t communicator);
 
  private:
@@ -32,8 +32,8 @@ class NcclGroup {
   NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// Leaves a group that nobody has ended as it is, for the system to clean up: c10d's destructor
-  /// needs CUDA, and this may be one that runs when the process ends.
+  /// A group that was not ended is left to the system to clean up: c10d's destructor needs CUDA,
+  /// and this destructor may run when the process ends.
   ~NcclGroup();
 
   const GroupInfo& info() const { return info_; }
@@ -43,13 +43,13 @@ class NcclGroup {
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
   /// Closes the communicator together with all ranks of the group. Throws PeerError, and aborts, if
-  /// one does not come or does not within `patience`. Does nothing once the group has ended.
+  /// a rank does not come, or not within `patience`. Does nothing once the group has ended.
   void shutdown(std::chrono::milliseconds patience);
   /// Ends the group without its peers. Errors of NCCL's do not count.
   void abort();
 
  private:
-  /// The process group, which is nobody else's then; nullptr: taken before.
+  /// Takes the process group over as its only owner; nullptr: taken before.
   detail::NcclProcessGroupPtr take();
 
   // libtorch's own watchdog logs pages about an error that ours says in a line.

@@ -125,7 +125,7 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // What follows is the inner communicator's business: it meets the peers.
+  // The calls below go to the inner communicator, which meets the peers.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }

@@ -1,5 +1,5 @@
-// What the callers of c10d have in common, Gloo's and NCCL's alike: our arguments as c10d takes
-// them, and the reduction that Gloo lacks.
+// Shared by the callers of c10d, Gloo's and NCCL's: converts arguments to c10d's, and has the
+// reduction that Gloo lacks.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// Collectives over TCP through c10d's Gloo. Around it are the three things that it lacks:
-// reductions of every type, whose sums round once; a failure soon after a peer has given up; an end
-// of the process that does not wait for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo, with three additions: reductions of every type, whose
+// sums round once; a failure soon after a peer has given up; an end of the process that does not
+// wait for operations that cannot finish.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A waiting rank looks this often whether its peers still come.
+/// How often a waiting rank checks whether its peers still come.
 constexpr milliseconds kPeerCheck{200};
 /// What a peer sent before it ended arrives within this time.
 constexpr milliseconds kGrace{300};
@@ -53,7 +53,7 @@ class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // Gloo does not know who is missing, nor what that rank does.
+    // Gloo does not know which rank is missing, nor what that rank does.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,
@@ -64,7 +64,7 @@ class GlooGroup {
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   ~GlooGroup() {
-    // After a failure an operation may still be stuck in Gloo's thread until the time-out, and the
+    // After a failure an operation may be stuck in Gloo's thread until the time-out, and the
     // destructor would wait for it: such a group is left to the end of the process.
     if (failed_) {
       process_group_.release();
@@ -294,8 +294,8 @@ class GlooCommunicator final : public Communicator {
   GlooGroupPtr group_;
 };
 
-/// Gloo connects to every peer and waits for each until the time-out, whatever has become of it. So
-/// that is done on a thread that can be left behind.
+/// Gloo connects to every peer and waits for each until the time-out, even if the peer is dead. So
+/// this runs on a thread that can be left behind.
 GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(

@@ -1,5 +1,5 @@
-// This host as its peers see it: which ranks share it, by which address others reach it, and
-// whether a process on it still lives.
+// This host as its peers see it: which ranks share it, at which address others reach it, and
+// whether a process on it is still alive.
 
 #pragma once
 
@@ -32,7 +32,7 @@ ProcessIdentity this_process();
 /// False once the process has ended, also while it waits to be reaped.
 bool is_alive(const ProcessIdentity& process);
 
-/// What the kernel says of a thread.
+/// The kernel's status of a thread.
 struct ThreadStatus {
   char state = 'X';             ///< as in /proc: R, S, D, T, ...
   std::uint64_t cpu_ticks = 0;  ///< computed so far

@@ -37,7 +37,7 @@ constexpr Launcher kLaunchers[] = {
 };
 /// torchrun's default.
 constexpr int kDefaultPort = 29500;
-// Slurm has no port of its own: two jobs on one node rarely share the low digits of their ids.
+// Slurm assigns no port: two jobs on one node rarely share the low digits of their ids.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
@@ -59,7 +59,7 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// nullptr: nobody launched this process, which is a world of one.
+/// nullptr: the process was started without a launcher, and is a world of one.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();
@@ -144,7 +144,7 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// A short time-out, set to find a hang, is to be told of what hangs before it ends the job.
+/// A short time-out is set to find a hang: the report must come before it ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};

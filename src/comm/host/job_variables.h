@@ -14,9 +14,9 @@ namespace tessera::comm {
 /// The value of an environment variable, or nullopt. An empty value counts as unset.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// What the launcher's environment variables say.
+/// The job as the launcher's environment variables describe it.
 struct JobVariables {
-  std::string launcher;  ///< by which variables of whom it is a job, for messages; "": by none
+  std::string launcher;  ///< the launcher and its variables, for messages; "": none
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;

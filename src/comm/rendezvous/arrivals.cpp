@@ -39,7 +39,7 @@ class Arrivals {
     store_.set(arrival_key(job.rank), own_host() + "\n" + own->handle());
   }
 
-  /// Looks who has come since the last time. Returns those that have not.
+  /// Checks which ranks have come since the last call. Returns those that have not.
   const std::vector<int>& look() {
     try {
       ask_for_all();

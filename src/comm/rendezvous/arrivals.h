@@ -18,14 +18,14 @@ struct Arrival {
   RecordPtr record;  ///< nullptr if it is out of this process's reach
 };
 
-/// Tells the other ranks of this one and waits for all of them; element r is rank r. Says on
+/// Announces this rank to the others and waits for all of them; element r is rank r. Reports on
 /// stderr, once a node, for whom it waits. Throws Error, naming the ranks, if one that has come has
 /// ended, or some have not come within the time-out.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Whether `waited` is a time to say so: after a few seconds, and then at each of the watchdog's
-/// limits. `said` counts how often it was said.
+/// Whether to report the wait after `waited`: after a few seconds, and then at each of the
+/// watchdog's limits. `said` counts the reports.
 bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
 
 /// "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at HOST:PORT, as RANK and WORLD_SIZE of

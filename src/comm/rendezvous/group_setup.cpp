@@ -1,5 +1,5 @@
-// Shared memory is taken if all ranks of a group are on this host and can reach it, else Gloo. All
-// members decide alike: from what all of them know or, about shared memory, together.
+// Chooses shared memory if all ranks of a group are on this host and can reach it, else Gloo. All
+// members decide alike: from what all of them know or, for shared memory, together.
 
 #include "rendezvous/group_setup.h"
 

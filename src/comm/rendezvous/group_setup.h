@@ -1,4 +1,4 @@
-// How the ranks of a group meet, and what a group on the host is made of.
+// How the ranks of a group meet, and which back end a group on the host gets.
 
 #pragma once
 
@@ -18,8 +18,8 @@ namespace tessera::comm {
 /// Keys of this group and this use of it alone.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// `info` with what the group's ranks record of their calls. `use`: in front of the group's name,
-/// to keep several groups of the same ranks apart.
+/// `info` with the record that the group's ranks keep of their calls. `use`: a prefix of the
+/// group's name, to keep several groups of the same ranks apart.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// The back end of a group of CPU tensors. Collective. `use` as in watched().

@@ -1,5 +1,5 @@
-// Worlds that need no launcher: threads of this process, for tests and small jobs, and a world on
-// paper, for planning.
+// Worlds that need no launcher: threads of this process, for tests and small jobs, and a fake
+// world, for planning.
 
 #include <algorithm>
 #include <cstdlib>

@@ -9,7 +9,7 @@
 
 namespace tessera::comm {
 
-/// What a rank knows of its job after the rendezvous.
+/// A rank's view of its job after the rendezvous.
 struct JobInfo {
   detail::StorePtr store;  ///< of this job's ranks alone
   int rank = 0;
@@ -19,7 +19,7 @@ struct JobInfo {
   std::vector<std::string> hosts;
   /// This host's address for ranks on other hosts; may be empty if there are none.
   std::string address;
-  /// What the ranks see of one another; nullptr in a world of one.
+  /// The ranks' watch of one another; nullptr in a world of one.
   WorldWatchPtr watch;
 };
 using JobPtr = std::shared_ptr<const JobInfo>;

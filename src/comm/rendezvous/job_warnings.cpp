@@ -1,5 +1,5 @@
-// Warnings of a job. The ranks need not be in step when one of them warns, so that they do not
-// communicate; each asks the store whether another has shown the text.
+// Warnings of a job. The ranks need not be in step when one of them warns, so they do not
+// communicate; each checks in the store whether another has shown the text.
 
 #include "rendezvous/job_warnings.h"
 
@@ -24,8 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Ranks that run the same code warn at about the same time. The others let rank 0 come first for
-/// this long, so that one rank shows all that they have in common.
+/// Ranks that run the same code warn at about the same time. The others wait for rank 0 for this
+/// long, so that one rank shows all common warnings.
 constexpr milliseconds kRankZeroFirst{500};
 constexpr milliseconds kNap{10};
 
@@ -103,7 +103,7 @@ void show_warnings_once(const JobInfo& job) {
 
 void take_warnings_of_thread() {
   JobWarnings* handler = handler_of_job;
-  // libtorch's own is of the base class itself.
+  // libtorch's default handler has exactly the base class.
   const c10::WarningHandler& now = *c10::WarningUtils::get_warning_handler();
   if (handler != nullptr && typeid(now) == typeid(c10::WarningHandler)) {
     c10::WarningUtils::set_warning_handler(handler);

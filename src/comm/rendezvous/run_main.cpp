@@ -1,4 +1,4 @@
-// How a rank's program ends that does not catch: by a line that says which rank and why.
+// The end of a rank's program after an uncaught exception: a line that says which rank and why.
 
 #include "tessera/comm/run_main.h"
 

@@ -30,8 +30,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Gloo and the store write to sockets: at one that a dead peer has left, the signal would end this
-/// rank before it could say so. A handler of the program's own stays.
+/// Gloo and the store write to sockets. If the peer is dead, SIGPIPE would end this rank before it
+/// could report that. The program's own handler stays.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
@@ -51,8 +51,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups on the host need no world, and go on where the program still holds them. Where an
-  /// exception takes the world along, no peer comes to end those of NCCL's with it.
+  /// Groups on the host do not need the world, and continue if the program still holds them. After
+  /// an exception no peer comes to end NCCL groups together.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -129,7 +129,7 @@ class StoreWorld final : public World {
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // Nobody has asked.
+      // The program did not ask for this, so an error is not reported.
     }
   }
 
@@ -181,7 +181,7 @@ class StoreWorld final : public World {
     }
   }
 
-  /// In the opposite order of their making. One that fails does not keep the others, which then end
+  /// Ends groups in the opposite order of their making. If one fails, the others still end, then
   /// without their peers. The caller holds the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
@@ -230,8 +230,8 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Where all ranks make groups of one name now, as those of a mesh's dimension, they are split
-  /// from one communicator of all ranks: that costs NCCL less than to begin anew.
+  /// If all ranks make groups of one name now, as for a mesh's dimension, the groups are split from
+  /// one communicator of all ranks: NCCL does that faster than making new ones.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -241,7 +241,7 @@ class StoreWorld final : public World {
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // Its end is a call like others, in the record of which this set-up is the first.
+      // Its end is recorded as a call; this set-up is the first call of that record.
       all.watch->done(all.watch->begin("set-up", "", 0));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
@@ -252,7 +252,7 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// NCCL waits for the other ranks for ever, whatever has become of them.
+  /// NCCL waits for the other ranks for ever, even if they are dead.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const BlockingScope blocking(*info.watch, set_up);
@@ -277,8 +277,8 @@ class StoreWorld final : public World {
   Groups groups_, host_groups_;
 };
 
-/// Ends what the program has left open when main() returns or calls exit(): while CUDA is still
-/// there. Later a world is held by caches of other threads alone, whose destructors run among those
+/// Ends what the program has left open when main() returns or calls exit(), while CUDA is still
+/// usable. Later only caches of other threads hold a world, and their destructors run among those
 /// of static objects.
 class LeftWorlds {
  public:

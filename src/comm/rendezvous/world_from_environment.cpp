@@ -1,6 +1,6 @@
 // The rendezvous: from the launcher's variables to a World. Rank 0 serves a TCP store, or the
 // launcher's agent does; every rank writes its host's identity there and reads those of the others.
-// After that every rank can tell, without asking again, which ranks share its host.
+// After that every rank knows which ranks share its host.
 
 #include <algorithm>
 #include <future>
@@ -51,8 +51,8 @@ std::vector<int> ranks_of_first_node(const JobVariables& job) {
   return ranks_of_world(std::max(job.local_size, 1));
 }
 
-/// On a thread that can be left behind, since the client waits without end. What it still holds
-/// then is its own copy of the arguments.
+/// Runs on a thread that can be left behind, since the client waits without end. The thread has its
+/// own copy of the arguments.
 StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
   constexpr std::chrono::milliseconds kGrace{2000};  // Its own time-out has the better message.
   constexpr std::chrono::milliseconds kPoll{100};
@@ -74,7 +74,7 @@ StorePtr connect_in_time(const JobVariables& job, const WorldOptions& options) {
   return store.get();
 }
 
-/// Adds to libtorch's message what was tried and which variables say so.
+/// Adds to libtorch's message what was tried and which variables it came from.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(job, options);
@@ -108,7 +108,7 @@ int local_rank_among(const std::vector<std::string>& hosts, int rank) {
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// What the ranks see of one another. `store`: of the same keys as the job's.
+/// Makes the ranks' watch of one another. `store`: has the same keys as the job's.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();

@@ -1,7 +1,6 @@
-// Collectives through shared memory, each written as an operation of rounds: what a rank puts into
-// its slot, and what it takes from everyone's. ShmGroup runs the rounds, shm_rounds.h has the
-// arithmetic of slots and tensors. At the end of this file is how the ranks find out whether they
-// can share memory at all.
+// Collectives through shared memory. Each is an operation of rounds: what a rank writes to its
+// slot, and what it reads from all slots. ShmGroup runs the rounds, shm_rounds.h has the arithmetic
+// of slots and tensors. The end of this file decides whether the ranks can share memory at all.
 
 #include <ATen/core/Tensor.h>
 
@@ -26,7 +25,7 @@ namespace {
 /// waiting for the peers costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// `whole[i]` is cut into equal parts, of which `own[i]` is this rank's.
+/// `whole[i]` is cut into equal parts; `own[i]` is this rank's part.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -36,7 +35,7 @@ SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
   return buffers;
 }
 
-/// Keeps the group's memory mapped while somebody still waits.
+/// Keeps the group's memory mapped until the wait ends.
 class ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
@@ -143,7 +142,7 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // Of a group of tensors the sum is compared. That different sizes have one sum is unlikely.
+      // A group of tensors is compared by its total size. Different sizes rarely have one total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
@@ -208,8 +207,8 @@ class ShmCommunicator final : public Communicator {
 /// Written by the group's first rank, read by the others.
 constexpr auto kHandleKey = "handle";
 
-/// The first rank makes the segment, the others open it. All go on to vote, also those that have
-/// none: nobody may be left waiting.
+/// The first rank makes the segment, the others open it. All continue to the vote, also those
+/// without a segment: no rank may be left waiting.
 std::optional<ShmSegment> reach_segment(detail::Store& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
@@ -232,8 +231,8 @@ bool all_say(detail::Store& store, const GroupInfo& group, const std::string& qu
   return result;
 }
 
-/// A wait for a dead peer ends because its pid is gone. In another pid namespace the number is
-/// nobody's or somebody else's; such a group does without shared memory.
+/// A wait for a dead peer ends because its pid is gone. In another pid namespace the pid is unused
+/// or another process's; such a group uses no shared memory.
 bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   for (int rank = 0; rank < group.size(); ++rank) {
     if (!is_alive(segment.process(rank))) {

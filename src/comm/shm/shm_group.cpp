@@ -92,8 +92,8 @@ void ShmGroup::start(const ShmOperationPtr& operation) {
 }
 
 void ShmGroup::publish(const ShmOperation& operation) {
-  // Of the round that produce() is about to begin. It stays until the round after the next, which
-  // no rank begins before all have read this one.
+  // The call of the round that produce() is about to begin. It stays until the round after the
+  // next, which no rank begins before all have read this one.
   ShmCall& call = segment_.call(group_.rank, round_ + 1);
   call = {++sequence_,
           operation.elements,
@@ -161,7 +161,7 @@ std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
   std::int64_t rounds = operation.rounds;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const ShmCall& peer = segment_.call(rank, round_);
-    // Every rank compares with every other, so that all of them throw, and none goes on alone.
+    // Every rank compares with every other, so that all of them throw, and none continues alone.
     TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                   ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                   group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),

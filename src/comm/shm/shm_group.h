@@ -70,7 +70,7 @@ class ShmGroup {
 
   ShmSegment segment_;
   GroupInfo group_;
-  /// Of the current round; a member to spare an allocation in each.
+  /// The slots of the current round; a member to spare an allocation in each round.
   std::vector<const std::byte*> slots_;
   /// The last one in which this rank has arrived. It wraps around.
   std::uint32_t round_ = 0;

@@ -75,7 +75,7 @@ class ScatterRounds {
   /// It may write to a part of its own input: an all-reduce reduces in place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// Of one reduction; a member to spare an allocation for each buffer.
+  /// The sources of one reduction; a member to spare an allocation for each buffer.
   std::vector<const std::byte*> sources_;
 };
 

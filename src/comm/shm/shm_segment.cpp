@@ -1,6 +1,6 @@
 // The memory and the waiting. Layout: a header, a state for each rank, then two slots for each
 // rank, all at offsets that follow from the numbers in the header. What several processes write is
-// atomic; the counter of arrivals and each rank's state begin at cache lines of their own.
+// atomic; the counter of arrivals and each rank's state begin at separate cache lines.
 
 #include "shm/shm_segment.h"
 
@@ -264,7 +264,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   while (!arrived(round)) {
     sleep_until_arrived(round, std::min(kPeerCheck, group.timeout));
     if (!arrived(round)) {
-      // After each nap, because a dead peer wakes nobody.
+      // After each sleep, because a dead peer does not wake this rank.
       peers.check([&] { return missing(group, round); });
     }
   }

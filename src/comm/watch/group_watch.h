@@ -44,8 +44,8 @@ class GroupWatch {
   /// The ranks that have not begun the call with this number, or have but will begin nothing any
   /// more.
   std::vector<int> not_in(std::uint64_t number) const;
-  /// When one of these ranks of this host last got on with work that its next call waits for; 0:
-  /// none has said that it does.
+  /// When one of these ranks of this host last made progress with work that its next call waits
+  /// for; 0: none has reported such work.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   std::uint64_t id() const { return id_; }
   WorldWatch& world() const { return *world_; }

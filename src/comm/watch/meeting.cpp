@@ -16,7 +16,7 @@ std::string here_key(int rank) {
   return "here/" + std::to_string(rank);
 }
 
-/// Waits until all keys are set; `missing` says of which ranks they are not.
+/// Waits until all keys are set; `missing` returns the ranks whose keys are not.
 void await_keys(detail::Store& store, const GroupInfo& group, const std::vector<std::string>& keys,
                 const PeerWait::Missing& missing) {
   constexpr std::chrono::microseconds kFirstNap{200};
@@ -52,7 +52,7 @@ namespace {
 constexpr auto kTogether = "together";
 constexpr auto kAlone = "alone";
 
-/// The first of a group's ranks speaks for them. Whoever decides first decides for all.
+/// The first of a group's ranks acts for the group. The first decision holds for all groups.
 std::string decide(detail::Store& store, const GroupInfo& group, int world_size,
                    const std::string& meeting) {
   constexpr std::chrono::milliseconds kPatience{2000};

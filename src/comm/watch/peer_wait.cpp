@@ -51,8 +51,8 @@ std::string first_ended(const GroupInfo& group) {
 
 void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
-  // A dying process closes its sockets a little before it is seen to be dead, and on another host
-  // the word of it takes a second.
+  // A dying process closes its sockets a little before its death is seen; from another host that
+  // takes a second.
   const bool near = group.watch->world().remote() == nullptr;
   const std::chrono::milliseconds dying{near ? 300 : 2500};
   constexpr std::chrono::milliseconds kNap{20};

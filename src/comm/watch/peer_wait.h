@@ -16,8 +16,8 @@ namespace tessera::comm {
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// One wait of this rank for the others of a group. Whatever it is that waits calls check() again
-/// and again, so that it fails as soon as it is known that a peer will not come.
+/// One wait of this rank for the others of a group. The waiting code calls check() repeatedly, so
+/// that it fails as soon as it is known that a peer will not come.
 class PeerWait {
  public:
   /// World ranks that have not come yet.
@@ -33,11 +33,11 @@ class PeerWait {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// In a time-out. What is seen is kept: a rank's work is not in its record any more once it
-  /// comes, when the others may have waited for longer than the time-out.
+  /// The number of checks within a time-out. Their result is kept: once a rank comes, its work is
+  /// no longer in its record, but the others may have waited longer than the time-out.
   static constexpr int kLooksAtWork = 32;
 
-  /// When one of them last got on with its work, as flight::now(); 0 where none has.
+  /// When one of them last made progress with its work, as flight::now(); 0 where none has.
   std::int64_t last_work(const std::vector<int>& ranks) const;
   [[noreturn]] void fail_because(const std::string& reason) const;
   void check_deadlock() const;

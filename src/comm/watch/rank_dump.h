@@ -6,10 +6,9 @@
 
 namespace tessera::comm {
 
-/// Writes `folder`/world-W.rank-R.txt: what the rank did last, and `stacks`. And the record itself
-/// beside it, where `tessera-run --explain` reads it, unless the file is there and is the record's
-/// own memory. Makes the folder. What cannot be written is left out: a job that hangs has worse to
-/// report.
+/// Writes `folder`/world-W.rank-R.txt: the rank's last calls, and `stacks`. Also writes the record
+/// beside it, for `tessera-run --explain`, unless the file exists and is the record's own memory.
+/// Makes the folder. A file that cannot be written is left out, without an error.
 void write_dump(const std::string& folder, int world, const flight::Record& record,
                 const std::string& stacks);
 

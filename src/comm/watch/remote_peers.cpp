@@ -68,7 +68,7 @@ void RemotePeers::serve(const std::shared_ptr<State>& state) {
       try {
         request(*state->store);
       } catch (const std::exception&) {
-        // The store's host is gone, and with it the job: the peers notice by themselves.
+        // The store's host is gone, and with it the job: the peers notice that themselves.
       }
     }
     try {

@@ -13,9 +13,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// What the ranks of a job tell those on other hosts, through a connection to the job's store that
-/// nothing else uses. The store may be gone, or rank 0, which serves it, be stopped: so a thread of
-/// its own talks to the store, and no call here takes longer than a second. Thread safe.
+/// The messages between ranks on different hosts, through a separate connection to the job's store.
+/// The store may be gone, or its server, rank 0, be stopped: so a separate thread talks to the
+/// store, and no call here takes longer than a second. Thread safe.
 class RemotePeers {
  public:
   explicit RemotePeers(detail::StorePtr store);
@@ -25,7 +25,7 @@ class RemotePeers {
 
   /// Says that a rank begins no collective any more.
   void tell_left(int rank, const std::string& why);
-  /// What was said so of `rank`, as it was known a second ago; "": nothing.
+  /// The reason that tell_left() gave for `rank`, as of a second ago; "": none.
   std::string left(int rank) const;
 
   /// Asks every rank what it does. Returns the number of the question; 0: the store is silent.
@@ -37,9 +37,9 @@ class RemotePeers {
   std::optional<std::string> answer_of(std::int64_t question, int rank);
   /// True for the first rank of all that claims `what`, and where the store is silent.
   bool claim(const std::string& what);
-  /// Says that a rank gets on with work on files.
+  /// Reports that a rank makes progress with work on files.
   void tell_of_work();
-  /// When a rank last said so, in flight::now() of this host, as it was known a second ago; 0: none
+  /// When a rank last reported that, in flight::now() of this host, as of a second ago; 0: none
   /// has.
   std::int64_t last_work() const;
 

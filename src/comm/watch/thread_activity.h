@@ -14,7 +14,7 @@ struct WatchedThread {
   std::int64_t thread = 0;
 };
 
-/// What each of these threads does, by what /proc says of it twice, a quarter of a second apart.
+/// The activity of each thread, from two readings of /proc a quarter of a second apart.
 std::vector<flight::Activity> observe_threads(const std::vector<WatchedThread>& threads);
 
 }  // namespace tessera::comm

@@ -23,7 +23,7 @@ flight::ThreadSlot* find_thread_slot(flight::Record& record, std::int64_t id) {
   return found == record.threads.end() ? nullptr : found;
 }
 
-/// Its own slot, or that of all threads without one.
+/// The thread's slot, or that of all threads without one.
 flight::ThreadSlot* find_slot_of(flight::Record& record, std::int64_t id) {
   flight::ThreadSlot* own = find_thread_slot(record, id);
   return own != nullptr ? own : find_thread_slot(record, flight::kSeveralThreads);
@@ -74,7 +74,7 @@ class ListedThread {
     if (flight::ThreadSlot* slot = find_thread_slot(world->own(), id_)) {
       return *slot;
     }
-    // One without a slot of its own comes here at each of its calls.
+    // A thread without its own slot comes here at each of its calls.
     std::erase_if(worlds_,
                   [&](const auto& each) { return each.expired() || each.lock() == world; });
     worlds_.push_back(world);
@@ -110,7 +110,7 @@ thread_local const ListedThread* works_for = nullptr;
 
 std::int64_t list_this_thread(const WorldWatchPtr& world) {
   flight::ThreadSlot& slot = this_thread().slot_in(world);
-  // A call of one of several threads says nothing of the others' work.
+  // A call of one of several threads does not show what the others do.
   const bool is_own = slot.id.load(std::memory_order_relaxed) != flight::kSeveralThreads;
   if (is_own && slot.worked.load(std::memory_order_relaxed) != 0) {
     slot.worked.store(0, std::memory_order_relaxed);

@@ -4,8 +4,8 @@
 
 namespace tessera::comm {
 
-/// The stack of each thread of this process but the calling one, as text, by a signal to each. A
-/// thread that does not answer within 0.2 s is said so. Thread safe.
+/// The stacks of all threads of this process except the calling one, as text, by a signal to each.
+/// Says so for a thread that does not answer within 0.2 s. Thread safe.
 std::string stacks_of_other_threads();
 
 }  // namespace tessera::comm

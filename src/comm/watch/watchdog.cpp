@@ -41,7 +41,7 @@ std::string seconds_text(std::int64_t since) {
   return text;
 }
 
-/// The thread's signals are the program's business.
+/// Signals of the program must not run on this thread.
 void block_signals() {
   sigset_t all;
   sigfillset(&all);
@@ -52,7 +52,7 @@ bool is_over(flight::CallState state) {
   return state == flight::CallState::kDone || state == flight::CallState::kFailed;
 }
 
-/// As the record has it; only its order where the record has forgotten it.
+/// The call in the record; only its order if the record no longer has it.
 flight::Call call_of(const flight::Record& record, std::uint64_t order) {
   const flight::RankReport own = flight::read(record);
   const auto found = std::ranges::find(own.calls, order, &flight::Call::order);
@@ -216,14 +216,14 @@ void Watchdog::look_at_devices() {
   }
 }
 
-/// The device waits for ever for a peer that is gone.
+/// The device would wait for ever for a dead peer.
 void Watchdog::look_at_peers() {
   std::uint64_t first = 0;
   {
     const std::lock_guard lock(mutex_);
     first = devices_.empty() ? 0 : devices_.front().call.order;
   }
-  // A rank that has given up has said why.
+  // A rank that has given up has reported why.
   if (first == 0 || watch_.own().state.load() != flight::RankState::kRunning) {
     return;
   }
@@ -237,8 +237,8 @@ void Watchdog::look_at_peers() {
   }
 }
 
-/// "": it may still come to its end. A peer that began the call and ended well has done its part;
-/// one that died may have, so that the device gets a moment.
+/// Why the call cannot end; "": it still may. A peer that began the call and ended without an error
+/// has done its part. One that died may have, so the device gets a moment.
 std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports) {
   constexpr milliseconds kDying{2000};
   const auto own = std::ranges::find(reports, watch_.settings().rank, &flight::RankReport::rank);
@@ -286,7 +286,7 @@ void Watchdog::look_at_waits() {
   }
 }
 
-/// When a rank that the call waits for last got on with work on files.
+/// When a rank that the call waits for last made progress with work on files.
 std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
   const Reports reports = watch_.reports();
   std::int64_t last = watch_.remote() == nullptr ? 0 : watch_.remote()->last_work();
@@ -297,7 +297,7 @@ std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
   return last;
 }
 
-/// A lower rank that waits in the same call reports it.
+/// A lower rank that waits in the same call reports it instead.
 bool Watchdog::reports_for_others(const flight::Call& call,
                                   const std::vector<flight::RankReport>& reports) const {
   for (const flight::RankReport& report : reports) {
@@ -332,7 +332,7 @@ void Watchdog::report(const flight::Call& call) {
   say(text + "\n  stacks and calls are in " + settings.folder + " (tessera-run --explain " +
       settings.folder + ")");
   reported = {call.waits_since, missing};
-  // What takes longer comes after what is known.
+  // The slower part comes after the report.
   answer_questions();
   watch_.await_dumps(kAnswerTime);
   for (const std::string& line : watch_.answers_of_other_hosts(question, kAnswerTime)) {

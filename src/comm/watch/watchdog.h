@@ -18,8 +18,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A thread that says on stderr where this rank waits for longer than the limit, for whom, and what
-/// all ranks do; and that writes this rank's stacks and calls to a file when a peer asks for them.
+/// A thread that reports on stderr where this rank waits for longer than the limit, for whom, and
+/// what all ranks do. Writes this rank's stacks and calls to a file when a peer asks for them.
 class Watchdog {
  public:
   explicit Watchdog(WorldWatch& watch) : watch_(watch) {}
@@ -31,14 +31,14 @@ class Watchdog {
   void start();
   /// Ends the thread, for good, and lets go of the calls that it watched.
   void stop();
-  /// Watches a call whose wait() has returned before the device has come to its end, which
-  /// `progress` tells; what it throws is why the device never will. The host cannot: so the thread
-  /// ends the process then, or if a peer will not come, or at the time-out. Must own neither the
-  /// world nor its groups, else the thread could be what ends them. Does nothing after stop().
-  /// Thread safe.
+  /// Watches a call whose wait() has returned before the device has finished it. `progress` returns
+  /// whether it has; it throws if the device never will. The host cannot fail then: so the thread
+  /// ends the process in that case, if a peer will not come, or at the time-out. `progress` must
+  /// own neither the world nor its groups, else the thread could be what ends them. Does nothing
+  /// after stop(). Thread safe.
   void await_device(std::function<bool()> progress, const BegunCall& call);
-  /// The same for a call that may block its thread for ever, within the library of a device, until
-  /// `returned`. Whoever made the call notes its end.
+  /// The same for a call that may block its thread for ever, in a device's library, until
+  /// `returned`. The caller notes the call's end.
   void await_thread(std::shared_ptr<const std::atomic<bool>> returned, const BegunCall& call);
 
  private:
@@ -87,11 +87,11 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// While it lives, this thread is in a call that the watchdog watches as await_thread() says.
+/// While it exists, the watchdog watches this thread's call as await_thread() says.
 class BlockingScope {
  public:
   BlockingScope(GroupWatch& watch, const BegunCall& call) {
-    watch.waits(call);  // from now on: what came before has time-outs of its own
+    watch.waits(call);  // from now on: what came before has separate time-outs
     watch.world().watchdog().await_thread(returned_, call);
   }
   BlockingScope(const BlockingScope&) = delete;

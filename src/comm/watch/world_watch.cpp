@@ -28,7 +28,7 @@ using flight::Record;
 
 constexpr std::chrono::milliseconds kPoll{20};
 
-/// The first end counts: what comes later is its consequence.
+/// Only the first end counts: later ones are its consequence.
 bool note_end(Record& record, RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -134,7 +134,7 @@ WorldWatch::~WorldWatch() {
 
 void WorldWatch::end() {
   watchdog_->stop();
-  // Where an exception takes the world along, its text is what the peers should look for.
+  // If an exception destroys the world, the peers should look for that exception's text.
   const bool fails = std::uncaught_exceptions() > 0;
   if (note_end(own(), fails ? RankState::kGaveUp : RankState::kEnded) && remote_ != nullptr) {
     remote_->tell_left(settings_.rank, why_never(settings_.rank));
@@ -265,7 +265,7 @@ void WorldWatch::await_dumps(std::chrono::milliseconds most) const {
            !is_stopped(record.rank) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kPoll);
     }
-    // A rank that is gone left better words of its own.
+    // A rank that is gone has left a better report itself.
     const bool has_left_its_own = !may_come(record.rank) && record.answered.load() != 0;
     if (record.answered.load() != record.wanted.load() && !has_left_its_own) {
       write_dump(settings_.folder, settings_.world, record,

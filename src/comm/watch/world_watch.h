@@ -34,8 +34,8 @@ std::string run_folder();
 /// A record for this rank of `size`, as yet without calls: a file in `folder`, or in memory for "".
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
 
-/// What a rank of a world writes down for its peers, and what it sees of them: of those on its own
-/// host by their flight records, of others through the job's store. Thread safe.
+/// A rank's record for its peers, and its view of them: of those on its own host by their flight
+/// records, of others through the job's store. Thread safe.
 class WorldWatch {
  public:
   /// Starts nothing. `records`: of each rank, nullptr for those on other hosts. `remote`: nullptr
@@ -66,14 +66,13 @@ class WorldWatch {
   bool may_come(int rank) const;
   /// Whether its process is stopped, as by SIGSTOP. False for a rank of another host.
   bool is_stopped(int rank) const;
-  /// Of these ranks the one that ended first, which may have made the others end; nullopt: all may
-  /// come.
+  /// The first of these ranks to end, which may have made the others end; nullopt: all may come.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
   /// Why it will not, and what to do about it; "" if it may.
   std::string why_never(int rank) const;
-  /// The reachable records, with what the system says of processes that have ended.
+  /// The reachable records, with the system's status of processes that have ended.
   std::vector<flight::RankReport> reports() const;
-  /// The same, with what the system says of all threads: takes a quarter of a second.
+  /// The same, with the system's status of all threads: takes a quarter of a second.
   std::vector<flight::RankReport> observe() const;
   /// "rank 1 sleeps outside of collectives, after ...; rank 2 ...", for the first few.
   std::string what_they_do(const std::vector<int>& ranks) const;
