@@ -22,7 +22,7 @@ void run_or_fail(comm::Communicator& group, c10::Device device, const std::funct
   }
 }
 
-/// What a failed read says of the files.
+/// The result of a failed read for the files.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the file that was not there

@@ -12,17 +12,17 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// The group of all ranks. The world may be larger than the meshes of a model: it is what connects
-/// all who save or load with rank 0. Collective at the first call.
+/// The group of all ranks. The world may be larger than the meshes of a model: it connects all
+/// ranks that save or load with rank 0. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// The same between the hosts, for sharded saves alone: one in the background uses it while the
+/// The same between the hosts, for sharded saves only: a save in the background uses it while the
 /// program uses all other groups.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
-/// Runs `work`, which must not communicate, on every rank. Where it throws on one, all ranks throw
-/// an Error with that rank's message, so that none waits for what a peer will never send.
-/// Collective over `world`.
+/// Runs `work`, which must not communicate, on every rank. If it throws on one, all ranks throw an
+/// Error with that rank's message, so that none waits for a peer that has failed. Collective over
+/// `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 /// The same over a group between hosts.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);

@@ -1,6 +1,6 @@
 // Rank 0 receives a tensor in rounds: in each, every rank that has a part sends a range of its
 // local rows, by one all-to-all over the world. All ranks compute the same parts and rounds from
-// the layout alone, so none has to announce what it sends.
+// the layout alone, so no rank has to announce its sizes.
 
 #include "blocks/gather_blocks.h"
 
@@ -33,8 +33,8 @@ struct Part {
   }
 };
 
-/// Those at the first coordinate of each mesh dimension that replicates. Known to all ranks without
-/// communication.
+/// The ranks at the first coordinate of each mesh dimension that replicates. Known to all ranks
+/// without communication.
 std::vector<Part> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
   std::vector<Part> parts;
@@ -94,8 +94,8 @@ class Gather {
     }
   }
 
-  // Rounds are counted in rows of the part that has most, so that their number is the same on every
-  // rank. A part with fewer rows sends nothing in the last ones.
+  // Rounds are counted in rows of the largest part, so that their number is the same on every rank.
+  // A part with fewer rows sends nothing in the last ones.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -149,7 +149,7 @@ class Gather {
     }
   }
 
-  // Sizes of the rows [begin, end) of a part, of which some or all may be behind its end.
+  // Sizes of the rows [begin, end) of a part; some or all rows may be after its end.
   Sizes clipped_sizes(const Part& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {

@@ -13,8 +13,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Of what is summed at once: an eighth of a cache of the second level of 2 MiB. Bytes of a whole
-/// granule had in part left it, and took 1.9 times as long.
+/// Bytes that are summed at once: an eighth of a second-level cache of 2 MiB. A whole granule did
+/// not stay in the cache, and took 1.9 times as long.
 constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
 
 }  // namespace
@@ -77,7 +77,7 @@ void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
                             std::span<std::byte> out) const {
   Kept& kept = kept_of_this_thread();
   if (kept.index != index) {
-    kept.index = UINT64_MAX;  // until the bytes have been found to be right
+    kept.index = UINT64_MAX;  // not valid until the bytes have been checked
     kept.bytes.resize(bytes_of_granule(index));
     read_granule(index, kept.bytes);
     kept.index = index;

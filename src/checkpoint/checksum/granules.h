@@ -43,7 +43,7 @@ class GranuleSums {
   std::vector<std::uint32_t> sums_;
 };
 
-/// A file whose bytes are compared with checksums as they are read. Thread safe.
+/// A file whose bytes are compared with checksums while they are read. Thread safe.
 class CheckedFile {
  public:
   /// `sums`: of each granule; none: nothing is compared. Throws Error if the file's size needs
@@ -52,12 +52,12 @@ class CheckedFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
-  /// Reads whole granules, and notes progress of this thread. Throws Error, naming the file
-  /// and the place, for bytes that are not those that were written.
+  /// Reads whole granules, and notes progress of this thread. Throws Error, naming the file and the
+  /// place, for bytes that differ from those written.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
-  /// A granule of which a part was asked for.
+  /// A granule that was read in part.
   struct Kept {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -70,8 +70,8 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last one of each thread, as its short runs come in rising order. The mutex is for the map
-  // alone: threads do not wait for each other's reads.
+  // The last granule of each thread, as its short runs come in rising order. The mutex guards only
+  // the map: threads do not wait for each other's reads.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, Kept> kept_;
 };

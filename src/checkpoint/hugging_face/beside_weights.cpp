@@ -1,4 +1,4 @@
-// The small files of a model that say how its text becomes tokens.
+// The small files beside a model's weights that define its tokenizer.
 
 #include <array>
 #include <cstdint>

@@ -1,6 +1,5 @@
-// Whether two configurations ask for one computation. Programs that rewrite a config.json spell out
-// what their classes take for what it leaves out, and move keys; those of Llama-like models are
-// known here.
+// Whether two configurations define the same computation. Programs that rewrite a config.json write
+// out the defaults of their classes, and move keys; those of Llama-like models are known here.
 
 #include <fmt/format.h>
 
@@ -26,7 +25,7 @@ bool is_computed_from(const std::string& key) {
   return std::ranges::find(kNoComputation, key) == kNoComputation.end();
 }
 
-/// The class that a type is of, of those whose defaults are known.
+/// The class of each type, for classes whose defaults are known.
 const std::map<std::string, std::string>& known_classes() {
   static const std::map<std::string, std::string> classes{{"llama", "LlamaForCausalLM"},
                                                           {"mistral", "MistralForCausalLM"},
@@ -41,7 +40,7 @@ void set_default(json& config, const char* key, const json& value) {
   }
 }
 
-/// All that says where a token is, under two keys.
+/// Joins the options for positions, which are under two keys.
 void join_positions(json& config) {
   json positions = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
@@ -60,7 +59,7 @@ void join_positions(json& config) {
   config["rope_scaling"] = positions;
 }
 
-/// Windows that no layer has count for nothing.
+/// Ignores windows that no layer has.
 void join_windows(json& config, const std::string& type) {
   if (type == "mistral" && !config.contains("sliding_window")) {
     config["sliding_window"] = 4096;
@@ -77,7 +76,7 @@ void join_windows(json& config, const std::string& type) {
   }
 }
 
-/// With what its class takes for what it leaves out.
+/// Adds the defaults of its class for keys that it leaves out.
 json spelled_out(json config) {
   set_default(config, "model_type", "llama");
   const json type = config.at("model_type");

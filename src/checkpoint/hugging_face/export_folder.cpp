@@ -28,21 +28,21 @@ constexpr const char* kConfigFile = "config.json";
 /// Far above that of any model.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Of this export or another. Narrow: other files of the folder are the user's.
+/// A shard of this export or another. Narrow: other files of the folder are the user's.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
 }
 
-/// Of a tensor's values.
+/// Bytes of a tensor's values.
 std::int64_t bytes_of(const Item& item) {
   return std::accumulate(item.sizes.begin(), item.sizes.end(),
                          static_cast<std::int64_t>(c10::elementSize(item.dtype)),
                          std::multiplies<>());
 }
 
-/// In order, each shard as full as the limit allows.
-/// A tensor larger than the limit gets a shard of its own.
+/// In order, each shard as full as the limit allows. A tensor larger than the limit gets its own
+/// shard.
 std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, std::int64_t limit) {
   std::vector<std::vector<Item>> shards(1);
   std::int64_t bytes = 0;
@@ -70,7 +70,7 @@ ordered_json parsed(const std::string& text) {
   return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-/// Of the types that weights are exported in.
+/// The name of a type that weights are exported in.
 const char* torch_name(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kDouble:
@@ -87,8 +87,8 @@ const char* torch_name(c10::ScalarType dtype) {
   }
 }
 
-/// The weights and the configuration are two files, which nobody can replace in one step: where
-/// they would change together, a reader could meet the one with the other.
+/// The weights and the configuration are two files, which cannot be replaced in one step: if both
+/// changed, a reader could find the old one of the one with the new one of the other.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;
@@ -131,7 +131,7 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // Readers take weights of no type for fp32.
+  // Readers assume fp32 for weights without a type.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;
@@ -160,7 +160,7 @@ ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vecto
                            std::string config_json, std::int64_t max_shard_bytes)
     : folder_(folder), config_json_(std::move(config_json)) {
   files::create_folders(folder);
-  // Their names never come again, so that no later writer of the same file would find them.
+  // Their names are never used again, so no later writer of the same file would find them.
   files::remove_leftovers(
       folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
   const auto shards = split_in_shards(items, max_shard_bytes);
@@ -197,7 +197,7 @@ void ExportFolder::publish() {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // With it a new folder is a model. An older one's says the same: see check_export_folder().
+  // This makes a new folder a model. An older configuration is equal: see check_export_folder().
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }
@@ -231,7 +231,7 @@ void ExportFolder::remove(const std::string& name) const {
   }
 }
 
-/// Those of earlier exports, also of one that was killed.
+/// Removes shards of earlier exports, also of one that was killed.
 void ExportFolder::remove_older_shards() const {
   std::set<std::string> older;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {

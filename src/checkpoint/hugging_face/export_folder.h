@@ -21,8 +21,8 @@ namespace tessera::checkpoint {
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// The configuration with the type of the weights as they are written, where it names one or
-/// readers would take them for another. Throws Error for a type that weights are not exported in.
+/// The configuration with the exported type of the weights, if it names a type or readers would
+/// assume another. Throws Error for a type that weights are not exported in.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
 /// Whether the configuration says that embedding and head are one, while the tensors of an export
@@ -47,10 +47,10 @@ class ExportFolder {
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
-  /// Whoever opens the folder at any moment, or after a crash, finds the older model whole or the
-  /// new one whole. One rename decides: that of the single file or of the index. Shards never take
-  /// the name of an older shard, and those of the older model are removed last, so that a reader
-  /// who has opened the older index meets its shards or none.
+  /// A reader that opens the folder at any moment, or after a crash, finds either the older model
+  /// or the new one, complete. One rename decides: that of the single file or of the index. Shards
+  /// never take the name of an older shard, and those of the older model are removed last, so that
+  /// a reader that has opened the older index finds its shards or none.
   void publish();
 
  private:

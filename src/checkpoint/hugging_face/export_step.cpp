@@ -1,5 +1,5 @@
-// From the files of a step to those of a model, block by block: a file of the step is read from its
-// start to its end, and what it holds goes where it belongs.
+// Exports the files of a step as those of a model, block by block: reads each file of the step from
+// start to end, and writes its blocks to their places.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

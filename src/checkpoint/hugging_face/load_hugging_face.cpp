@@ -1,7 +1,6 @@
 // Loading in three passes: match parameters with the files' tensors and compare sizes and types,
-// check that the parameters can be written, then fill them. The first two change nothing, so that
-// weights which do not fit leave the model as it is. All ranks end a pass before one begins the
-// last.
+// check that the parameters can be written, then fill them. The first two change nothing, so
+// weights that do not fit do not change the model. All ranks end a pass before one begins the last.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -37,8 +36,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A parameter and a tensor of the files that fills it, or a part of it. The tensor's name is by
-/// the one of the parameter's names that the files have.
+/// A parameter and a tensor of the files that fills it, or a part of it. The tensor's name belongs
+/// to that name of the parameter that the files have.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
@@ -108,8 +107,8 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   return matches;
 }
 
-/// A parameter with two names would lose one of two tensors. Each rank compares what it
-/// has of it.
+/// With tensors under two names, a parameter would lose one of them. Each rank compares its local
+/// part.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
   const auto read = [&](const Match& from, auto offset, auto sizes) {

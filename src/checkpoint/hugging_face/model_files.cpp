@@ -30,7 +30,7 @@ struct Index {
   std::optional<std::uint64_t> total_size;
 };
 
-/// In ASCII, so that a message stays one line and shows what is there.
+/// In ASCII, so that a message stays one line and shows unusual characters.
 std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
 }
@@ -63,7 +63,7 @@ Index parse_index(const json& root) {
   return index;
 }
 
-/// Adds to each fault the file that has it.
+/// Adds the file's name to each fault.
 Index read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
@@ -91,7 +91,7 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   return cached ? target : path;
 }
 
-/// What the index's total_size should add up to over all shards.
+/// This file's part of the index's total_size.
 std::uint64_t bytes_of(const SafetensorsFile& file) {
   std::uint64_t bytes = 0;
   for (const auto& [name, entry] : file.tensors()) {
@@ -149,7 +149,7 @@ void ModelFiles::open_index() {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
   }
-  // Nobody reads by it, and each shard's own header says what it has to hold.
+  // total_size is not used for reading: each shard's header has its own sizes.
   if (index.total_size && *index.total_size != bytes) {
     TORCH_WARN("the index '", path.string(), "' claims ", *index.total_size,
                " bytes of tensors, but its shards hold ", bytes, ", which are read");

@@ -17,7 +17,7 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of one load, of which each must be of use.
+/// The pairs of one load; each must match something.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)

@@ -39,7 +39,7 @@ std::int64_t rank_of(const LoraLinear& each) {
   return each.branch->a->out_features();
 }
 
-/// PEFT's file has one of each for all.
+/// PEFT's file has one value of each for all adapters.
 void check_alike(const LoraLinear& each, const LoraLinear& first) {
   TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
                     each.branch->dropout == first.branch->dropout,
@@ -61,7 +61,7 @@ std::string last_segment(const std::string& fqn) {
   return fqn.substr(fqn.rfind('.') + 1);  // npos + 1 is 0
 }
 
-/// The FQNs that a module has in Hugging Face's model: of a fused Linear those of its parts.
+/// The FQNs of a module in Hugging Face's model; for a fused Linear, those of its parts.
 std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
   const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
   if (fused == nullptr) {
@@ -128,8 +128,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Under the names of the Linear's weight in files, of which a fused one has several: A is the same
-/// for all parts, and B is split as the weight's rows are.
+/// Under the names of the Linear's weight in files (several for a fused one): A is the same for all
+/// parts, and B is split as the weight's rows are.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{each.branch->b->weight.slot(),
@@ -202,7 +202,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
     if (file) {
       receiver.check();
       file->finish();
-      // With it the folder is an adapter. An older one's says the same.
+      // This makes the folder an adapter. An older configuration is equal.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

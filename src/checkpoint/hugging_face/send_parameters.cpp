@@ -1,5 +1,5 @@
-// Errors need care, because collectives lie between the steps of an export: whatever can fail on
-// one rank runs inside run_or_fail_on_all(), or is kept until the next of these.
+// Collectives lie between the steps of an export. So code that can fail on one rank runs inside
+// run_or_fail_on_all(), or its error is kept until the next such call.
 
 #include "hugging_face/send_parameters.h"
 

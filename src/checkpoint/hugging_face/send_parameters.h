@@ -1,4 +1,4 @@
-// What exports have in common: of a model as of its adapters.
+// Shared by the exports of a model and of its adapters.
 
 #pragma once
 
@@ -30,15 +30,15 @@ struct SentParameter {
 /// Each under its first name.
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters);
 
-/// In what type floating-point values are written; none: in fp32, which holds every value of the
-/// 16-bit types, but those of fp64 in fp64.
+/// The type in which floating-point values are written; none: fp32, which holds every value of the
+/// 16-bit types, but fp64 for fp64.
 using SentType = std::optional<c10::ScalarType>;
 
 /// The tensors of files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {});
 
-/// Writes on rank 0, which goes on receiving after a failing write, so that its peers don't wait
+/// Writes on rank 0. After a failing write it continues to receive, so that its peers don't wait
 /// for it.
 class Receiver {
  public:

@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Of two tensors, as far as they have been read.
+/// The difference of two tensors, as far as they have been read.
 struct Difference {
   double absolute = 0;
   double relative = 0;  ///< to the larger of the two values

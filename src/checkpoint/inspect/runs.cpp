@@ -1,5 +1,5 @@
-// What rank 0 sees of a folder is what all ranks go by: on a network file system the others may
-// still see an older state of it.
+// All ranks use what rank 0 reads from a folder: on a network file system the others may still see
+// an older state.
 
 #include "tessera/checkpoint/runs.h"
 

@@ -13,7 +13,7 @@
 
 namespace tessera::checkpoint {
 
-/// The manifest of a step, or what the shards of PyTorch's writer say together.
+/// The manifest of a step, or one made from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
 /// The bytes of all values of a tensor, in its own type.

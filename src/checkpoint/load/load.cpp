@@ -46,7 +46,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Rank 0 chooses the step, but what is left out each rank decides for itself: ranks that disagree
+/// Rank 0 chooses the step, but each rank decides itself what is left out: ranks that disagree
 /// would leave a mixture of old and new values.
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
@@ -69,7 +69,7 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Rank 0 alone knows where the text is from, and refuses it for all.
+  // Only rank 0 knows where the text is from, and refuses it for all.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -96,7 +96,7 @@ struct Filling {
   std::string name;
 };
 
-/// Compares a state with a step: what is to be filled, and the report.
+/// Compares a state with a step: which tensors to fill, and the report.
 class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
@@ -116,8 +116,8 @@ class Comparison {
     }
   }
 
-  /// Whether the parameter has all its values once the step has filled its parts: what the step
-  /// leaves out had values before.
+  /// Whether the parameter has all its values once the step has filled its parts: parts that the
+  /// step leaves out had values before.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
@@ -203,7 +203,7 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters of which a part is not filled, and whether they had values before.
+  /// The parameters that are filled only in part, and whether they had values before.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
@@ -233,7 +233,7 @@ void set_filled(const Comparison& comparison) {
   }
 }
 
-/// A parameter of which only the optimizer's state was to be filled still has its values.
+/// If only the optimizer's state of a parameter is loaded, the parameter still has its values.
 void set_unfilled(const std::vector<Filling>& fillings) {
   for (const Filling& filling : fillings) {
     if (filling.entry.is_parameter) {
@@ -261,7 +261,7 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     }
   });
   read_or_fail_on_all(world, [&] { step.check(); });
-  // By themselves: what they refuse is known before a parameter changes.
+  // Separately, first: their errors are known before a parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

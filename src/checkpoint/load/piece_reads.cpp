@@ -42,8 +42,8 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// A MiB that neighbours share is read by each thread that needs a part of it. So a thread is given
-/// neighbours at a time: few shares, but more of them than threads, which may differ in speed.
+/// Each thread that needs a part of a shared MiB reads it. So a thread takes several neighbours at
+/// a time: few shares, but more of them than threads, which may differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);

@@ -13,7 +13,7 @@
 
 namespace tessera::checkpoint {
 
-/// What of files is in memory, beside what is filled, is at most a piece for each thread.
+/// Buffers for reading hold at most a piece for each thread.
 struct ReadLimits {
   int threads = 4;
   std::int64_t piece_bytes = kMostPieceBytes;
@@ -28,8 +28,8 @@ class PieceReads {
   /// to its type. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
-  /// Reads what was added, in its order. Throws what the first read that fails throws; an Error
-  /// that is not of the reading itself names the tensor.
+  /// Reads the added pieces in order. Throws the error of the first read that fails; an Error that
+  /// is not about reading itself names the tensor.
   void run();
 
  private:

@@ -65,7 +65,7 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // In the file's order: what shares a MiB with its neighbour is read once.
+    // In the file's order: a MiB that neighbours share is read once.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),
                            [](const auto& each) { return &each; });

@@ -18,25 +18,25 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// A step on the disk, for reading. What is wanted is gathered first: then one file after another
-/// is opened, however many ranks have written the step.
+/// A step on the disk, for reading. Requests are collected first: then one file after another is
+/// opened, however many ranks have written the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
 
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& folder() const { return folder_; }
-  /// The tensor of this name, also where that is a tied one's other name; nullptr if there is none.
+  /// The tensor of this name, also by a tied tensor's other name; nullptr if there is none.
   const ManifestTensor* find(const std::string& name) const;
 
   /// Notes that `block` is to be filled with the values of a tensor at `offset`, converted to its
   /// type.
   void want(const std::string& name, std::span<const std::int64_t> offset, const at::Tensor& block);
-  /// Checks the headers of the files that have what is wanted. Throws Error for a file that is
-  /// missing, has another size, or is not what the manifest says.
+  /// Checks the headers of the files with requested tensors. Throws Error for a file that is
+  /// missing, has another size, or differs from the manifest.
   void check() const;
-  /// Fills the blocks, by several threads where there is much; then nothing is wanted. Throws Error
-  /// as check() does, and for bytes that are not those that were written.
+  /// Fills the requested blocks, by several threads where there is much; then no request is left.
+  /// Throws Error as check() does, and for bytes that differ from those written.
   void read(const ReadLimits& limits = {});
 
  private:

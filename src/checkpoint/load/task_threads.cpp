@@ -47,7 +47,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   Tasks left(tasks);
   const tessera::detail::StateOfThread state;
   const comm::ListedThread& caller = comm::listed_thread();
-  // Joins them however this ends.
+  // Joins the threads, also after an exception.
   std::vector<std::jthread> others;
   try {
     while (static_cast<int>(others.size()) + 1 < threads) {
@@ -58,7 +58,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
       });
     }
   } catch (const std::exception&) {
-    // No thread, or no memory for it: fewer threads than are wished for do the same.
+    // No thread, or no memory for it: fewer threads do the same work.
   }
   left.run_what_is_left();
   others.clear();

@@ -90,7 +90,7 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // The shard would be filled, and forward or backward would go on with the old values.
+  // The shard would be filled, and forward or backward would continue with the old values.
   TESSERA_CHECK(!slot.gathered(), "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

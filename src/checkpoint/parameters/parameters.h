@@ -1,4 +1,4 @@
-// What loading and saving ask of a model's parameters, whatever the files are.
+// Shared by loading and saving: a model's parameters, for any kind of files.
 
 #pragma once
 
@@ -31,8 +31,8 @@ std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 /// Those of saved_slots() that the files of a model hold: all but its adapters' (nn::apply_lora).
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
-/// What `of_parameters` has for the parameter of an optimizer's state "FQN.exp_avg". Throws Error
-/// if there is none.
+/// The element of `of_parameters` for the parameter of an optimizer's state "FQN.exp_avg". Throws
+/// Error if there is none.
 template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');
@@ -43,16 +43,16 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
   return found->second;
 }
 
-/// Throws Error for a parameter that is a pending sum, or of which ranks hold other values: of
-/// copies one is saved, and all others would be lost.
+/// Throws Error for a parameter that is a pending sum, or whose copies differ between ranks: only
+/// one copy would be saved, and the others lost.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
-/// Throws Error for one that nobody has filled.
+/// Throws Error for a parameter that is not filled.
 void check_filled(const std::vector<NamedParameter>& parameters);
 /// Throws Error for a parameter whose values cannot be set now.
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 
-/// Whether a load may convert. Floating-point types it may; a silent conversion of others could
-/// lose values.
+/// Whether a load may convert the type. Floating-point types are converted; a silent conversion of
+/// others could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
 /// The tensors in which a model and its files differ.

@@ -9,8 +9,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What a tensor beside a parameter is stored as: by the parameter's parts if it has its sizes;
-/// whole, once for each part, if it is a counter.
+/// How a tensor beside a parameter is stored: by the parameter's parts if it has its sizes; whole,
+/// once for each part, if it is a counter.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);

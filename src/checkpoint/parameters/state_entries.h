@@ -11,9 +11,8 @@
 
 namespace tessera::checkpoint {
 
-/// A tensor of a checkpoint, and the tensor of the state that it is, or is a part of: of a fused
-/// parameter, whose parts are stored one by one so that models with and without fusion can load
-/// them.
+/// A tensor of a checkpoint, and the tensor of the state that it is or is a part of. The parts of a
+/// fused parameter are stored one by one, so that models with and without fusion can load them.
 struct StateEntry {
   nn::SlotPtr slot;          ///< of the parameter, also for the optimizer's state beside it
   bool is_parameter = true;  ///< or a buffer; else an optimizer's state

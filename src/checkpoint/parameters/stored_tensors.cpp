@@ -1,6 +1,6 @@
-// Between a fused parameter and the separate tensors that other programs know it as. Only rows are
-// concerned: every block of a parameter, however it is sharded, is cut into ranges of its first
-// dimension, so that neither reading nor writing holds more than it would without parts.
+// Converts between a fused parameter and the separate tensors that other programs use. Only rows
+// are concerned: every block of a parameter, however it is sharded, is cut into ranges of its first
+// dimension, so that reading and writing need no more memory than without parts.
 
 #include "parameters/stored_tensors.h"
 

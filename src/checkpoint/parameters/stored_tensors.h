@@ -25,21 +25,21 @@ struct StoredTensor {
 
   /// With rows [from, from + rows) of a block, and the row of this tensor where they begin.
   using VisitRows = std::function<void(std::int64_t row, std::int64_t from, std::int64_t rows)>;
-  /// Calls `visit` for what rows [first_row, first_row + rows) of the parameter have in common with
-  /// this tensor, which is a part of it.
+  /// Calls `visit` for the overlap of rows [first_row, first_row + rows) of the parameter with this
+  /// tensor, which is a part of it.
   void visit_rows(std::int64_t first_row, std::int64_t rows, const VisitRows& visit) const;
   /// Whether this is all of the parameter.
   bool is_whole() const { return group_rows == 0; }
 
   /// With an offset in this tensor, and the part of `block` that goes there.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
-  /// Calls `visit` for what a block of the parameter at `offset` has in common with this tensor.
+  /// Calls `visit` for the overlap of a block of the parameter at `offset` with this tensor.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
 };
 
-/// What files hold a parameter as: under its FQN, or by parts, whose modules are beside the one
-/// that the parameter is of ("layers.0.qkv.weight" as "layers.0.q.weight" and so on).
+/// The tensors that files store a parameter as: under its FQN, or by parts, whose modules are
+/// beside the parameter's module ("layers.0.qkv.weight" as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
 }  // namespace tessera::checkpoint

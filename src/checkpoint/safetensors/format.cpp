@@ -44,9 +44,9 @@ const SafetensorsDtype* find_where(Predicate predicate) {
   return found == std::end(kDtypes) ? nullptr : found;
 }
 
-/// Of UTF-8: a control character (U+0000 to U+001F, U+007F to U+009F), or one that turns the
-/// direction of the text behind it (U+202A to U+202E, U+2066 to U+2069), which can make a terminal
-/// show another name.
+/// Whether UTF-8 begins with a control character (U+0000 to U+001F, U+007F to U+009F), or one that
+/// turns the direction of the text behind it (U+202A to U+202E, U+2066 to U+2069), which can make a
+/// terminal show another name.
 bool begins_with_control(std::string_view text) {
   const auto within = [text](std::size_t i, unsigned char first, unsigned char last) {
     const auto byte = static_cast<unsigned char>(text[i]);

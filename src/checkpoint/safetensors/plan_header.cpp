@@ -1,5 +1,5 @@
-// The writing side of a header: where each tensor goes, and the JSON text. The text is written by
-// hand, because it is to be equal byte for byte to what the reference implementation writes.
+// The writing side of a header: where each tensor goes, and the JSON text. The text is written
+// without a JSON library, to be equal byte for byte to the reference implementation's.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,5 @@
-// Between the blocks of a shard and the system's calls: a shard of columns is thousands of short
-// runs, and a call for each would take longer than reading the gaps between them.
+// Joins reads of nearby runs: a shard of columns is thousands of short runs, and a system call for
+// each would take longer than reading the gaps between them.
 
 #pragma once
 
@@ -44,10 +44,10 @@ class RunReader {
   }
 
  private:
-  /// Runs closer than this are read together. Columns of which a rank has an eighth, 3.5 KiB of
-  /// every 28, came from a cold disk in 0.08 s instead of 0.8; with gaps of 100 KiB it took longer.
+  /// Runs closer than this are read together. A rank's eighth of the columns, 3.5 KiB of every 28,
+  /// came from a cold disk in 0.08 s instead of 0.8; with gaps of 100 KiB it took longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
-  /// Of a common read, in bytes: bounds the buffer.
+  /// Bytes of a joint read, which bound the buffer.
   static constexpr std::uint64_t kMaxSpan = 1 << 20;
 
   struct Run {
@@ -69,7 +69,7 @@ class RunReader {
   /// Where the next run goes.
   std::byte* out_;
   ReadBytes read_;
-  /// Of the last run, in the file.
+  /// The end of the last run in the file.
   std::uint64_t end_ = 0;
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;

@@ -71,7 +71,7 @@ void SafetensorsFile::Impl::read_header() {
 
 namespace {
 
-/// A bool that is neither 0 nor 1 is undefined behaviour for whoever reads it.
+/// Reading a bool that is neither 0 nor 1 is undefined behaviour.
 void check_bools(const at::Tensor& tensor, const std::string& name) {
   if (tensor.scalar_type() != at::kBool) {
     return;
@@ -83,7 +83,7 @@ void check_bools(const at::Tensor& tensor, const std::string& name) {
                 "' of type BOOL holds a byte that is neither 0 nor 1: write the file again");
 }
 
-/// Whether the bytes of a file can go straight to `block`. Bools are looked at before.
+/// Whether a file's bytes can be read straight into `block`. Bools are checked first.
 bool takes_bytes(const at::Tensor& block, c10::ScalarType type) {
   return block.is_cpu() && block.is_contiguous() && block.scalar_type() == type &&
          type != at::kBool;

@@ -1,6 +1,6 @@
-// Writing of one file, block by block and in any order: the header is complete before the first
-// block, because sizes and types are announced. What is still missing is counted in bytes, not by
-// place: a block that is written twice in the place of another of its size is not noticed.
+// Writes one file, block by block and in any order: the header is complete before the first block,
+// because sizes and types are announced. Missing bytes are counted without their place: a block
+// that is written twice instead of another of its size is not noticed.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +22,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// After each of these other ranks hear that this one gets on.
+/// After each of these other ranks see that this one makes progress.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace

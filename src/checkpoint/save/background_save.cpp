@@ -128,7 +128,7 @@ void end_save_under_way(comm::Communicator& hosts) {
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;
-  // A rank without a thread would leave those of the others waiting for it.
+  // If a rank had no thread, the threads of the others would wait for it.
   run_or_fail_on_all(*hosts, [&] {
     copy_to_host(prepared.files);
     save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));

@@ -11,14 +11,14 @@
 
 namespace tessera::checkpoint {
 
-/// A save on a thread of its own. Thread safety: one thread at a time.
+/// A save on a separate thread. Thread safety: one thread at a time.
 class BackgroundSave {
  public:
   /// Makes the thread, which waits for begin(). Throws Error where there can be none.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits; saves nothing if it has not begun. An error that nobody was told is a warning.
+  /// Waits; saves nothing if it has not begun. An error that was never thrown becomes a warning.
   ~BackgroundSave();
 
   /// Once, when the threads of all ranks are there.
@@ -42,12 +42,12 @@ class BackgroundSave {
   std::thread thread_;
 };
 
-/// Waits for the save under way on this group, so that the group is free. An error of it that
-/// nobody was told on some rank is thrown on all. Collective over `hosts`.
+/// Waits for the save under way on this group, so that the group is free. Its error, unless every
+/// rank has thrown it already, is thrown on all. Collective over `hosts`.
 void end_save_under_way(comm::Communicator& hosts);
 
-/// Copies to the hosts' memory what is to be saved and begins to save it. The group is in use until
-/// that has ended. Collective over `hosts`. Throws Error on all ranks if it can't begin on one.
+/// Copies the state to the hosts' memory and begins to save the copy. The group is in use until the
+/// save has ended. Collective over `hosts`. Throws Error on all ranks if it can't begin on one.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared);
 

@@ -14,9 +14,9 @@ struct Holders {
   std::vector<int> ranks;                ///< of the world, rising
 };
 
-/// Who holds what of a tensor; a plain one is whole on all `world_size` ranks. From the layout
-/// alone: the same on every rank of the world. The other slices of a mesh that was sliced hold
-/// copies. Throws Error for a mesh of which the ranks of other slices can't be known.
+/// The ranks that hold each part of a tensor; a plain one is whole on all `world_size` ranks.
+/// Computed from the layout alone: the same on every rank of the world. The other slices of a
+/// sliced mesh hold copies. Throws Error for a mesh whose other slices have unknown ranks.
 std::vector<Holders> holders_of(const at::Tensor& tensor, int world_size);
 
 }  // namespace tessera::checkpoint

@@ -44,8 +44,8 @@ void check_entries(const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Ranks with different models would write different parts of what the manifest promises; one with
-/// another step would write over the files of an older one.
+/// Ranks with different models would write parts that differ from the manifest; one with another
+/// step would overwrite the files of an older step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
@@ -56,7 +56,7 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "ranks");
 }
 
-/// The mesh of the first tensor that is on one, for a reader to know.
+/// Notes the mesh of the first tensor that is on one, for information.
 void set_mesh(Manifest& manifest, const std::vector<StateEntry>& entries) {
   for (const StateEntry& entry : entries) {
     if (tessera::is_distributed(entry.tensor)) {

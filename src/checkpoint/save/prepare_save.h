@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// All that a save needs: nothing of the model or the optimizer, but for the memory of the blocks.
+/// Everything that a save needs; of the model and optimizer only the memory of the blocks.
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;

@@ -40,14 +40,14 @@ std::vector<Box> boxes_at(const at::Tensor& tensor, const Sizes& coordinate) {
   return boxes;
 }
 
-/// Whether `next` goes on where `chunk` ends.
+/// Whether `next` continues where `chunk` ends.
 bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
   return !chunk.sizes.empty() && next.offset[0] == chunk.offset[0] + chunk.sizes[0] &&
          std::equal(chunk.offset.begin() + 1, chunk.offset.end(), next.offset.begin() + 1) &&
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that one part fills, joined with the last if it goes on there.
+/// Appends a block that one part fills, joined with the last block if it continues that.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));
@@ -131,7 +131,7 @@ class Writers {
     }
   }
 
-  /// The large ones first: the small ones even out what they leave.
+  /// The large ones first: the small ones then even out the differences.
   std::vector<PlannedChunk> finish() {
     std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
       return bytes_of_chunk(entries_[shared.first.entry], shared.first);

@@ -1,5 +1,5 @@
-// Who writes what. A pure function of the state's layouts, which every rank computes for all ranks:
-// nothing is gathered to plan a save, however many ranks there are.
+// Which rank writes what. A pure function of the state's layouts, which every rank computes for all
+// ranks: nothing is gathered to plan a save, however many ranks there are.
 
 #pragma once
 
@@ -37,12 +37,12 @@ struct SavePlan {
   std::string file_name(const PlannedChunk& chunk) const;
 };
 
-/// Chunks that several ranks hold go to the one that has least to write; large ones are divided
-/// among them.
+/// A chunk that several ranks hold is written by the one with the least to write; large ones are
+/// divided among them.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size);
 
-/// Of the folder of a step, the names, types, sizes and chunks of a state, and `others`, what else
-/// ranks must have alike: equal on ranks that save the same to the same place.
+/// A hash of a step's folder, the names, types, sizes and chunks of a state, and `others`, further
+/// values that must agree: equal on ranks that save the same to the same place.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others);

@@ -1,5 +1,5 @@
-// A save in steps that all ranks end together: make the folder; write; commit. Whatever can fail on
-// one rank runs inside run_or_fail_on_all().
+// A save in steps that all ranks end together: make the folder; write; commit. Code that can fail
+// on one rank runs inside run_or_fail_on_all().
 
 #include "save/save_step.h"
 
@@ -37,7 +37,7 @@ std::string to_lines(const std::vector<FileRecord>& records) {
   return lines.str();
 }
 
-/// Sets what the lines of all ranks say of the files.
+/// Sets the files' records from the lines of all ranks.
 void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
@@ -59,7 +59,7 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
 }
 
 /// Writes everything and commits. The records of all ranks reach rank 0 as text. `committed` is set
-/// on rank 0 as soon as the step is there.
+/// on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });
@@ -76,7 +76,7 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// The step is there: what fails from here on costs room only.
+/// The step exists: a failure from here on only wastes disk space.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();
@@ -99,7 +99,7 @@ void save_step(comm::Communicator& hosts, PreparedSave save) {
   try {
     write_and_commit(hosts, save, committed);
   } catch (const comm::PeerError&) {
-    // The others may still write, or have committed: the next save removes what is left.
+    // The others may still write, or have committed: the next save removes the remains.
     throw;
   } catch (...) {
     if (hosts.rank() == 0 && !committed) {

@@ -5,8 +5,8 @@
 
 namespace tessera::checkpoint {
 
-/// Writes what was prepared, and commits it. Collective over `hosts`, which it may use on a thread
-/// of its own. Throws Error as save() does, and PeerError.
+/// Writes the prepared save, and commits it. Collective over `hosts`; may run on a separate thread.
+/// Throws Error as save() does, and PeerError.
 void save_step(comm::Communicator& hosts, PreparedSave save);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// What one rank writes, as blocks of memory: of the state itself, or of a copy on the host that a
+// The blocks of memory that one rank writes: of the state itself, or of a copy on the host that a
 // save in the background writes while the state changes.
 
 #pragma once
@@ -36,8 +36,8 @@ struct ShardFile {
 std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
                                    int rank);
 
-/// Puts copies on the host in place of the blocks; of a GPU's, in page-locked memory. Returns when
-/// the state may change.
+/// Replaces the blocks by copies on the host; those of a GPU by copies in page-locked memory.
+/// Returns when the state may change.
 void copy_to_host(std::vector<ShardFile>& files);
 
 }  // namespace tessera::checkpoint

@@ -14,7 +14,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What PyTorch's HuggingFaceStorageReader asks of a file: where in its tensor each block begins.
+/// Metadata for PyTorch's HuggingFaceStorageReader: where in its tensor each block begins.
 std::string sharding_info(const ShardFile& file) {
   nlohmann::json info;
   for (const FileChunk& chunk : file.chunks) {

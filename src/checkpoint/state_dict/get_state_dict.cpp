@@ -1,5 +1,5 @@
-// State dicts of what a model or an optimizer has: shards as they are, or whole tensors, on all
-// ranks or gathered on rank 0 block by block.
+// State dicts of a model or an optimizer: shards, or whole tensors, on all ranks or gathered on
+// rank 0 block by block.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-// State dicts back into a model or an optimizer. All is compared before anything is changed.
+// Loads state dicts into a model or an optimizer. All is compared before anything is changed.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -52,7 +52,7 @@ TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   return tensors;
 }
 
-/// What is filled, and from what.
+/// A tensor to fill, and its source.
 struct Source {
   const StateItem* item;
   at::Tensor value;
@@ -84,7 +84,7 @@ void check_source(const Source& source, const StateDictOptions& options) {
   }
 }
 
-/// Compares a state dict with what it is for.
+/// Compares a state dict with the tensors that it is for.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
   std::vector<Source> sources;
@@ -117,7 +117,7 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies what this rank has of a piece of a tensor, which begins at `offset`.
+/// Copies this rank's part of a piece of a tensor, which begins at `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();

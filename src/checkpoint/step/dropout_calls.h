@@ -1,5 +1,5 @@
-// The masks of nn::Dropout are counted by calls: without the counts a run that goes on would draw
-// the masks of its first steps again.
+// The masks of nn::Dropout depend on the number of its calls: without the counts a resumed run
+// would draw the masks of its first steps again.
 
 #pragma once
 
@@ -13,8 +13,8 @@ namespace tessera::checkpoint {
 /// nn::Dropout::calls() of each in a module, by FQN; an empty object where there is none.
 nlohmann::json dropout_calls(const nn::ModuleBase& module);
 
-/// Sets them to what dropout_calls() returned. Those that `saved` lacks, or that are excluded, stay
-/// as they are: older checkpoints have none.
+/// Sets the counts to those from dropout_calls(). Counts that `saved` lacks, as older checkpoints
+/// do, or that are excluded do not change.
 void set_dropout_calls(nn::ModuleBase& module, const nlohmann::json& saved,
                        const LoadOptions& options);
 

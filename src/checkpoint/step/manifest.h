@@ -1,4 +1,4 @@
-// manifest.json: what a step holds and where, with checksums of every byte, its own included.
+// manifest.json: what a step contains and where, with checksums of every byte, its own included.
 
 #pragma once
 
@@ -58,15 +58,15 @@ bool is_shard_name(std::string_view name);
 
 std::string to_text(const Manifest& manifest);
 
-/// Whether the files of a manifest may be without checksums: those of others are, ours never.
+/// Whether a manifest's files may lack checksums: those of other writers may.
 enum class Checksums { kRequired, kOptional };
 
 /// Whether the text of a manifest has the checksum that it ends with.
 bool is_as_written(std::string_view text);
 
-/// Throws Error, naming `path`, for whatever is not a manifest as it was written: another checksum,
-/// unknown versions, names that lead out of the folder, files without checksums, chunks that
-/// overlap or leave holes.
+/// Throws Error, naming `path`, for a text that is not a valid manifest: another checksum, unknown
+/// versions, names that lead out of the folder, files without checksums, chunks that overlap or
+/// leave holes.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 

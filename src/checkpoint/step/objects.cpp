@@ -57,7 +57,7 @@ void compare(const json& saved, const std::set<std::string>& names, const LoadOp
   }
 }
 
-/// What an object throws, with its name.
+/// Adds the object's name to its error.
 template <class Object, class Load>
 void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
   try {

@@ -1,4 +1,4 @@
-// The objects of a state dict that are no tensors: their states are JSON in the manifest.
+// The objects of a state dict that are not tensors: their states are JSON in the manifest.
 
 #pragma once
 
@@ -16,13 +16,13 @@ namespace tessera::checkpoint {
 /// empty or used twice.
 std::string names_of_objects(const StateDict& state);
 
-/// Throws Error for JSON that would be read as other than was saved. `what`: for the message.
+/// Throws Error for JSON that would not be read as it was saved. `what`: for the message.
 void check_storable(const nlohmann::json& state, const std::string& what);
 
 /// Puts the states of objects that are equal on all ranks into a manifest. Throws Error for a state
 /// that is not storable.
 void add_stateful(Manifest& manifest, const StateDict& state);
-/// The states of this rank's own that are saved, by name. Throws Error as above.
+/// This rank's own states that are saved, by name. Throws Error as above.
 nlohmann::json own_rank_states(const NamedRankStates& objects);
 /// Lists of all ranks' states, by name, from the text of each rank's own.
 nlohmann::json rank_state_lists(const std::vector<std::string>& of_ranks);
@@ -37,10 +37,10 @@ void compare_stateful(const Manifest& manifest, const StateDict& state, const Lo
 /// The same for those of each rank's own.
 void compare_rank_states(const Manifest& manifest, const StateDict& state,
                          const LoadOptions& options, LoadReport& report);
-/// Gives objects of this rank's own their state from such lists, as RankState says, or resets them.
+/// Loads this rank's own states into objects from such lists, as RankState says, or resets them.
 void load_rank_states(const nlohmann::json& lists, const NamedRankStates& objects,
                       const LoadOptions& options, int rank, int world_size);
-/// Gives all objects what the manifest has for them.
+/// Loads the manifest's states into all objects.
 void load_objects(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                   int rank, int world_size);
 

@@ -75,8 +75,8 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// The manifest first: from then on the step is not there. Its marker last: until then the next
-/// save of the run finds the rest.
+/// The manifest is removed first: then the step no longer exists. The marker is removed last: until
+/// then the next save of the run finds the rest.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -162,7 +162,7 @@ StepFolder::StepFolder(fs::path dir, std::int64_t step, std::string run_id)
       path_(dir_ / step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
-/// The marker is what decides between runs that begin the same step at the same instant.
+/// The marker decides between runs that begin the same step at the same time.
 void StepFolder::claim() const {
   files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",

@@ -1,6 +1,6 @@
-// The folders of steps, on the rank that makes and removes them. A step is there once its manifest
-// is; until then its folder has a marker. No folder is ever renamed, and no file says which step is
-// the newest: object stores and some network file systems have neither of these in one step.
+// The folders of steps, on the rank that makes and removes them. A step exists once its manifest
+// does; until then its folder has a marker. No folder is ever renamed, and no file records the
+// newest step: object stores and some network file systems can do neither atomically.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 
 /// Whether a text may be a run_id: at most 200 printable ASCII characters.
 bool is_run_id(const std::string& text);
-/// It, in ASCII, as a message shows it: files may have any text.
+/// A run_id in ASCII, for messages: files may have any text.
 std::string quoted_run(const std::string& run_id);
 
 /// The folder of a step that is being saved.
@@ -29,26 +29,26 @@ class StepFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Makes the folder, with its marker. What an unfinished save of the same run has left there is
-  /// removed. Throws Error if the step exists, or is another run's, also one's that began it at the
-  /// same instant.
+  /// Makes the folder, with its marker. Remains of an unfinished save of the same run are removed.
+  /// Throws Error if the step exists, or belongs to another run, also to one that began it at the
+  /// same time.
   void claim() const;
-  /// Writes the manifest: from then on the step is there, also after a crash.
+  /// Writes the manifest: from then on the step exists, also after a crash.
   void commit(const std::string& manifest) const;
-  /// Removes the marker of a step that is there.
+  /// Removes the marker of a complete step.
   void release() const;
-  /// Removes what unfinished saves of this run have left beside this step, and the run's steps but
-  /// this one and the highest others, `keep` in all (0: all are kept). A step that can't be removed
-  /// is left, with a warning.
+  /// Removes the remains of this run's unfinished saves beside this step, and the run's steps
+  /// except this one and the highest others, `keep` in all (0: all are kept). A step that can't be
+  /// removed is left, with a warning.
   void clean_up_others(int keep) const;
-  /// Removes the folder. Errors are passed over: the marker goes last, so that the next save of the
-  /// run finds what is left.
+  /// Removes the folder. Errors are ignored: the marker is removed last, so that the next save of
+  /// the run finds the remains.
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or one that can't be read. A
-  /// manifest that is not as it was written passes: nobody can say whose it is.
+  /// damaged manifest passes: its run is unknown.
   void check_withdrawable() const;
-  /// Turns a step of the same run that is there into the remains of a save. Throws as
+  /// Turns a complete step of the same run into the remains of a save. Throws as
   /// check_withdrawable().
   void withdraw() const;
 
@@ -69,8 +69,8 @@ bool is_marked(const std::filesystem::path& folder);
 /// The text of that marker, the run_id; nullopt for none.
 std::optional<std::string> marker_of(const std::filesystem::path& folder);
 
-/// Whether a folder certainly has no manifest. Not where that cannot be told for the moment: such a
-/// step may be whole.
+/// Whether a folder certainly has no manifest. False if that is unknown for the moment: such a step
+/// may be complete.
 bool lacks_manifest(const std::filesystem::path& folder);
 
 /// The folders of steps, the highest step first.
@@ -85,9 +85,9 @@ std::optional<std::int64_t> newest_step_in(const std::filesystem::path& dir,
 /// The highest step whose folder is not just the remains of a save.
 std::optional<std::int64_t> last_step_in(const std::filesystem::path& dir);
 
-/// The steps later than `after` that are in the way of a run that goes on from there, the highest
-/// first. Throws Error where one of them can't be withdrawn, and for what a save of another run has
-/// left.
+/// The steps later than `after` that are in the way of a run which continues from there, the
+/// highest first. Throws Error if one of them can't be withdrawn, and for remains of another run's
+/// save.
 std::vector<std::int64_t> steps_to_withdraw_in(const std::filesystem::path& dir, std::int64_t after,
                                                const std::string& run_id);
 

@@ -13,16 +13,16 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Of two chunks along one dimension. A grid of 300 × 300 chunks of a matrix takes less. Of what
-/// a stranger wrote, the time is bounded.
+/// The limit of comparisons of two chunks along one dimension. A grid of 300 × 300 chunks of a
+/// matrix needs fewer. It bounds the time for untrusted manifests.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
 std::int64_t volume(std::span<const std::int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// The dimension along which chunks begin at most different places: few of them then stand side by
-/// side.
+/// The dimension along which chunks begin at the most different places: then few of them overlap
+/// along it.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -60,9 +60,8 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
   return box;
 }
 
-/// Where the chunks are sorted by their offsets along one dimension, a chunk can overlap only those
-/// behind it that begin before it ends. If none overlap, they cover the tensor if they have as many
-/// elements.
+/// With the chunks sorted by their offsets along one dimension, a chunk can overlap only later ones
+/// that begin before it ends. If none overlap, they cover the tensor if they have as many elements.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws where a product overflows
   const std::int64_t all = volume(tensor.sizes);

@@ -9,14 +9,14 @@
 
 namespace tessera::checkpoint {
 
-/// What two blocks of one tensor have in common; nullopt: nothing. `local_offset` of the result is
-/// from the start of the second.
+/// The overlap of two blocks of one tensor; nullopt: none. `local_offset` of the result counts from
+/// the start of the second.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,
                                 std::span<const std::int64_t> other_offset,
                                 std::span<const std::int64_t> other_sizes);
 
-/// Throws Error unless the chunks of a tensor, which lie within it, have each element once.
+/// Throws Error unless the chunks of a tensor, which lie within it, cover each element once.
 void check_tiling(const ManifestTensor& tensor);
 
 }  // namespace tessera::checkpoint
