@@ -1,5 +1,5 @@
-// Charts: first axes, then what is drawn in them. Coordinates are those of the viewBox; the page
-// scales the whole. Colours and line widths are classes of report_style.h.
+// Charts: axes first, then the curves. Coordinates are those of the viewBox; the page scales the
+// whole. Colours and line widths are classes of report_style.h.
 #include "chart.h"
 
 #include <fmt/format.h>
@@ -99,8 +99,8 @@ class Plot {
   }
 
  private:
-  /// Ticks are whole steps, and the curve fills the width.
-  /// Of one step the range is made 1, as an axis cannot be empty.
+  /// Ticks are whole steps, and the curve fills the width. With one step the range is 1, as an axis
+  /// cannot be empty.
   static Axis step_axis(double first, double last) {
     Axis axis = linear_axis(first, std::max(last, first + 1), 7);
     axis.low = first;
@@ -152,7 +152,7 @@ class Plot {
     return fmt::format(R"(<polyline class="{}" points="{}"/>)", style, coordinates);
   }
 
-  /// Invisible stripes over the whole height, each of which shows a dot and a text when pointed at.
+  /// Invisible stripes over the whole height; each shows a dot and a text when pointed at.
   std::string hover_texts() const {
     std::string body;
     const std::size_t count = std::min(points_.size(), kMaxHoverTexts);

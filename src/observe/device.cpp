@@ -1,5 +1,5 @@
-// What the machine is and how much memory is used, for metrics and MFU. "" or 0 where it cannot be
-// found out: a run must not fail for its metrics.
+// The machine and its used memory, for metrics and MFU. "" or 0 if unknown: a run must not fail for
+// its metrics.
 #include "tessera/observe/device.h"
 
 #include <dlfcn.h>

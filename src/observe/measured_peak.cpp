@@ -69,7 +69,7 @@ SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   }
 }
 
-/// Of this rank, in windows that begin on all ranks together.
+/// This rank's rate, in windows that begin on all ranks together.
 double median_rate(comm::Communicator& hosts, c10::Device device, c10::ScalarType type) {
   SquareProducts products = fitting_products(device, type);
   const double wanted = kWindowSeconds / products.seconds_of(1);

@@ -31,7 +31,7 @@ double median(const Steps& steps, Field field) {
   return *middle;
 }
 
-/// There is at least one step. Of traffic and memory the last step is shown.
+/// There is at least one step. Traffic and memory are those of the last step.
 std::string tiles(const Steps& steps) {
   const auto& last = steps.back();
   std::string html = html_tile(fmt::format("{:.4f}", last.loss), "loss, last step");
@@ -61,7 +61,7 @@ Chart chart_of(const Steps& steps, const char* title, const char* unit, Field fi
   return chart;
 }
 
-/// `title` and `unit` are ours and need no escape.
+/// `title` and `unit` are constants and need no escape.
 std::string chart_card(const Chart& chart) {
   const std::string unit = chart.unit.empty() ? "" : "<span>" + chart.unit + "</span>";
   return fmt::format("<figure class=\"card chart\" style=\"margin:0\"><h3>{}{}</h3>{}</figure>\n",

@@ -1,6 +1,5 @@
-// An allocator in front of libtorch's own for the CPU, which counts. Its other form reserves
-// addresses and leaves it to the system to find memory for what is written, which in a FakeMode is
-// nothing.
+// An allocator in front of libtorch's CPU allocator, which counts. Its other form reserves
+// addresses and lets the system find memory for what is written, which in a FakeMode is nothing.
 
 #include "tessera/observe/tensor_memory.h"
 
@@ -32,7 +31,7 @@ std::atomic<std::int64_t> live = 0;
 std::atomic<std::int64_t> highest = 0;
 std::atomic<std::uint64_t> allocations = 0;
 
-/// What is needed when a block goes.
+/// Data that is needed when a block is freed.
 struct Counted {
   TensorBlock block;
   c10::DataPtr memory;             ///< of libtorch's allocator

@@ -1,5 +1,5 @@
-// Event files, as TensorBoard reads them: the three messages that scalars need are written by hand
-// in Protocol Buffers' wire format, and framed as TFRecords.
+// Event files for TensorBoard: the three messages that scalars need are encoded here, in Protocol
+// Buffers' wire format, and framed as TFRecords.
 #include "tessera/observe/tensorboard.h"
 
 #include <fmt/format.h>
@@ -147,7 +147,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
                   "; give a folder that may be written");
   }
   write_event(event_of(0, bytes_field(3, "brain.Event:2")));
-  // SessionLog: status = 1, of which START = 1 hides what was written for this step and later ones.
+  // SessionLog: status = 1; its START = 1 hides what was written for this step and later ones.
   write_event(event_of(first_step, bytes_field(7, integer_field(1, 1))));
 }
 

@@ -41,7 +41,7 @@ std::size_t sequence_length(std::string_view text) {
       return 0;
     }
   }
-  // Of these first bytes only some second bytes are allowed.
+  // After these first bytes only some second bytes are allowed.
   const bool excluded = (first == 0xe0 && at(1) < 0xa0) || (first == 0xed && at(1) >= 0xa0) ||
                         (first == 0xf0 && at(1) < 0x90) || (first == 0xf4 && at(1) >= 0x90);
   return excluded ? 0 : length;

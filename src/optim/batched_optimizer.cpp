@@ -1,6 +1,6 @@
-// From single shards to few kernel calls. FSDP lays the shards of a unit side by side, and
-// SlotOptimizer their states likewise: what adjoins everywhere is updated as one tensor, which is
-// the same for an update of each element by itself.
+// Turns single shards into few kernel calls. FSDP lays the shards of a unit side by side, and
+// SlotOptimizer their states likewise: shards that adjoin everywhere are updated as one tensor,
+// with the same result for elementwise updates.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/view_as_real.h>
@@ -16,19 +16,19 @@
 namespace tessera::optim {
 namespace {
 
-/// `count` tensors that adjoin in memory, of which `first` is the first, as one.
-/// A single shard keeps its own tensor, which is as good and not a view.
+/// `count` tensors that adjoin in memory, beginning with `first`, as one. A single shard keeps its
+/// own tensor, which is as good and not a view.
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// What a kernel takes: complex numbers are pairs of real ones, each of which it updates by itself.
+/// The kernel's view: complex numbers are pairs of real ones, which are updated independently.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Lets autograd see that these have changed: the kernel wrote to them through a tensor of its own,
-/// or is one of libtorch's fused kernels, which do not say so.
+/// Tells autograd that these have changed: the kernel wrote to them through another tensor, or is
+/// one of libtorch's fused kernels, which do not report writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -73,8 +73,8 @@ void BatchedOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Counters first: a batch takes them as they are after this step. Gradients are scaled in place,
-/// as their values are not needed afterwards.
+/// Counters first: a batch takes their values after this step. Gradients are scaled in place, as
+/// their values are not needed afterwards.
 void BatchedOptimizer::update_group(Run shards, std::size_t group, double gradient_factor) {
   count_step(shards);
   const std::vector<ShardUpdate> kept = prepared(shards);
@@ -113,7 +113,7 @@ void BatchedOptimizer::count_step(Run shards) {
 }
 
 /// Whether two shards can be updated as one tensor: they, their gradients and their states adjoin,
-/// and they have made equally many steps, of which a kernel takes one number for a tensor.
+/// and they have made equally many steps, since a kernel takes one step number for a tensor.
 bool BatchedOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -145,8 +145,8 @@ std::vector<BatchedOptimizer::Run> BatchedOptimizer::runs_of(
   return runs;
 }
 
-/// The run stands in the batch as its first tensor, made longer. Of the steps one is enough: they
-/// are equal (adjoin_in_memory).
+/// The run is in the batch as its first tensor, made longer. One step counter is enough: they are
+/// equal (adjoin_in_memory).
 void BatchedOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
   for (const ShardUpdate& shard : run) {

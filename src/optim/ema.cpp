@@ -1,5 +1,5 @@
-// The average is an optimizer around another one, so that all that steps, saves and resumes an
-// optimizer does so with the average.
+// The average is an optimizer around another one: code that steps, saves and resumes an optimizer
+// handles the average too.
 
 #include "tessera/optim/ema.h"
 

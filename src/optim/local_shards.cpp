@@ -23,7 +23,7 @@ struct Piece {
   c10::ScalarType dtype;
 };
 
-/// `numel` counts first what is needed, then what has been given away.
+/// `numel` counts first the needed elements, then those handed out.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;

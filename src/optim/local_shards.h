@@ -1,5 +1,5 @@
-// What optimizers and norms ask of local shards: their gradients, which of them adjoin in memory,
-// and state beside them.
+// Local shards for optimizers and norms: their gradients, which of them adjoin in memory, and state
+// beside them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

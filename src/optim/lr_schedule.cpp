@@ -66,7 +66,7 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // Also where the warm-up is as long as the run, of which no share could be taken.
+  // Also if the warm-up is as long as the run, where a quotient would divide by zero.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

@@ -1,5 +1,5 @@
-// The hooks that bring each tensor of a step to the recording. All ranks gather every tensor; rank
-// 0 alone writes and compares, so that the others need not know which of the two it does.
+// The hooks that add each tensor of a step to the recording. All ranks gather every tensor; only
+// rank 0 writes and compares, so that the others need not know which of the two it does.
 
 #include "tessera/observe/compare_runs.h"
 
@@ -32,7 +32,7 @@
 namespace tessera::observe {
 namespace {
 
-/// What a tensor is. Activations are split over the batch, and so are their gradients.
+/// The kind of a tensor. Activations are split over the batch, and so are their gradients.
 enum class Kind { kInput, kParameter, kOutput, kOutputGradient, kParameterGradient };
 
 bool is_of_batch(Kind kind) {
@@ -96,7 +96,7 @@ class ComparedRun : public std::enable_shared_from_this<ComparedRun> {
   /// In the order in which the step's calls ended.
   std::unordered_map<const nn::ModuleBase*, std::size_t> order_;
 
-  // Of the step.
+  // State of the current step.
   std::map<Kind, double> magnitudes_;
   std::size_t compared_ = 0, different_ = 0;
   std::vector<std::string> not_recorded_;
@@ -127,7 +127,7 @@ void ComparedRun::attach_to(nn::ModuleBase& model) {
 }
 
 void ComparedRun::begin_step(nn::TensorList inputs) {
-  // An evaluation between two steps is none.
+  // An evaluation between two steps does not count as a step.
   if (step_ > options_.steps || !c10::GradMode::is_enabled() || nn::is_recomputing()) {
     return;
   }
@@ -168,7 +168,7 @@ void ComparedRun::end_call(const std::string& fqn, const nn::ModuleBase& module,
 }
 
 void ComparedRun::watch_gradient(const at::Tensor& output, const std::string& name) {
-  // Of one number it is that of a mean over the rank's own samples: another one on each mesh.
+  // A single number is a mean over the rank's own samples: it differs between meshes.
   if (output.dim() == 0) {
     return;
   }
@@ -181,8 +181,8 @@ void ComparedRun::watch_gradient(const at::Tensor& output, const std::string& na
                        });
 }
 
-/// Queued by the first gradient that comes back to the model's results; and once more by itself, so
-/// that it runs after what others have queued by then: FSDP's reductions, and pending sums.
+/// Queued by the first gradient that reaches the model's results, and once more by itself: so it
+/// runs after callbacks that others have queued by then: FSDP's reductions, and pending sums.
 void ComparedRun::end_backward_later(const at::Tensor& output) {
   detail::add_own_hook(
       output, detail::OwnHook::kNotice,
@@ -218,7 +218,7 @@ void ComparedRun::end_backward(std::int64_t step) {
   }
 }
 
-/// Those of the module that was called last come first.
+/// Parameters of the last called module come first.
 nn::NamedSlots ComparedRun::parameters_in_backward_order() const {
   const auto called = [this](const nn::SlotPtr& slot) {
     std::size_t last = 0;
@@ -246,7 +246,7 @@ void ComparedRun::take(Kind kind, const std::string& name, const at::Tensor& ten
                        ? DistributedTensor(tensor.detach()).full_tensor()
                        : tensor.detach();
   if (kind == Kind::kOutputGradient) {
-    // Of the mean over all samples, of which the rank's own loss is a part.
+    // The gradient of the mean over all samples; the rank's own loss is one part of it.
     own = own.div(grid_.batches);
   }
   const Parts parts = gather_parts(own, mesh_, grid_, is_of_batch(kind));

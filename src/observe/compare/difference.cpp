@@ -50,7 +50,7 @@ Worst worst_of(const Whole& whole, const at::Tensor& recorded, const Allowance& 
   return worst;
 }
 
-/// Of all copies; nullopt if one has other sizes.
+/// The largest difference over all copies; nullopt if one has other sizes.
 std::optional<Worst> worst_of(const Reading& reading, const at::Tensor& recorded,
                               const Allowance& allowance) {
   Worst worst;

@@ -17,8 +17,8 @@ struct Allowance {
   double magnitude = 0;
 };
 
-/// What `parts` and `recorded` differ by where they can be read alike, in the way in which they
-/// differ least: one line. nullopt: they agree.
+/// How `parts` and `recorded` differ, in the common reading in which they differ least: one line.
+/// nullopt: they agree.
 std::optional<std::string> difference(const Parts& parts, const Parts& recorded,
                                       const Allowance& allowance);
 
@@ -38,7 +38,7 @@ struct Farthest {
 /// NaN beside NaN and infinity beside itself are equal; NaN beside a number is not.
 Farthest farthest(const at::Tensor& tensor, const at::Tensor& recorded);
 
-/// Of an element of a tensor of `sizes`.
+/// The coordinate of an element of a tensor of `sizes`.
 std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef sizes);
 
 }  // namespace tessera::observe

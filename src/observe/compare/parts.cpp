@@ -19,7 +19,7 @@
 namespace tessera::observe {
 namespace {
 
-/// Type, sizes, then the values. Of an undefined tensor nothing but a type that no tensor has.
+/// Type, sizes, then the values. For an undefined tensor only a type that no tensor has.
 std::string to_bytes(const at::Tensor& tensor) {
   std::vector<std::int64_t> header{-1};
   at::Tensor values;
@@ -80,7 +80,7 @@ std::vector<at::Tensor> tensors_of(const Reading& reading) {
   return tensors;
 }
 
-/// The ways to read what the ranks of one part of the batch have.
+/// The ways to read the tensors of the ranks of one part of the batch.
 std::vector<Reading> ways_within_a_batch(const Reading& copies) {
   std::vector<Reading> ways{copies};
   const std::int64_t dims = copies.size() > 1 ? copies.front().tensor.dim() : 0;

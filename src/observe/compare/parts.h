@@ -1,4 +1,4 @@
-// What the ranks of a mesh have of one tensor, and how that reads as a whole one.
+// The ranks' parts of one tensor, and how they form a whole one.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace tessera::observe {
 
-/// The ranks of a mesh by their part of the batch. Those of one part follow one another.
+/// The ranks of a mesh by their part of the batch. Ranks of one part are consecutive.
 struct BatchGrid {
   BatchGrid(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims);
 
@@ -21,7 +21,7 @@ struct BatchGrid {
   std::vector<std::size_t> positions;  ///< in mesh.ranks(), part by part
 };
 
-/// A tensor of one run: what each rank has of it, on the CPU.
+/// A tensor of one run: each rank's part, on the CPU.
 struct Parts {
   std::int64_t batches = 1;         ///< how many parts of the batch; 1: it does not depend on them
   std::vector<std::string> ranks;   ///< of each part, for messages

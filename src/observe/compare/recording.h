@@ -42,7 +42,7 @@ class Recording {
 
   /// nullopt if the recorded run had none of this name.
   std::optional<RecordedTensor> find(const std::string& name);
-  /// The recorded tensors of a step that nobody has looked for.
+  /// The recorded tensors of a step that find() was not called for.
   std::vector<std::string> not_found(std::int64_t step) const;
 
  private:

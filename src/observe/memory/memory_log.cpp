@@ -1,5 +1,5 @@
-// Each allocation and its end is noted with the phase and the lane in which it was. What a block
-// was for shows only when it goes: an activation is what a forward leaves behind.
+// Notes each allocation and its end with the current phase and lane. The purpose of a block is
+// known only when it is freed: a block that a forward leaves allocated is an activation.
 
 #include "tessera/observe/memory_log.h"
 
@@ -32,8 +32,7 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// What FSDP issues shows in the lane, and for which unit in the marks that it leaves for
-/// profilers.
+/// Recognises FSDP's work by the lane, and its unit by the marks that FSDP leaves for profilers.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -102,7 +101,7 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
-/// Nobody announces them: autograd knows when it runs, and whoever clips norms names itself.
+/// Phases are not announced: autograd knows when it runs, and code that clips norms names itself.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -131,7 +130,7 @@ std::size_t MemoryLog::owner_of_new() const {
   return modules_.empty() ? 0 : modules_.back();
 }
 
-/// Mostly that of the allocation before.
+/// Usually the moment of the allocation before.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -242,7 +241,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
                                                          : MemoryKind::kTemporary;
 }
 
-/// Of each owner.
+/// The unit of each owner.
 std::vector<std::string> MemoryLog::units(
     const std::function<std::string(const std::string&)>& of) const {
   std::vector<std::string> units(owners_.size());
@@ -253,14 +252,14 @@ std::vector<std::string> MemoryLog::units(
   return units;
 }
 
-/// What is there, block after block, and the most that was.
+/// The allocated memory, block after block, and its maximum.
 class MemoryLog::Count {
  public:
   /// `units`: of each owner.
   Count(StepMemory& memory, std::vector<std::string> units, bool on_host)
       : memory_(memory), unit_names_(std::move(units)), on_host_(on_host) {}
 
-  /// What of a block nobody has, such as padding, goes with its first part.
+  /// Bytes of a block without an owner, such as padding, count with its first part.
   void add(const Block& block, std::int64_t sign) {
     const MemoryKind kind = kind_of(block);
     std::int64_t rest = block.bytes;
@@ -271,7 +270,7 @@ class MemoryLog::Count {
     const bool is_cut = !block.parts.empty();
     add(kind, unit_names_[is_cut ? block.parts.begin()->second.owner : block.owner], sign * rest);
   }
-  /// Whether there is more than ever; if so, it is noted.
+  /// Whether the memory is at a new maximum; if so, notes it.
   bool is_peak() {
     if (sum_ <= memory_.peak_bytes) {
       return false;
@@ -281,7 +280,7 @@ class MemoryLog::Count {
     at_peak_ = units_;
     return true;
   }
-  /// Notes what there is after an event, if there is more than ever in its moment.
+  /// Notes the memory after an event, if it is a new maximum of its moment.
   void note(std::size_t event, const std::string& moment) {
     auto& [at, most] = moments_[moment];
     if (sum_ > most.bytes) {

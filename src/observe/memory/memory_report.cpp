@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Kinds of which there was something.
+/// Kinds with any memory.
 ordered_json json_of_kinds(const BytesByKind& most, const BytesByKind& at_peak) {
   ordered_json json = ordered_json::object();
   for (std::size_t i = 0; i < kMemoryKinds; ++i) {

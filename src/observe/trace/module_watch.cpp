@@ -1,5 +1,5 @@
-// Forward and backward meet in the numbers of autograd's nodes: a module's forward makes those from
-// one number to another, and libtorch's RecordFunction says which one backward runs.
+// Forward and backward are matched by the numbers of autograd's nodes: a module's forward makes the
+// nodes in a range of numbers, and libtorch's RecordFunction tells which node backward runs.
 
 #include "tessera/observe/module_watch.h"
 

@@ -1,4 +1,4 @@
-// What ranks have found, each on its own tensors, and what that says together.
+// The ranks' findings, each on its own tensors, and their combined result.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct Finding {
   double noise = 0;                 ///< how far rounding moves it on one rank
 };
 
-/// What all ranks have found of tensors of one kind.
+/// The findings of all ranks on tensors of one kind.
 struct Together {
   std::vector<VerifyDifference> differences;  ///< in the order of rank 0
   double largest = 0;                         ///< distance that is none, as a share of the kind's

@@ -59,7 +59,7 @@ std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOpt
   return findings;
 }
 
-/// Of split samples the loss alone, which comes last, can be compared.
+/// If samples are split, only the loss, which comes last, can be compared.
 std::vector<Finding> of_outputs(std::vector<Pair> pairs, const PairingRanks& ranks,
                                 const VerifyOptions& options) {
   if (options.splits_samples) {

@@ -14,7 +14,7 @@ namespace tessera::observe {
 struct Noise {
   std::vector<double> outputs, gradients;
 };
-/// What `noise` was, or more: the largest difference of `run` from `other`, a run of the same step.
+/// Raises `noise` to at least the largest difference of `run` from `other`, a run of the same step.
 /// Infinity for a tensor that one of the two lacks, or has in other sizes.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 

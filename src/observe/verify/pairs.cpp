@@ -102,7 +102,7 @@ void PairingRanks::make_whole(std::vector<Pair>& pairs, bool all) const {
   }
 }
 
-/// What ranks make whole together must be the same on each, or they would wait for one another.
+/// Ranks that make a tensor whole must all have it, or they would wait for one another.
 void PairingRanks::agree(const DeviceMesh& among, const std::vector<Pair>& pairs) const {
   std::string own;
   for (const Pair& pair : pairs) {
@@ -149,12 +149,12 @@ void PairingRanks::join_parts(std::vector<Pair>& pairs) const {
   }
 }
 
-/// In the way in which the parts together differ least from one rank's tensor.
+/// Chooses the way in which the joined parts differ least from one rank's tensor.
 void PairingRanks::join(Pair& pair) const {
   const Parts parts = gather_parts(pair.on_mesh, peers_, BatchGrid(peers_, {}), /*of_batch=*/false);
   double least = std::numeric_limits<double>::infinity();
   for (const Reading& reading : readings(parts)) {
-    // Others are the ranks' copies.
+    // Other readings are the ranks' copies.
     if (reading.size() != 1 || reading[0].tensor.sizes() != pair.one_rank.sizes()) {
       continue;
     }

@@ -23,21 +23,21 @@ struct Pair {
   std::string layout{};  ///< on the mesh, for messages
 };
 
-/// In the order of one rank's run, of whose tensors `noise` is.
+/// In the order of one rank's run; `noise` is for its tensors.
 std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
                            const std::vector<SeenTensor>& one_rank,
                            const std::vector<double>& noise);
 
-/// The ranks of a mesh, by whether they have samples of their own.
+/// The ranks of a mesh, by whether they have different samples.
 class PairingRanks {
  public:
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims);
 
   /// Makes distributed tensors whole, and joins plain parts. Collective. Throws Error, on every
-  /// rank, if the ranks of one part of the batch have not the same tensors; with `all`, if any
-  /// ranks have not.
+  /// rank, if the ranks of one part of the batch do not have the same tensors; with `all`, if any
+  /// ranks do not.
   void make_whole(std::vector<Pair>& pairs, bool all) const;
-  /// The mean of what the parts of the batch have. Collective.
+  /// The mean over the parts of the batch. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const;
 
  private:
@@ -48,7 +48,7 @@ class PairingRanks {
 
   DeviceMesh mesh_;
   DeviceMesh
-      batches_;  ///< ranks with samples of their own, through this one; none: all have the same
+      batches_;  ///< ranks with different samples, through this one; none: all have the same
   DeviceMesh peers_;  ///< ranks with the same samples; none: this rank alone has its own
 };
 

@@ -1,4 +1,4 @@
-// What both runs begin with: weights, buffers, modes, and the numbers that are drawn.
+// The common start of both runs: weights, buffers, modes, and the random numbers.
 
 #pragma once
 

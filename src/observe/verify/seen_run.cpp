@@ -68,7 +68,7 @@ void Recorder::end_call(const std::string& fqn, nn::TensorList tensors) {
   }
 }
 
-/// Attached to a module, with hooks that can't be removed: they do nothing while nobody records.
+/// Attached to a module, with hooks that can't be removed: they do nothing without a recorder.
 struct Watch {
   Recorder* recorder = nullptr;
   std::string fqn{};
@@ -130,7 +130,7 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   return trains;
 }
 
-/// The gradients of what is trained. One rank's are zeros where there are none.
+/// The gradients of the trained parameters. One rank's are zeros where there are none.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {

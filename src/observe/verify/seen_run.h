@@ -18,7 +18,7 @@ struct SeenTensor {
   at::Tensor value;
 };
 
-/// What one run of a step has shown.
+/// The tensors that one run of a step has produced.
 struct SeenRun {
   std::vector<SeenTensor> outputs;    ///< in the order in which the calls ended; the result last
   std::vector<SeenTensor> gradients;  ///< of what is trained; none without a backward

@@ -1,5 +1,5 @@
-// Every rank is the one rank of the reference: it runs that by itself, with its own samples, and so
-// nothing of the reference's run goes between ranks but the mean of the gradients.
+// Every rank runs the reference itself, with its own samples. So only the mean of the reference's
+// gradients is communicated.
 
 #include "tessera/observe/verify.h"
 
@@ -98,7 +98,7 @@ std::string Verification::whether_weights_are_equal() const {
   return problem_of_first_rank(problem);
 }
 
-/// Ranks with other samples may have found none, or another one.
+/// Ranks with other samples may have found no problem, or another one.
 std::string Verification::problem_of_first_rank(const std::string& own) const {
   comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
   const auto failure =
@@ -107,7 +107,7 @@ std::string Verification::problem_of_first_rank(const std::string& own) const {
 }
 
 void Verification::run_reference() {
-  // What a loss learns from the last forward of several ranks is not so of this one.
+  // Losses read the number of ranks from the last forward; this reference runs on one.
   nn::set_batch_ranks(1);
   const auto run = [&] {
     set_draw_counts(reference_, counts_, kAhead);

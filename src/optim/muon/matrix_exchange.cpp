@@ -77,8 +77,8 @@ MatrixExchange::Part MatrixExchange::part(std::size_t matrix, std::int64_t rank)
           local_numel(*m.layout, sizes, at), sends(matrix, rank)};
 }
 
-/// Whether the owner takes this rank's part. Along a dimension that replicates, it takes the copy
-/// of its own replica.
+/// Whether the owner takes this rank's part. Along a dimension that replicates, it takes its own
+/// replica's copy.
 bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
   const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
@@ -161,7 +161,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank gets its part, replicas included, whoever has sent it to the owner.
+  // Every rank gets its part, replicas included, whichever rank sent it to the owner.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -180,7 +180,7 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // Where the data of each owner begin; each cursor then goes on matrix by matrix.
+  // Where the data of each owner begin; each cursor then moves matrix by matrix.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {

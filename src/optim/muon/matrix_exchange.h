@@ -1,4 +1,4 @@
-// How Muon gets at whole matrices: each goes to one rank, which works on it, and comes back.
+// How Muon gets whole matrices: each is sent to one rank, which works on it, and sent back.
 #pragma once
 
 #include <ATen/core/Tensor.h>

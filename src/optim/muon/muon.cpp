@@ -1,6 +1,6 @@
-// Muon. The momentum is kept on the shards; orthogonalising needs the whole matrix, so that each
-// matrix goes to one rank for that (matrix_exchange.h). Sent is what will be orthogonalised, in
-// compute_dtype, and not momentum and gradient.
+// Muon. The momentum is kept on the shards; orthogonalising needs the whole matrix, so each matrix
+// is sent to one rank for that (matrix_exchange.h). The matrix to orthogonalise is sent, in
+// compute_dtype, instead of momentum and gradient.
 #include "tessera/optim/muon.h"
 
 #include <ATen/TensorOperators.h>

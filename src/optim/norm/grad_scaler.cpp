@@ -76,7 +76,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   // The maximum is enough to know whether all are finite.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity());
   checked_ = {std::isfinite(largest.item<double>()), 1.0};
-  // Others are left as they are: the step is skipped.
+  // If not finite, gradients are not changed: the step is skipped.
   if (checked_->finite) {
     scale_grads(terms, at::scalar_tensor(1.0 / state_.scale, largest.options()));
   }

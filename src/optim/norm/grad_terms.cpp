@@ -1,5 +1,5 @@
-// Who counts which gradient. Copies exist along mesh dimensions that replicate, and across
-// submeshes; every one of them must be counted once, on one rank.
+// Which rank counts which gradient. Copies exist along mesh dimensions that replicate, and across
+// submeshes; each gradient must be counted once, on one rank.
 #include "norm/grad_terms.h"
 
 #include <ATen/ops/_foreach_mul.h>
@@ -170,8 +170,8 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Two passes: the joint mesh must be known to all ranks, with gradients or without; only then come
-/// the gradients, of which pending sums are reduced.
+/// Two passes: the joint mesh must be known to all ranks, with gradients or without; only then are
+/// the gradients collected, with pending sums reduced.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   Counting counting(options);
   counting.check(parameters);

@@ -13,12 +13,12 @@
 
 namespace tessera::optim {
 
-/// The gradients of some parameters on one rank, sorted by who counts them in a norm.
+/// The gradients of some parameters on one rank, by which rank counts them in a norm.
 struct GradTerms {
   /// All local gradients. Tensors that adjoin in memory are joined, here and in the lists below.
   std::vector<at::Tensor> locals;
   /// Every gradient is in one of these: plain ones, which are the same on every rank; local tensors
-  /// of distributed ones that this rank counts; and those of which another rank counts a copy.
+  /// of distributed ones that this rank counts; and copies that another rank counts.
   std::vector<at::Tensor> plain, owned, copies;
   /// The mesh of all ranks that hold distributed parameters; none if all are plain.
   DeviceMesh joint;

@@ -1,5 +1,5 @@
-// What each rank knows of gradients that are not finite, told to all: a reduction spreads the NaN
-// of one rank over all of them, and only what FSDP has kept from before says whose it was.
+// Shares the ranks' knowledge of gradients that are not finite: a reduction spreads the NaN of one
+// rank over all, and only the sample that FSDP kept before the reduction tells its origin.
 #include "norm/nonfinite.h"
 
 #include <ATen/ops/isfinite.h>
@@ -15,7 +15,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Names of parameters, of which the first three are shown.
+/// Names of parameters; the first three are shown.
 class Names {
  public:
   void add(const nn::ParameterSlot& slot) {

@@ -1,5 +1,5 @@
-// The ranks of a model of which some modules are sharded have their own gradients of the others,
-// and would drift apart.
+// In a model with only some modules sharded, each rank has its own gradients of the others, and the
+// ranks would drift apart.
 #include "norm/plain_gradients.h"
 
 #include <algorithm>
