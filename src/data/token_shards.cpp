@@ -22,7 +22,7 @@
 namespace tessera::data {
 namespace {
 
-/// The header of an llm.c token shard: 256 int32, the first three of which are used.
+/// The header of an llm.c token shard: 256 int32; the first three are used.
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 

@@ -1,4 +1,4 @@
-// What all sources of tokens share, and the one in memory (text that was encoded, tests).
+// Shared by all sources of tokens, and the source in memory (text that was encoded, tests).
 #include "tessera/data/token_source.h"
 
 #include <algorithm>

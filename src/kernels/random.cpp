@@ -44,7 +44,7 @@ constexpr std::int64_t kBatch = 64;  // numbers that are drawn at once, on the s
 /// for all at once, which the compiler vectorises, and then again the few that are in the tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Distributions with normal quantiles: the other ones are cheap as they are.
+  // Only for distributions with normal quantiles: the other ones are cheap without it.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {
@@ -145,7 +145,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// One box from the origin, of which local and global offsets are the same.
+/// One box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};

@@ -66,7 +66,7 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The tensor's device need not be the current one. Kernels go on the current stream, where the
+  // The tensor's device need not be the current one. Kernels run on the current stream, where the
   // caller's other work on the tensor is.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();

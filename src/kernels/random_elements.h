@@ -46,7 +46,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Of the box's elements `first`, `first` + `step` and so on.
+/// Fills the box's elements `first`, `first` + `step` and so on.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {

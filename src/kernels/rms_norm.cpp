@@ -102,7 +102,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
   const at::Tensor scale = float_weight(weight);
   const Rows rows(from);
   const at::Tensor x_grad = at::empty_like(from);
-  // Each block adds to a row of its own, so that threads never add to one place.
+  // Each block adds to a separate row, so that threads never add to one place.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
   // The last blocks may be short or empty.

@@ -104,7 +104,7 @@ void Bpe::merge_word(std::string_view word, BpeWorkspace& workspace) const {
   merge_symbols(merges_, workspace);
 }
 
-/// As the `tokenizers` package does it, to the place of unknown tokens beside fallen back ones.
+/// As the `tokenizers` package, including the order of unknown tokens and byte-fallback tokens.
 void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
   bool unknown = false;  // one is still to be appended
   while (!word.empty()) {

@@ -64,7 +64,7 @@ class Bpe {
   void encode(std::string_view word, std::vector<std::int64_t>& ids, BpeWorkspace& workspace) const;
 
  private:
-  /// Of one that no border of words divides.
+  /// Encodes a part without inner borders between words.
   void encode_part(std::string_view word, std::vector<std::int64_t>& ids,
                    BpeWorkspace& workspace) const;
   /// Fills workspace.ids.

@@ -63,7 +63,7 @@ class BpeTokenizer final : public Tokenizer {
   std::string normalize(std::string_view text) const;
 
   BpeTokenizerParts parts_;
-  AddedTokens raw_;            ///< looked for in the text as it is
+  AddedTokens raw_;            ///< looked for in the original text
   AddedTokens normalized_;     ///< looked for in the normalized text
   std::vector<bool> special_;  ///< by id
   Bpe bpe_;

@@ -26,7 +26,7 @@ struct MergedPair {
 /// Pairs to merges: a flat hash table, as looking up is most of the time of encoding.
 class MergeTable {
  public:
-  /// Of merges of the same pair the last counts.
+  /// If a pair has several merges, the last one counts.
   explicit MergeTable(const std::vector<Merge>& merges);
 
   MergedPair find(TokenId left, TokenId right) const {

@@ -13,7 +13,7 @@ namespace {
 
 using chat::Json;
 
-/// What a line of a file holds.
+/// The content of a line of a file.
 struct Chat {
   Json messages;
   Json tools;

@@ -11,7 +11,7 @@
 
 namespace tessera::data::chat {
 
-// A template may be a stranger's.
+// A template may be untrusted.
 inline constexpr std::size_t kMaxSteps = 300'000;
 inline constexpr std::size_t kMaxTextBytes = 64 << 20;
 inline constexpr int kMaxDepth = 64;
@@ -45,7 +45,7 @@ auto at_line(int line, Body&& body) {
 /// Throws where a template does not end soon.
 void count_step(State& state);
 
-/// The innermost of that name; undefined if there is none.
+/// The innermost variable of that name; undefined if there is none.
 Value variable(const State& state, const std::string& name);
 
 }  // namespace tessera::data::chat

@@ -8,11 +8,11 @@
 
 namespace tessera::data::chat {
 
-// What filters and methods have in common, as Python's functions of these names do it.
+// Shared by filters and methods, with the behaviour of Python's functions of these names.
 
 /// Without white space, or without `characters`, at its ends.
 std::string stripped(std::string_view text, const Value& characters, bool left, bool right);
-/// Of ASCII letters.
+/// Changes the case of ASCII letters.
 std::string cased(std::string text, bool upper);
 /// `every`: each word, else the first.
 std::string capitalized(const std::string& text, bool every);

@@ -25,7 +25,7 @@ struct AddedToken {
   bool lstrip = false;       ///< takes the white space before it
   bool rstrip = false;       ///< takes the white space behind it
   bool normalized = false;   ///< looked for in the normalized text
-  bool special = false;      ///< has no text of its own
+  bool special = false;      ///< has no text
 };
 
 /// Finds added tokens: the leftmost, of those the longest. Immutable.
@@ -43,7 +43,7 @@ class AddedTokens {
 
  private:
   static constexpr std::size_t kNone = ~std::size_t{0};
-  /// Of a trie of bytes.
+  /// A node of a trie of bytes.
   struct Node {
     std::map<char, std::size_t> next;
     std::size_t token = kNone;

@@ -42,7 +42,7 @@ std::optional<CodeSet> property_of(std::string_view name) {
   return std::ranges::all_of(plain, is_ascii_alphanumeric) ? unicode_property(plain) : std::nullopt;
 }
 
-/// Of "\X", a single character.
+/// The character of "\X", where X is `kind`.
 std::optional<char32_t> control_of(char kind) {
   constexpr std::array<std::pair<char, char32_t>, 7> kControls{
       {{'n', '\n'}, {'r', '\r'}, {'t', '\t'}, {'f', '\f'}, {'v', '\v'}, {'a', '\a'}, {'e', 0x1b}}};

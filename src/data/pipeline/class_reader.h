@@ -17,9 +17,9 @@ class ClassReader {
 
   /// A character, which is not empty UTF-8.
   char32_t take_character();
-  /// Of "\": what stands for one character, or for a set of them.
+  /// Reads after "\": a character, or a set of them.
   CodeSet take_escape(bool in_class);
-  /// Of "[". `fold`: within (?i:).
+  /// Reads after "[". `fold`: within (?i:).
   CodeSet take_class(bool fold);
 
   void refuse_if(bool condition, std::string_view construct) const;

@@ -8,7 +8,7 @@
 
 namespace tessera::data {
 
-/// A step from the texts of tokens to the text that they are. Immutable.
+/// A step that turns the texts of tokens into the decoded text. Immutable.
 class Decoder {
  public:
   virtual ~Decoder() = default;

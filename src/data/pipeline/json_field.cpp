@@ -10,7 +10,7 @@ using nlohmann::json;
 const json kNull;
 constexpr std::size_t kMaxShown = 80;
 
-/// As JSON of ASCII: a stranger's keys and texts may hold anything.
+/// As ASCII JSON: untrusted keys and texts may hold anything.
 std::string short_text(const json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";

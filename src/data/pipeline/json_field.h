@@ -41,7 +41,7 @@ class JsonField {
   void only(std::initializer_list<std::string_view> keys) const;
   /// Throws unless `condition`: the value must be `what`.
   void require(bool condition, std::string_view what) const;
-  /// Throws: this value stands for what is not implemented.
+  /// Throws: this value is not implemented.
   [[noreturn]] void refuse() const;
 
  private:

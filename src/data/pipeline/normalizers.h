@@ -12,7 +12,7 @@ namespace tessera::data {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  /// Of valid UTF-8, in place.
+  /// Changes valid UTF-8 in place.
   virtual void apply(std::string& text) const = 0;
 };
 using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;

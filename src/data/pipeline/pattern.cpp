@@ -20,10 +20,10 @@ namespace {
 /// whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
-/// Of the interpreter, in KiB.
+/// The interpreter's limit, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
-/// Of this thread, for all matches of a text. A tokenizer's pattern needs some 0.05 us a byte.
+/// CPU time of this thread for all matches of a text. A tokenizer's pattern needs 0.05 us a byte.
 constexpr double kFreeSeconds = 1;
 constexpr double kSecondsOfByte = 5e-6;
 constexpr int kMatchesBetweenLooks = 64;
@@ -61,9 +61,9 @@ double seconds_of_thread() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// One search after another in one text. A match has a limit of steps. Loops of a single character
-/// count no steps, however: what reads the rest of the text at each place is seen by the time
-/// alone.
+/// Searches one text repeatedly. A match has a limit of steps. Loops of a single character count no
+/// steps, however: a pattern that reads the rest of the text at each place is found only by its
+/// time.
 class Search {
  public:
   /// `symbols`: of the text.
@@ -83,8 +83,8 @@ class Search {
     std::size_t end = 0;
   };
 
-  /// The first match that begins at `at` or behind it, in steps of some places, between which the
-  /// time is looked at.
+  /// The first match that begins at `at` or later. Searches in steps of some places and checks the
+  /// time between them.
   std::optional<Range> from(std::size_t at) {
     count_search();
     while (at <= text_.size()) {
@@ -235,7 +235,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
     if (!found) {
       return;
     }
-    // An empty match where the last one ended is none: go on behind the next character.
+    // An empty match where the last one ended does not count: continue behind the next character.
     if (found->begin == found->end && last_end == found->end) {
       ++at;
       continue;

@@ -14,8 +14,7 @@ struct pcre2_real_code_8;
 namespace tessera::data {
 
 /// A regular expression of a tokenizer, in the syntax of Oniguruma, which Hugging Face's library
-/// uses. It is run by PCRE2 on Symbols, within a limit, as the expression may be a stranger's.
-/// Immutable.
+/// uses. PCRE2 runs it on Symbols, within a limit, as the expression may be untrusted. Immutable.
 class Pattern {
  public:
   /// Throws Error for an expression that is wrong or not implemented.

@@ -39,7 +39,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
       add_post_processor(step, vocabulary, tokens);
     });
   } else if (type == "TemplateProcessing") {
-    // It takes what is there for a pair of texts.
+    // It takes the existing template for a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
   } else if (type != "ByteLevel") {  // that one only changes offsets into the text

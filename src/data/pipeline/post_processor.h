@@ -14,8 +14,8 @@ struct TemplateTokens {
   std::vector<std::int64_t> end;
 };
 
-/// Of a tokenizer.json's "post_processor". Throws Error for what is not implemented and for tokens
-/// outside of the vocabulary.
+/// The tokens of a tokenizer.json's "post_processor". Throws Error if it is not implemented, and
+/// for tokens outside of the vocabulary.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
 
 }  // namespace tessera::data

@@ -19,7 +19,7 @@ void check_growth(std::size_t from, std::size_t to);
 /// Text in place of each match of a pattern.
 class Replacement {
  public:
-  /// Of a component's "pattern" and "content".
+  /// `component`: has the keys "pattern" and "content".
   explicit Replacement(const JsonField& component);
 
   /// A copy of valid UTF-8 with the matches replaced. Throws Error beyond check_growth().

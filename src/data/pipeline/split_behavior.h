@@ -8,7 +8,7 @@
 
 namespace tessera::data {
 
-/// What becomes of the matches at which a text is split.
+/// What happens to the matches at which a text is split.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 SplitBehavior read_split_behavior(const JsonField& field);

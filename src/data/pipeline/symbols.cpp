@@ -10,7 +10,7 @@ namespace {
 
 constexpr char32_t kAscii = 0x80;
 constexpr std::size_t kLastSymbol = 0xff;
-/// Of a pattern that is no tokenizer's: work grows with their product.
+/// Far above any tokenizer's pattern: work grows with the product of these two.
 constexpr std::size_t kMaxSets = 2000;
 
 /// Where one of the sets begins or has ended, beyond ASCII.

@@ -22,7 +22,7 @@ class Symbols {
 
   /// The bytes of a set of those, in the order of their values.
   const std::vector<unsigned char>& bytes_of(std::size_t set) const { return bytes_of_[set]; }
-  /// Of valid UTF-8: a byte for each character.
+  /// Converts valid UTF-8: a byte for each character.
   std::string of(std::string_view text) const;
 
  private:

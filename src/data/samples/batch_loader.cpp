@@ -1,6 +1,5 @@
-// Batches by step number. There is no state: a batch depends on the step and the data only, so that
-// a resumed run reads what it would have read, and each data-parallel rank loads its rows by
-// itself.
+// Batches by step number. There is no state: a batch depends only on the step and the data, so that
+// a resumed run reads the same batches, and each data-parallel rank loads its rows independently.
 
 #include "tessera/data/batch_loader.h"
 
@@ -30,8 +29,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Of one row: where in its document each token is. The token behind an end belongs to another
-/// document, from which nothing can be known of it.
+/// For one row: sets each token's position within its document. The token after an end belongs to
+/// another document, and is not a target.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -66,7 +65,7 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
                   " tokens and another of ", sequence_, "; give all the same");
-    // A step whose rows came round would contain samples twice.
+    // If rows wrapped around, a step would contain samples twice.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
@@ -109,7 +108,7 @@ BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   if (!options_.shuffle) {
     return {source, sample};
   }
-  // Sources of one size are not to be drawn alike.
+  // Sources of one size must not be drawn alike.
   const std::uint64_t seed = *options_.shuffle + at.source * 0x9e3779b97f4a7c15;
   const auto pass = static_cast<std::uint64_t>(at.index / source->size());
   return {source, Permutation(source->size(), seed, pass)(sample)};
@@ -129,7 +128,7 @@ bool BatchLoader::ignores_targets() const {
          });
 }
 
-/// Pinned memory may be given back at once: its allocator keeps it until the copies have run.
+/// Pinned memory may be freed at once: its allocator keeps it until the copies have run.
 BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
   const auto copy = [device](const at::Tensor& host) {
     return host.defined() ? host.to(host.options().device(device).pinned_memory(false),

@@ -48,7 +48,7 @@ Mixture::Place Mixture::operator()(std::int64_t n) const {
   return {first, n};
 }
 
-/// Of m in a row a share p gets at most the next whole number of m p.
+/// Among m consecutive samples a source with share p gets at most ceil(m p).
 std::int64_t Mixture::most(std::size_t source, std::int64_t samples) const {
   std::size_t first = 0;
   std::size_t last = sums_.size() - 1;

@@ -7,10 +7,10 @@
 namespace tessera::data {
 
 /// An order in which samples are taken from several sources by their weights, computed for each
-/// number by itself. Sources are halved again and again, and between two halves samples are dealt
-/// out as Bresenham draws a line: of the first n that reach a node, its first half gets round(n p).
-/// So any prefix has of each source what its weight says, but for one half at each of the log2 of
-/// the number of sources.
+/// number independently. Sources are halved repeatedly, and samples are dealt to two halves as
+/// Bresenham draws a line: of the first n that reach a node, its first half gets round(n p). So in
+/// any prefix each source has its weight's share, to within one half for each of the log2 halvings
+/// of the sources.
 class Mixture {
  public:
   /// `weights`: positive, of any sum.

@@ -27,7 +27,7 @@ BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
   if (step != step_) {
     begin(step);
   }
-  // Whatever get() throws, the next call begins anew.
+  // If get() throws, the next call starts again.
   step_ = -1;
   BatchLoader::Batch batch = batch_.get();
   begin(step + 1);

@@ -89,8 +89,8 @@ class PromptCompletions final : public SampleSource {
     return sample_of(std::move(all), length);
   }
 
-  /// Where a prompt would leave no room for a target, its beginning goes, up to where the whole
-  /// completion has room, or up to its last token. The tokens that texts begin with stay.
+  /// Where a prompt would leave no room for a target, its beginning is cut: until the whole
+  /// completion has room, or down to its last token. The tokens that texts begin with stay.
   void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
     const std::size_t fixed = options_.begin.size();
     if (!options_.truncate || prompt < room || room <= fixed + 1) {

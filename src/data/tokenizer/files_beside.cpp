@@ -165,7 +165,7 @@ void read_chat_templates(const JsonField& field, FilesBeside& files) {
   });
 }
 
-/// Wins over what the configuration says.
+/// Overrides the configuration's template.
 void read_chat_template_file(const std::filesystem::path& file, FilesBeside& files) {
   if (std::filesystem::exists(file)) {
     files.read.push_back(file);
@@ -187,7 +187,7 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
   json config = read_json(folder / "tokenizer_config.json", files);
   const bool names_tokens = config.contains("added_tokens_decoder");
   if (!names_tokens) {
-    // What it says of special tokens wins over the configuration.
+    // Its special tokens override the configuration's.
     const json map = read_json(folder / "special_tokens_map.json", files);
     if (map.is_object()) {
       config.update(map);

@@ -5,7 +5,7 @@
 
 namespace tessera::data {
 
-/// Adds to a tokenizer what the files beside it say. Throws Error where they contradict it.
+/// Adds the contents of the files beside a tokenizer to it. Throws Error where they contradict it.
 void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside);
 
 }  // namespace tessera::data

@@ -47,7 +47,7 @@ TokenizerForm form_of(std::string_view text) {
                                                            : TokenizerForm::kSentencePiece;
 }
 
-/// Of a folder, the tokenizer's file in it.
+/// The path itself, or the tokenizer's file in a folder.
 std::string file_of(const std::string& path) {
   if (!std::filesystem::is_directory(path)) {
     return path;
@@ -58,7 +58,7 @@ std::string file_of(const std::string& path) {
   return *file;
 }
 
-/// Of begin_tokens() or end_tokens().
+/// The only element of begin_tokens() or end_tokens().
 std::optional<std::int64_t> the_one(const std::vector<std::int64_t>& tokens, const char* verb) {
   TESSERA_CHECK(tokens.size() <= 1, "the one token that ", verb,
                 "s a text was asked for, there are ", tokens.size(), ": call ", verb, "_tokens()");

@@ -37,7 +37,7 @@ constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 /// is joined with the normalizer_spec that is there.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
-/// What the library says against a model: by its status or, of some faults, by an exception.
+/// The library's error for a model: from its status or, for some faults, from an exception.
 std::string load(SentencePieceProcessor& processor, const std::string& model) {
   try {
     const auto status = processor.LoadFromSerializedProto(model);

@@ -1,5 +1,5 @@
-// Meta's tokenizer.model of Llama 3 and 4, in tiktoken's form: a token's bytes in base64 and its
-// rank, a line each.
+// Meta's tokenizer.model of Llama 3 and 4, in tiktoken's form: one line for each token, with its
+// bytes in base64 and its rank.
 
 #include <charconv>
 

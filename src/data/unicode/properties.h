@@ -36,7 +36,7 @@ CodeSet with_other_cases(const CodeSet& codes);
 /// The texts, and characters, that (?i:) takes for one another though they differ in length.
 const std::vector<std::u32string>& long_case_folds();
 
-/// What a character is in lower case.
+/// Appends the lower case of a character.
 void append_lower(char32_t code, std::string& text);
 
 }  // namespace tessera::data

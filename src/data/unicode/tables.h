@@ -6,15 +6,15 @@
 
 namespace tessera::data {
 
-/// A set of code points: `count` pairs from kRanges[begin] on, of the code points between it and
-/// the last range, and of its own.
+/// A set of code points: `count` pairs from kRanges[begin] on. A pair is the number of code points
+/// between the last range and this one, and the number in this one.
 struct PropertyEntry {
   std::string_view names;  ///< joined by |
   std::uint32_t begin;
   std::uint32_t count;
 };
 
-/// Of make_tables.py, where they are described. Keys are sorted, and written as differences.
+/// Written and described by make_tables.py. Keys are sorted, and written as differences.
 struct UnicodeTables {
   std::span<const std::uint32_t> ranges;
   std::span<const PropertyEntry> properties;

@@ -15,8 +15,8 @@ struct Utf8Step {
   bool cut = false;  ///< not valid, but the text ends where the character could still be completed
 };
 
-/// Of a text that is not empty. Broken bytes are taken together as the Unicode standard recommends
-/// (section 3.9, maximal subparts), which is what Python and Rust do.
+/// `text`: not empty. Invalid bytes are grouped as the Unicode standard recommends (section 3.9,
+/// maximal subparts), as Python and Rust do.
 Utf8Step first_character(std::string_view text);
 
 /// For a message: control characters as \xNN, so that it stays one line.

@@ -1,5 +1,5 @@
-// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and which
-// only a FakeMode includes: whatever operator a program comes to arrives here, with local tensors.
+// A dispatch key between autograd and the CPU's kernels, which libtorch leaves to others and only a
+// FakeMode includes: every operator that a program runs arrives here, with local tensors.
 
 #include "tessera/kernels/fake_mode.h"
 
@@ -64,7 +64,7 @@ std::vector<at::Tensor> tensors_of(Stack& stack, std::size_t count) {
   return tensors;
 }
 
-/// Whether the call is of numbers that nobody has: of any floating-point tensor of the CPU.
+/// Whether the call involves values that do not exist: of any floating-point tensor of the CPU.
 bool is_fake(Stack& stack, std::size_t count) {
   bool floating = false;
   bool elsewhere = false;
@@ -175,7 +175,7 @@ std::vector<std::int64_t> pointwise_sizes(const c10::OperatorHandle& op, Stack& 
   return sizes;
 }
 
-/// Of each out= argument after the call. An operator on elements may have no meta kernel.
+/// The sizes of each out= argument after the call. An operator on elements may have no meta kernel.
 std::vector<std::vector<std::int64_t>> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {

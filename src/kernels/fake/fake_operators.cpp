@@ -1,6 +1,6 @@
-// Operators by what they do, as their schemas tell it, and rules for the few that have no meta
-// kernel in libtorch's C++ (it has them in Python).
-// The rules serve meta tensors as well, of which a plan is recorded.
+// Classifies operators by their schemas, and has rules for the few that have no meta kernel in
+// libtorch's C++ (it has them in Python). The rules serve meta tensors as well, from which plans
+// are recorded.
 
 #include "fake/fake_operators.h"
 

@@ -1,4 +1,4 @@
-// What a FakeMode does with an operator, and the sizes of results that libtorch has no rule for.
+// How a FakeMode runs an operator, and the sizes of results that libtorch has no rule for.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,7 +10,7 @@ namespace tessera::kernels {
 
 /// How an operator that touches floating-point numbers is run without them.
 enum class FakeKind : std::uint8_t {
-  kThrough,  ///< as it is: it is made of other operators, or looks at sizes alone
+  kThrough,  ///< unchanged: it is made of other operators, or reads only sizes
   kInPlace,  ///< not at all: it only writes into its arguments
   kOut,      ///< its out= arguments get their sizes
   kMeta,     ///< on the meta device
