@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 
-/// The base class answers where nobody else does.
+/// The base class answers if CUDA is not loaded.
 bool has_found_cuda() {
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
   return typeid(hooks) != typeid(at::CUDAHooksInterface);

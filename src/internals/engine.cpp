@@ -8,7 +8,7 @@ namespace {
 
 using torch::autograd::Engine;
 
-/// nullptr: nobody has been installed.
+/// nullptr: not installed.
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {

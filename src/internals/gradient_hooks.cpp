@@ -31,9 +31,9 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-// libtorch does not export what the compiler knows of the classes of its hooks. So dynamic_cast to
-// them does not link, nor the check of a cast or an access that a sanitizer adds; what an object
-// itself says is its class's mangled name.
+// libtorch does not export the type information of its hooks' classes. So dynamic_cast to them does
+// not link, nor a sanitizer's check of a cast or an access; an object itself only tells its class's
+// mangled name.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
 /// `hook` if it is a T.

@@ -9,7 +9,7 @@ namespace tessera::detail {
 
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
-  // noswap: nobody wants the old pointer.
+  // noswap: the old pointer is not needed.
   impl.set_data_ptr_noswap(std::move(memory));
   impl.set_nbytes(static_cast<std::size_t>(bytes));
 }

@@ -18,7 +18,7 @@ struct Source {
   std::string_view severities;  ///< what is noise there: E for errors, W for warnings
 };
 
-/// An error of a group's is said by our own watchdog; what fails in the store is thrown.
+/// The library's watchdog reports errors of a group; failures of the store are thrown.
 constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStore.cpp:", "WE"},
                                            {"TCPStoreBackend.cpp:", "WE"},

@@ -1,4 +1,4 @@
-// Parameters of a module as distributed tensors, by hand: PyTorch's distribute_module, and
+// Makes a module's parameters distributed without a plan: PyTorch's distribute_module, and
 // distribute_parameter, which tensor parallelism uses for each parameter that its styles place.
 
 #include "tessera/nn/distribute_module.h"
@@ -18,12 +18,12 @@ namespace tessera::nn {
 namespace {
 
 /// Attached to a module that was distributed.
-// Its presence is how a second call is found; the mesh is for the message.
+// It marks a first call, to find a second; the mesh is for the message.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// What the partition function did not distribute: operators mix no plain and distributed tensors.
+/// For what the partition function left: operators do not mix plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -49,7 +49,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // A new leaf. Whoever still holds the old one (a stock optimizer) must not train it unseen.
+    // A new leaf. Another holder of the old one (a stock optimizer) must not train it unnoticed.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }

@@ -1,5 +1,5 @@
-// Several Linears in one weight. Only the order of its rows is new: a part's rows are found again
-// in a result, where they are columns, and in files.
+// Several Linears in one weight. Only the order of its rows is new: it locates a part's columns in
+// a result, and its rows in files.
 
 #include "tessera/nn/fused_linear.h"
 

@@ -1,9 +1,9 @@
 // LoRA as a branch of Linear's forward, and not as hooks around it: styles of tensor parallelism
-// work at a call's borders, and the branch needs the input and the result that the weight has. With
-// a distributed weight it communicates nothing in forward. Column-wise, A(x) is whole on every rank
-// and B gives the rank's features. Row-wise, A(x) is a pending sum, B keeps it one, and it is
-// reduced with the weight's result. The gradient of the replicated matrix is a pending sum, which
-// the region's one all-reduce for such parameters takes along.
+// work at a call's borders, and the branch needs the weight's input and result. With a distributed
+// weight forward communicates nothing for it. Column-wise, A(x) is whole on every rank and B gives
+// the rank's features. Row-wise, A(x) is a pending sum, B keeps it one, and it is reduced with the
+// weight's result. The gradient of the replicated matrix is a pending sum, which the region's one
+// all-reduce for such parameters includes.
 
 #include "tessera/nn/lora.h"
 
@@ -47,7 +47,7 @@ void check_target(const Target& target) {
   }
 }
 
-/// Those that a pattern names. All are checked before the first one is changed.
+/// The Linears that a pattern names. All are checked before the first one is changed.
 std::vector<Target> find_targets(ModuleBase& root, const std::vector<std::string>& patterns) {
   std::vector<Target> targets;
   std::vector<bool> used(patterns.size());

@@ -1,4 +1,4 @@
-// The modules that have parameters or a state of their own.
+// The modules with parameters or other state.
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 

@@ -21,7 +21,7 @@ at::Tensor turned(const at::Tensor& x, const AttentionInputs& inputs) {
   if (inputs.cos.size(0) == x.size(1)) {
     return rotary_embedding(x, inputs.cos, inputs.sin);
   }
-  // Sequences with positions of their own: the tables have all tokens, as if of one sequence.
+  // Each sequence has its own positions: the tables have all tokens, as if of one sequence.
   return rotary_embedding(x.flatten(0, 1).unsqueeze(0), inputs.cos, inputs.sin).view(x.sizes());
 }
 
@@ -65,7 +65,7 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // Groups where the parts are unequal: a rank then has the heads that its keys are for.
+    // Groups where the parts are unequal: a rank then has the query heads for its keys.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused, std::make_shared<FusedLinear>(

@@ -1,4 +1,4 @@
-// The call of tessera::attention (src/dtensor/fused/attention.cpp), and what it will choose.
+// The call of tessera::attention (src/dtensor/fused/attention.cpp), and the kernel that it chooses.
 
 #include "tessera/nn/attention_kernel.h"
 

@@ -1,5 +1,5 @@
-// Which positions a rank has, and attention of its two chunks. Each chunk is computed with the keys
-// up to its end: what is behind is never seen, and costs nothing.
+// The positions of a rank, and attention of its two chunks. Each chunk is computed with the keys up
+// to its end: later keys are never seen, and cost nothing.
 
 #include "tessera/nn/context_parallel.h"
 
@@ -48,7 +48,7 @@ void check_queries(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                 " tokens of a rank, which are no two chunks; take them from shard()");
 }
 
-/// Tensor parallelism's, of which each rank has whole heads of its tokens.
+/// Checks that only tensor parallelism splits the tensor: each rank has whole heads of its tokens.
 void check_heads_alone(const at::Tensor& tensor) {
   const bool distributed = tessera::is_distributed(tensor);
   const Layout* layout = distributed ? sharding_spec(tensor).layout.get() : nullptr;
@@ -155,8 +155,8 @@ at::Tensor ContextParallel::attend(const at::Tensor& q, const at::Tensor& k, con
   return nn::attention(q, seen(k), seen(v), /*causal=*/false, mask(queries, keys, window, q));
 }
 
-/// Numbers that are added to the scores: libtorch would make such of a mask of truths in each call,
-/// and each layer would keep its own for backward.
+/// A mask of numbers that are added to the scores: libtorch would convert a boolean mask in each
+/// call, and each layer would keep its own copy for backward.
 const at::Tensor& ContextParallel::mask(Chunk queries, Chunk keys, std::int64_t window,
                                         const at::Tensor& q) {
   if (std::exchange(length_of_masks_, queries.length) != queries.length) {

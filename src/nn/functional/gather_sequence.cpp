@@ -1,6 +1,6 @@
 // All-gather of a sequence that is split into head and tail chunks. One autograd function rather
 // than a redistribution with views around it: keys and values are one collective, and the chunks
-// are put in order as they are copied out of its buffer.
+// are ordered while they are copied out of its buffer.
 
 #include "functional/gather_sequence.h"
 
@@ -63,7 +63,7 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   return of_ranks;
 }
 
-/// Of `of_ranks`, (ranks, ...), this rank's, summed over those of all ranks.
+/// This rank's part of `of_ranks`, (ranks, ...), summed over all ranks.
 at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return of_ranks.select(0, 0);

@@ -14,7 +14,7 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Of slots and of libtorch's own.
+/// Buffers in slots and libtorch's own.
 NamedTensors buffers_of(const ModuleBase& root) {
   NamedTensors buffers;
   for (const auto& [fqn, slot] : root.named_buffer_slots()) {

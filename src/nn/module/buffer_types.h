@@ -10,9 +10,9 @@ class Error;
 
 namespace tessera::nn {
 
-/// What to add to an error of libtorch's about types that the module `fqn` below `root` met: a
-/// buffer of a module around it that is of another floating-point type than parameters are now, as
-/// a policy of mixed precision has it, which casts no buffers. Else empty.
+/// A hint for a libtorch error about types in the module `fqn` below `root`: a buffer of an outer
+/// module has another floating-point type than parameters have now, because mixed precision casts
+/// no buffers. "" if it does not apply.
 std::string hint_of_buffer_types(const c10::Error& error, const ModuleBase& root,
                                  const std::string& fqn);
 

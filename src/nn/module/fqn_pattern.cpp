@@ -1,6 +1,6 @@
-// Matching of FQNs: shell patterns by segment, and "**" for any number of segments. By hand and
-// without std::regex, which is slow to build, recurses, and throws for what only a regex would
-// refuse.
+// Matching of FQNs: shell patterns by segment, and "**" for any number of segments. Without
+// std::regex, which is slow to build, recurses, and throws for characters that are special only in
+// a regex.
 
 #include "tessera/nn/fqn_pattern.h"
 
@@ -184,7 +184,7 @@ std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
   return captures;
 }
 
-/// A "**" that stands for nothing takes its dot along.
+/// A "**" that matches nothing removes its dot as well.
 std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
   std::string name;
   auto next = captures.begin();

@@ -47,8 +47,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// A conversion swaps the tensor that is in the slot. What FSDP has gathered of it would stay
-/// behind, unconverted, or the shards would.
+/// A conversion swaps the tensor in the slot. Either FSDP's gathered tensor would stay unconverted,
+/// or the shards would.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -68,7 +68,7 @@ ModuleBase::~ModuleBase() {
   }
 }
 
-/// What named_slots and named_buffer_slots list: those of one of a module's two lists.
+/// The slots for named_slots and named_buffer_slots, from one of a module's two lists.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -124,7 +124,7 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// One that is frozen may be apart, as a teacher is.
+/// Frozen modules may be outside of any tree, as a teacher is.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -237,7 +237,7 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
-  // A parameter is a leaf, whatever the caller computed it from.
+  // A parameter is a leaf, even if the caller computed it from other tensors.
   tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
 }
@@ -325,8 +325,8 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost, since that has looked at all below it. A number that has not changed says
-// that nothing has come about that could be unfilled: at a step this costs a comparison.
+// Only the outermost, since it checks all modules below it. An unchanged number means that no slot
+// has become unfilled since: in a step this costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
   module.check_slots("");  // a parameter may come at any time

@@ -1,4 +1,4 @@
-// What parts of a parameter were cut from or filled by, and how ranks compare it.
+// The origin of parts of a parameter (what they were cut from or filled by), and its comparison.
 
 #include "tessera/nn/detail/origins.h"
 

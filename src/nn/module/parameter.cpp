@@ -1,5 +1,5 @@
-// Slots: the place of a parameter that outlives the tensor in it. Swapping tells every module that
-// shares the slot, because libtorch's Module has tensors by name and knows no slots.
+// Slots: the place of a parameter that outlives the tensor in it. A swap updates every module that
+// shares the slot, because libtorch's Module holds tensors by name and knows no slots.
 
 #include "tessera/nn/parameter.h"
 
@@ -21,7 +21,7 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// Of the process: modules of several ranks, which may be threads, only look whether it has changed.
+// Global: modules of several ranks, which may be threads, only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
@@ -113,7 +113,7 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Both, since a gathered parameter has a gradient of its own until it is reduced.
+  // Both, since a gathered parameter has a separate gradient until it is reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
 }

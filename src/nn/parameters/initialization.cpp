@@ -1,7 +1,6 @@
-// to_empty, init_weights and what they rest on. Weights are made after sharding, each rank filling
-// its own part: values depend on the seed, the parameter's FQN and the global index, so that they
-// are equal on every mesh. Slots know whether they were filled; storage that was not is an error
-// and not noise.
+// to_empty and init_weights. Weights are made after sharding, each rank filling its own part:
+// values depend on the seed, the parameter's FQN and the global index, so that they are equal on
+// every mesh. Slots know whether they were filled; using storage that was not is an error.
 
 #include "tessera/nn/initialization.h"
 
@@ -107,8 +106,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // A table of weights ("**.weight") was not written with adapters in mind, which begin as
-    // nothing.
+    // A table of weights ("**.weight") is not meant for adapters, which begin with no effect.
     if (slot->of_adapter()) {
       continue;
     }

@@ -1,6 +1,6 @@
 // The trap for optimizers that still hold a parameter which fully_shard or to_empty has replaced.
-// They would train values that nobody reads, without an error; instead their gradient is a tensor
-// of which every operator throws.
+// They would silently train values that are not used; so their gradient becomes a tensor on which
+// every operator throws.
 
 #include "tessera/nn/detail/retired_parameter.h"
 

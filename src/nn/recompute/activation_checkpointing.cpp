@@ -1,5 +1,5 @@
-// Which modules of a model are checkpointed: a predicate or a pattern, and every n-th of what it
-// selects. Checkpointing itself is in the other files of this room.
+// Which modules of a model are checkpointed: selected by a predicate or a pattern, and of these
+// every n-th. Checkpointing itself is in the other files of this folder.
 
 #include "tessera/nn/activation_checkpointing.h"
 
@@ -47,7 +47,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   std::vector<std::string> applied;
   for (std::size_t i = 0; i < selected.size(); i += what.every) {
     const auto& [fqn, module] = selected[i];
-    // Applied before by hand, or met at another place.
+    // Checkpointed before, or met at another place.
     if (module->checkpoints_calls()) {
       continue;
     }

@@ -22,7 +22,7 @@
 
 namespace tessera::nn::detail {
 
-/// What is known of a tensor that a region's forward saved for backward.
+/// A tensor that a region's forward saved for backward: what must match in the recomputation.
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor);
@@ -52,11 +52,11 @@ class RecomputedTensor {
   std::int64_t version_;
 };
 
-/// One entry for each tensor that forward saved; empty where nobody needs it (any more).
+/// One entry for each tensor that forward saved; empty if it is not needed (any more).
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// What is needed to run one forward of a checkpointed function again. The placeholders in the
-/// graph own it, so that it lives as long as the graph.
+/// Everything to run one forward of a checkpointed function again. The placeholders in the graph
+/// own it, so that it lives as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// To be made before the region begins, so that an outer region packs the inputs.
@@ -78,7 +78,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// The `index`-th tensor, recomputed unless this backward has recomputed it before. Throws what
   /// the function throws, and Error if it does not save the same tensors again.
   at::Tensor unpack(std::size_t index);
-  /// Nobody will ask for the `index`-th tensor any more.
+  /// The `index`-th tensor is not needed any more.
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
  private:

@@ -1,6 +1,6 @@
-// Selective checkpointing: results of operators that a policy keeps in forward, handed out again in
-// the recomputation in place of the operators. Calls are known by operator and number, since the
-// recomputation makes the same calls in the same order.
+// Selective checkpointing: keeps results of operators that a policy names in forward, and returns
+// them in the recomputation instead of running the operators. Calls are identified by operator and
+// number, since the recomputation makes the same calls in the same order.
 
 #include "recompute/operator_log.h"
 
@@ -124,12 +124,12 @@ std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t 
                 " of its region, was kept and then modified in place; let the "
                 "policy recompute it, or write to a copy");
   if (kept.random_after) {
-    // The operator is not run, so that the generators would stay behind, and later ones draw other
-    // numbers.
+    // The operator does not run, so the generators would not advance, and later operators would
+    // draw other numbers.
     kept.random_after->restore();
   }
   Results results = unrecorded_all(kept.results);
-  // Without retain_graph nobody asks again: freed while backward goes on.
+  // Without retain_graph they are not used again: freed while backward continues.
   if (last) {
     calls.erase(found);
   }

@@ -45,7 +45,7 @@ class OperatorLog {
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// In forward: keeps the results that the policy says. A mode that was there before is called too.
+/// In forward: keeps the results that the policy names. An existing mode is called too.
 class RecordOperators final : public OperatorMode {
  public:
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,

@@ -1,5 +1,5 @@
-// The forward of a checkpointed function: while it runs, autograd gets placeholders for what it
-// wants to keep, and with a policy operators are recorded. The public policies are here too.
+// The forward of a checkpointed function: while it runs, autograd gets placeholders for the tensors
+// that it saves, and with a policy operators are recorded. The public policies are here too.
 
 #include <c10/core/GradMode.h>
 
@@ -94,7 +94,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // What costs most to compute again for the memory that it takes; attention by each kernel's name.
+  // The operators with the most compute for their memory; attention by each kernel's name.
   return save_operators({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
                          "aten::convolution", "aten::_scaled_dot_product_flash_attention",
                          "aten::_scaled_dot_product_flash_attention_for_cpu",

@@ -1,4 +1,4 @@
-// Regions that a thread is in, innermost first, and what autograd's engine asks them.
+// The regions that a thread is in, innermost first, and their answers to autograd's engine.
 
 #include "recompute/region.h"
 
@@ -22,8 +22,8 @@ using tessera::detail::variable_list;
 // Each thread has its own: backward recomputes on autograd's threads.
 thread_local Region* innermost_here = nullptr;
 
-/// The nearest recomputation around this thread's work, from which the regions inside it take what
-/// they record.
+/// The nearest recomputation around this thread's work. Regions inside it replay its recorded
+/// counts.
 Region* nearest_replay() {
   Region* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -84,7 +84,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::Region* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the replay record what it gave, for recomputations of their own.
+  // Regions inside the replay record the count, for their own recomputations.
   for (auto* region = detail::Region::innermost(); region != replay; region = region->outer()) {
     region->record_count(count);
   }

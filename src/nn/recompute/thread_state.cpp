@@ -1,6 +1,6 @@
-// What a recomputation must find as the forward did, apart from its inputs: the thread's modes and
-// its random numbers. Backward runs on other threads and in other modes, so that all of it is set
-// and set back.
+// The state that a recomputation shares with the forward, apart from its inputs: the thread's modes
+// and its random numbers. Backward runs on other threads and in other modes, so all of it is set
+// and restored.
 
 #include "recompute/thread_state.h"
 
@@ -65,7 +65,7 @@ void RandomSnapshot::restore() const {
 
 void RandomSnapshot::forget_unmoved() {
   std::erase_if(states_, [](const State& state) {
-    // A generator that nobody drew from need not be set again.
+    // A generator that was not used need not be set again.
     return equal_bytes(state.value, state_of(state.generator));
   });
 }
@@ -97,7 +97,7 @@ ThreadState::Restored::Restored(const ThreadState& then)
   // Nothing would clear casts of weights that are kept before the optimizer changes them.
   tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
   if (then.random_) {
-    // As they stand now, to go on from there after the recomputation.
+    // The current state, to continue from after the recomputation.
     random_.emplace(then.random_->retaken());
     then.random_->restore();
   }

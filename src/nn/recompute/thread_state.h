@@ -17,18 +17,18 @@
 
 namespace tessera::nn::detail {
 
-/// Where random number generators stand: this thread's of tessera::manual_seed, and libtorch's of
+/// The states of random number generators: this thread's of tessera::manual_seed, and libtorch's of
 /// the CPU and other devices.
 class RandomSnapshot {
  public:
   /// Those of the CPU and of the devices of `tensors`.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors);
 
-  /// The same generators as they stand now.
+  /// The current states of the same generators.
   RandomSnapshot retaken() const;
   void restore() const;
-  /// Forgets libtorch's generators that stand where they stood: nobody drew from them, and they
-  /// need no replay.
+  /// Forgets libtorch's generators whose state has not changed: they were not used, and need no
+  /// replay.
   void forget_unmoved();
 
  private:
