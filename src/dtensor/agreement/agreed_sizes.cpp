@@ -1,5 +1,5 @@
-// The sizes of a whole from those of its parts. A rank knows its own part alone, and from an uneven
-// one it would infer another whole than its peers.
+// Computes the sizes of a whole tensor from those of its parts. A rank knows only its own part, and
+// from an uneven one it would infer another whole than its peers.
 
 #include "tessera/dtensor/detail/agreed_sizes.h"
 
@@ -39,7 +39,7 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Of the rank that is `index` in row-major order.
+/// The coordinate of the rank that is `index` in row-major order.
 Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
   Sizes coordinate(mesh_sizes.size());
   for (std::size_t m = mesh_sizes.size(); m-- > 0;) {
@@ -49,7 +49,7 @@ Sizes coordinate_of(const Sizes& mesh_sizes, std::int64_t index) {
   return coordinate;
 }
 
-/// Whether that rank is among those whose parts make the whole: the first of all copies.
+/// Whether that rank's part counts for the whole: it is the first of all copies.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -71,7 +71,7 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes what all parts of a tensor have alike: their type, and the sizes that are not split.
+/// Hashes what all parts of a tensor have in common: their type, and the sizes that are not split.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
   for (const SplitDim& each : split) {
@@ -81,8 +81,8 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// What each rank has of each of `split`, and last the hash of the rest; on paper, what this one
-/// has.
+/// Each rank's size of each of `split`, and last the hash of the rest; with fake ranks, this rank's
+/// own.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

@@ -1,6 +1,6 @@
-// How the ranks of a mesh compare what they hold, or share a verdict, beside the collectives that
-// the program asked for. All of it goes over the group of the whole mesh, and waits for transfers
-// that are under way first, as every collective that is waited for at once does.
+// How the ranks of a mesh compare data, or share a verdict, apart from the collectives that the
+// program asked for. Everything uses the group of the whole mesh, and first waits for transfers
+// under way, as every collective that is waited for at once does.
 
 #include "agreement/agreement.h"
 

@@ -20,8 +20,8 @@ bool checks_agreement();
 /// thread first asks.
 bool checks_calls();
 
-/// Runs `work`, which must not communicate. If it throws on some rank of the mesh, every rank
-/// throws an Error with the message of the first such rank. `what` is done. Collective.
+/// Runs `work`, which must not communicate. If it throws on a rank of the mesh, every rank throws
+/// an Error with the message of the first such rank. `what`: the work's name in it. Collective.
 void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
                           const std::function<void()>& work);
 

@@ -1,6 +1,6 @@
 // How ranks find out that their copies of something differ, and where. While copies are equal this
-// is one hash between the hosts; only for the message are values sent, block by block, so that a
-// large parameter needs no room for that of every rank.
+// is one hash between the hosts; values are sent only for the message, block by block, so that a
+// large parameter needs no room for every rank's copy.
 
 #include "tessera/dtensor/detail/replica_agreement.h"
 
@@ -43,7 +43,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Of each replica: of its name and kind, and of its values.
+/// Hashes of each replica: of its name and kind, and of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -160,7 +160,7 @@ std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }
 
-/// Compares what the joint hash has found to differ, one replica after another.
+/// Compares one replica after another if the joint hash differs.
 class Report {
  public:
   Report(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,

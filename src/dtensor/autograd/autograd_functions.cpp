@@ -1,7 +1,7 @@
-// The functions of a handle that autograd must see: from_local, to_local and redistribute. They run
-// as a whole and record one node each, where the operators that they are made of would record what
-// happens to local tensors. A node's backward calls the function that undoes it, which records in
-// turn, so that gradients of gradients work.
+// The functions of a handle that autograd must see: from_local, to_local and redistribute. Each
+// runs as a whole and records one node; the operators inside would record only local tensors. A
+// node's backward calls the inverse function, which records in turn, so that gradients of gradients
+// work.
 
 #include "autograd/autograd_functions.h"
 
@@ -44,8 +44,8 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The gradient comes in whatever layout backward gave it, and goes to the one that the caller has
-/// promised the local gradient in. An undefined gradient is zero, here and below.
+/// The gradient comes in any layout from backward, and is brought to the one that the caller has
+/// promised for the local gradient. An undefined gradient is zero, here and below.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -58,8 +58,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// What the caller's code gives is a local tensor as well: it is this rank's part of a gradient
-/// with the layout in `spec`. Sizes are the global ones, for a local gradient tells its own only.
+/// The gradient from the caller's code is a local tensor as well: this rank's part of a gradient
+/// with the layout in `spec`. Sizes are the global ones, since a local gradient shows only its own.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -67,8 +67,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// Back to the layout of the source, in the type in which gradients are to travel, then in the type
-/// of the source. Asynchronous if the forward was: the use of the gradient waits.
+/// Redistributes the gradient to the source's layout, in the type that gradients are sent in, then
+/// casts it to the source's type. Asynchronous if the forward was: the gradient's use waits.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
       : sharding(std::move(s)), dtype(t), options(o) {}
@@ -91,14 +91,14 @@ TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
 }
 
 /// The local tensor, for the caller to write to. A detached view holds a copy: a write to that
-/// would reach the view and not the viewed tensor, so such a view gives away another copy.
+/// would reach the view and not the viewed tensor, so such a view returns another copy.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
-/// An asynchronous redistribution, below autograd. Undefined, and nothing is done, where no
-/// collective is needed or the target is on another mesh. The strides are contiguous ones: those of
-/// a local tensor that is still to come are not known.
+/// An asynchronous redistribution, below autograd. Undefined, and nothing is done, if no collective
+/// is needed or the target is on another mesh. The strides are contiguous ones: those of a pending
+/// local tensor are unknown.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   if (spec->sharding.mesh != target.mesh) {
@@ -132,8 +132,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// The same, or what the active OperatorMode has in its place: selective checkpointing keeps
-/// results of collectives as it keeps those of operators.
+/// The same, or the result that the active OperatorMode has kept: selective checkpointing keeps
+/// results of collectives like those of operators.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -144,8 +144,8 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// That a local gradient is the same on all ranks is the caller's word; a function that reduces by
-/// hand may have broken it. Collective.
+/// The caller promises that a local gradient is the same on all ranks; a function with its own
+/// reductions may have broken that. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {

@@ -1,7 +1,7 @@
-// The gradient of a leaf, for which backward may choose any layout that is cheap for it, while
-// optimizers expect it to be sharded as the leaf is. The hook is installed late, at a leaf's first
-// use: most distributed tensors are no leaves, and a flag is all that others pay for. Likewise the
-// gradient of a plain tensor that took part in an operator on distributed ones.
+// The gradient of a leaf: backward may choose any layout that is cheap for it, while optimizers
+// expect it to be sharded as the leaf is. The hook is installed late, at a leaf's first use: most
+// distributed tensors are not leaves, and pay only for a flag. Also the gradient of a plain tensor
+// that took part in an operator on distributed ones.
 
 #include "autograd/leaf_gradient.h"
 

@@ -21,10 +21,10 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
   }
 }
 
-/// Installs the hook that makes the gradient of a plain tensor plain and whole, whatever
-/// distributed gradient the operators that it meets give it. Called when an operator meets it
-/// beside a distributed tensor, and does nothing where autograd does not record. The hook is
-/// collective where the gradient is split or a pending sum.
+/// Installs the hook that makes the gradient of a plain tensor plain and whole, even if the
+/// operators give it a distributed one. Called when an operator meets it beside a distributed
+/// tensor, and does nothing where autograd does not record. The hook is collective where the
+/// gradient is split or a pending sum.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

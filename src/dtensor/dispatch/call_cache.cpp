@@ -127,7 +127,7 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The caches of each rank's threads, while these live.
+/// The caches of each rank's threads, as long as the threads live.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
@@ -193,7 +193,7 @@ DispatchCacheStatistics CallCache::statistics() const {
   return {static_cast<std::size_t>(plans), kSlots, uses_ - misses_, misses_};
 }
 
-/// The counts go on: they are of the thread, not of what the cache holds.
+/// The counts continue: they are the thread's, not the cache's.
 void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
@@ -226,7 +226,7 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
 namespace tessera {
 
 DispatchCacheStatistics dispatch_cache_statistics() {
-  // The caller's own is there, also before its first call.
+  // The caller's own cache exists, also before its first call.
   detail::CallCache::of_thread();
   return detail::statistics_of(*detail::RankState::here());
 }

@@ -212,7 +212,7 @@ class CallCache {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// A loop of its own: the words are few.
+    /// Compares word by word: the words are few.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;

@@ -1,4 +1,4 @@
-// A rule tried: the operator on every combination of placements, beside the operator on plain
+// Checks a rule: the operator on every combination of placements, beside the operator on plain
 // tensors. Each rank is a thread, with the same plain arguments.
 
 #include "tessera/dtensor/check_rule.h"
@@ -136,7 +136,7 @@ class Trial {
     return false;
   }
 
-  /// Whether the rule takes these placements as they are.
+  /// Whether the rule takes these placements without redistributing.
   bool try_combination(const DeviceMesh& mesh, const std::vector<std::size_t>& chosen) const {
     Values distributed;
     Placements placements;
@@ -198,7 +198,7 @@ class Trial {
   std::vector<std::vector<Placement>> choices_;  // of each tensor
 };
 
-/// What the ranks have come to; the first failure that is no echo of another.
+/// The ranks' outcomes: the first failure that is not a consequence of another.
 class Verdict {
  public:
   void note(const std::exception_ptr& error, bool echo) {

@@ -1,5 +1,5 @@
-// From an operator on kDistributedKey to its results, in three steps: the key of the call, the
-// plan that is kept for it or made now, and what a plan of its kind does.
+// Runs an operator on kDistributedKey in three steps: the key of the call, its plan (kept or made
+// now), and the execution by the plan's kind.
 
 #include "dispatch/fallback.h"
 
@@ -43,9 +43,9 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// libtorch's composite kernel: the operators that it calls come back to our key. The keys are
-/// those of the arguments without what the call has passed already, our own included: otherwise the
-/// redispatch would end here again.
+/// libtorch's composite kernel: the operators that it calls come back to this key. The keys are
+/// those of the arguments without those that the call has passed already, this one included:
+/// otherwise the redispatch would end here again.
 void run_decomposed(PlannedCall& call) {
   c10::DispatchKeySet keys;
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
@@ -78,15 +78,15 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Once a rank has failed the call is another one: of replicated arguments.
+/// If a rank has failed, runs another call: with replicated arguments.
 void run_agreed_or_gathered(PlannedCall& call) {
   if (!run_agreed(call)) {
     dispatch_below_mode(call.op, call.info, call.stack);
   }
 }
 
-/// The one place where kinds of plans part. What depends on this thread's scopes is asked in
-/// run_allowed, since no key has it.
+/// The one place that distinguishes the kinds of plans. run_allowed checks what depends on this
+/// thread's scopes, since no key has it.
 void execute(PlannedCall& call, PlanKind kind) {
   switch (kind) {
     case PlanKind::kPlain:
@@ -106,8 +106,7 @@ void execute(PlannedCall& call, PlanKind kind) {
     case PlanKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case PlanKind::kForeach:
-      // Which tensors are the same is asked of every call: two calls with one key may differ in
-      // that.
+      // Every call checks which tensors are the same: two calls with one key may differ in that.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
@@ -130,13 +129,13 @@ void execute(PlannedCall& call, PlanKind kind) {
   }
 }
 
-/// The others cost next to nothing to make, and would take the place of plans that do.
+/// The other plans cost next to nothing to make, and would displace plans that do.
 bool is_kept(const CallPlan& plan) {
   return plan.kind != PlanKind::kPlain && plan.kind != PlanKind::kDecomposed;
 }
 
-/// Whether an operator mode sees the call: a mode may keep results and give them back later, which
-/// would be wrong of what views or writes to an argument, and of results that autograd has recorded
+/// Whether an operator mode sees the call. A mode may keep results and return them later, which
+/// would be wrong for views and writes of an argument, and for results that autograd has recorded
 /// already.
 bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
@@ -147,8 +146,8 @@ bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // A mode may answer without running the operator. Then the arguments are still on the stack;
-  // else moved-from results are. Either way they give place to the mode's results.
+  // A mode may answer without running the operator. Then the arguments are still on the stack; else
+  // moved-from results are. Either way the mode's results replace them.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),

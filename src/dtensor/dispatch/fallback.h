@@ -8,7 +8,7 @@
 namespace tessera::detail {
 
 /// Runs an operator whose arguments are on the stack, some of them distributed; its results replace
-/// them. What every operator on kDistributedKey comes to. Collective if inputs must be moved.
+/// them. Every operator on kDistributedKey ends up here. Collective if inputs must be moved.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// The same for a call that was looked up already. No operator mode sees it.

@@ -23,7 +23,7 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
 
 }  // namespace
 
-/// Takes the arguments off the stack first: every position is a call of its own, with its own key,
+/// Takes the arguments off the stack first: every position is a separate call, with its own key,
 /// plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();

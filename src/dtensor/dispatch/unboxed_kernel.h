@@ -91,7 +91,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Nothing to do but the wrapping, and known how: the first call of a plan finds out.
+  /// Whether only wrapping is left to do, and how is known: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != PlanKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {

@@ -1,5 +1,5 @@
-// The operators that a training step calls most, without a stack: what an entry saves is about a
-// microsecond a call, what it costs is the time to compile it. Nothing else depends on the list.
+// The operators that a training step calls most, without a stack: an entry saves about a
+// microsecond a call, and costs compile time. Nothing else depends on the list.
 
 #include "dispatch/unboxed_kernel.h"
 

@@ -16,13 +16,13 @@
 namespace tessera::detail {
 namespace {
 
-/// The zeros that this thread's backward has made last and not written to. Weak: nobody's memory is
-/// kept, and a tensor that has died can't be taken for a new one at its address.
+/// The last zeros that this thread's backward has made and not written to. Weak: they stay alive
+/// for no one, and a tensor that has died can't be taken for a new one at its address.
 std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Where backward records a graph of its own, that graph has the zeros: they stay as they are.
+/// Only without a recorded graph: if backward records one, the graph holds the zeros.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -48,7 +48,7 @@ bool write_to_backward_zeros(PlannedCall& call) {
   if (impl == nullptr || !are_last_zeros(self)) {
     return false;
   }
-  // Whatever comes of this, they are not untouched any more.
+  // In any case, they do not count as untouched any more.
   last_zeros().reset();
   const c10::OperatorHandle& functional = *call.info.functional;
   // The same arguments, without those at the end that only the in-place form has.

@@ -6,9 +6,9 @@
 
 namespace tessera::detail {
 
-// Many formulas of gradients make zeros of the input's sizes and then write the gradient into them.
-// The zeros' layout is a guess, for at that time nobody knows what will be written. Until then
-// nobody else has them, so that they may still be laid out otherwise.
+// Many gradient formulas make zeros of the input's sizes and then write the gradient into them. The
+// zeros' layout is a guess, since it is not known yet what will be written. Until then only the
+// formula holds them, so their layout may still change.
 
 /// Notes that `zeros` were just made. Only inside backward, one tensor a thread.
 void note_backward_zeros(const at::Tensor& zeros);

@@ -11,9 +11,9 @@
 namespace tessera::detail {
 namespace {
 
-/// The tensor that `tensor` is a view of, however indirectly, or itself. Asked of autograd's record
-/// of views, which the wrappers have on every rank alike: whether local tensors share memory
-/// depends on their sizes.
+/// The tensor that `tensor` is a view of, directly or not, or itself. By autograd's record of
+/// views, which is the same on every rank: whether local tensors share memory depends on their
+/// sizes.
 const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }
@@ -58,8 +58,8 @@ Uses uses_of(const PlannedCall& call) {
 
 }  // namespace
 
-/// Uses at one position, and uses of the caller's own memory, are the kernel's affair, which does
-/// there what it does without us. Only a copy hides a write from another position.
+/// Uses at one position, and uses of the caller's own memory, work as in the kernel alone. Only a
+/// copy hides a write from another position.
 bool positions_depend(const PlannedCall& call) {
   const Uses uses = uses_of(call);
   std::unordered_multimap<const void*, const Use*> written;

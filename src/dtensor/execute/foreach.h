@@ -33,8 +33,7 @@ class ForeachVersionCounts {
   std::vector<Written> written_;
 };
 
-/// The same without a list of its own, for `tensors` that a kernel has as they are: of those it
-/// bumps all versions, or none.
+/// The same without making a list, for the `tensors` of a kernel: it bumps all versions, or none.
 class DirectForeachVersionCounts {
  public:
   explicit DirectForeachVersionCounts(at::TensorList tensors);

@@ -48,7 +48,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list stays as it is; one that only the stack holds can be reused.
+    // The caller's list must not change; one that only the stack holds can be reused.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -74,8 +74,8 @@ class Localizer {
     return locals;
   }
 
-  /// The local tensor that the operator gets for `tensor`, the next of the call. What later steps
-  /// need of it is noted in the run: what is written, what a local call takes.
+  /// The local tensor that the operator gets for `tensor`, the next of the call. Notes in the run
+  /// what later steps need: what is written, what a local call takes.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -87,7 +87,7 @@ class Localizer {
       }
     }
     at::Tensor local = impl != nullptr ? impl->local() : tensor;
-    // What a detached view holds keeps its sizes: others may be views of it.
+    // The copy of a detached view keeps its sizes: others may be views of it.
     if (info_.changes_shape && input.detached) {
       local = alias_tensor(local);
     }
@@ -117,8 +117,8 @@ class Localizer {
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
-  /// A view that holds a copy is readable until its base is written; what is written to it goes on
-  /// to its base (write_back).
+  /// A view that holds a copy is readable until its base is written; a write to it is passed on to
+  /// its base (write_back).
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -139,7 +139,7 @@ class Localizer {
     run_.written_views.push_back(tensor);
   }
 
-  /// `local`, brought to where `input` is wanted.
+  /// `local`, redistributed to the target of `input`.
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
     for (const Moved& done : moved_) {  // as cat({x, x}) has it
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {

@@ -25,7 +25,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A pending reduction has no elements of its own: fills the tensor that it stands for.
+/// A pending reduction has no elements yet: fills the tensor that it reduces to.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -58,7 +58,7 @@ struct Dropped {
 Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& spec, double p) {
   const auto kept = at::empty_like(local);
   const RandomKey key = next_random_key();
-  // Meta tensors take their key all the same: what follows draws as it does with data.
+  // Meta tensors take a key too, so that later draws are the same as with data.
   if (!kept.is_meta()) {
     const at::Tensor whole = make_distributed(kept, spec, x.sizes().vec());
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
@@ -122,7 +122,7 @@ void run_native_dropout(PlannedCall& call) {
   keep_gradient_layout(impl, x);
 
   const TensorSpecPtr spec = impl.spec();
-  // An element of a term is none of the sum: what is pending is reduced first.
+  // An element of a term is not one of the sum: a pending sum is reduced first.
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);

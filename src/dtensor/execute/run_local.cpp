@@ -56,7 +56,7 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs what the rule says instead of the operator. The operator's own arguments leave the stack
+/// Runs the rule's local call instead of the operator. The operator's own arguments leave the stack
 /// unread: their tensors are in run.locals.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
@@ -74,8 +74,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// A view of a moved tensor is taken again from its base once that was written (write_through).
-/// Before the operator runs, which takes its arguments off the stack.
+/// Keeps the arguments to take a view of a moved tensor again from its base, once that was written
+/// (write_through). Before the operator runs, which takes its arguments off the stack.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -86,8 +86,8 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Autograd has recorded the call on the wrappers: of local tensors it sees nothing. The write-back
-/// is inside the guard too, for it copies between local tensors.
+/// Autograd has recorded the call on the wrappers: it must not see local tensors. The write-back is
+/// inside the guard too, since it copies between local tensors.
 void run_on_local_tensors(LocalRun& run, PlanKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -100,8 +100,8 @@ void run_on_local_tensors(LocalRun& run, PlanKind kind) {
   write_back(run);
 }
 
-/// Of an operator that autograd does not know it records the kernel, as on one rank: the operators
-/// that the kernel is made of. Local tensors bring gradients to their wrappers.
+/// For an operator that autograd does not know. Autograd records the operators inside its kernel,
+/// as on one rank. Local tensors bring gradients to their wrappers.
 void run_recorded(LocalRun& run) {
   const BelowFallback guard;
   run_operator(run);
@@ -114,9 +114,8 @@ bool requires_grad(const c10::IValue& value) {
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
 }
 
-/// An argument of a call as every rank can have it whole. Collective where it is a distributed
-/// tensor that is sharded or partial. Of tensors in lists, which no operator that may fail by
-/// matrix takes, nothing is replicated.
+/// An argument that every rank has whole. Collective if it is a distributed tensor that is sharded
+/// or partial. Tensors in lists are not replicated: no operator that may fail by matrix takes any.
 c10::IValue replicated_argument(const c10::IValue& argument) {
   const auto* impl = argument.isTensor() && argument.toTensor().defined()
                          ? as_distributed(argument.toTensor())
@@ -203,10 +202,10 @@ bool run_agreed(PlannedCall& call) {
   bool failed = false;
   try {
     run_local(call, PlanKind::kAgreed);
-  } catch (const c10::Error&) {  // the operator's own: a peer's failure is an Error, and goes on
+  } catch (const c10::Error&) {  // the operator's own; an Error of a peer's failure passes
     failed = true;
   }
-  // Every rank comes here, also one on which the operator threw: nobody waits for it in vain.
+  // Every rank comes here, also one where the operator threw: no rank waits in vain.
   if (!any_rank(mesh, failed)) {
     return true;
   }

@@ -20,9 +20,9 @@ void run_local(PlannedCall& call, PlanKind kind);
 /// and speaks of the whole. Collective.
 bool run_agreed(PlannedCall& call);
 
-/// Whether gradients are wanted of a call of which autograd has recorded nothing: of the kernel of
-/// an operator that autograd does not know (kRecorded). Throws Error, on all ranks, for an operator
-/// whose kernel cannot be recorded on local tensors in its place.
+/// Whether gradients are needed of a call that autograd has not recorded: the kernel of an operator
+/// that autograd does not know (kRecorded). Throws Error, on all ranks, for an operator whose
+/// kernel cannot be recorded on local tensors instead.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
 /// One call on its way through the steps of run_local, and what they hand on to one another.
@@ -57,16 +57,16 @@ struct LocalRun {
 /// Puts local tensors in the place of the arguments, redistributed as the plan says. Collective if
 /// it moves data.
 void localize_arguments(LocalRun& run);
-/// Arguments that speak of sizes or memory are made to speak of the local tensors'.
+/// Rewrites arguments about global sizes or memory for the local tensors.
 void rewrite_arguments(LocalRun& run);
-/// The operator, or what the plan runs instead. Not collective.
+/// Runs the operator, or what the plan has instead. Not collective.
 void run_operator(LocalRun& run);
-/// Brings what was written to where it belongs. Collective only for written_views.
+/// Copies written values to the caller's tensors. Collective only for written_views.
 void write_back(LocalRun& run);
 /// Makes distributed tensors of the results.
 void wrap_results(LocalRun& run);
 
-/// Of a local tensor that is a whole one, where there is no rule.
+/// The spec of a local tensor that is the whole one, where there is no rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
 }  // namespace tessera::detail

@@ -72,8 +72,8 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Every term of a sum has the gradient of the sum. Of what another reduction passes on, its
-  /// terms would have to be asked.
+  /// Every term of a sum has the gradient of the sum. For another reduction, the gradient depends
+  /// on the terms.
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
@@ -105,10 +105,10 @@ class ResultWrapper {
     return result;
   }
 
-  /// What the view needs to be taken of its base again, once the base was written through it.
+  /// The state that is needed to take the view from its base again, after a write through it.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // The results of one call are pieces, of which none overlaps another.
+    // The results of one call are pieces that do not overlap.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -136,7 +136,7 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // An output of which the rule knows nothing but that all ranks have it (seeds of attention).
+    // The rule knows only that all ranks have the same output (seeds of attention).
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
@@ -165,8 +165,8 @@ class ResultWrapper {
     return intern_spec({sharding, output.sizes, strides_of(output, local), local.scalar_type()});
   }
 
-  /// Of the whole result: those of a view are planned; else the order of dimensions that the kernel
-  /// chose, unless ranks might not agree on that.
+  /// Strides of the whole result: planned ones for a view; else in the order of dimensions that the
+  /// kernel chose, unless ranks might not agree on that.
   static std::vector<std::int64_t> strides_of(const CallPlan::Output& output,
                                               const at::Tensor& local) {
     if (output.strides) {

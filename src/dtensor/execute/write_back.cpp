@@ -1,4 +1,4 @@
-// The step of run_local after the operator: new values go to the caller's tensors.
+// The step of run_local after the operator: copies new values to the caller's tensors.
 
 #include "execute/run_local.h"
 #include "tensor/distributed_impl.h"
@@ -10,9 +10,9 @@
 namespace tessera::detail {
 namespace {
 
-/// The operator gave an out= tensor other sizes, which an empty one takes. Only without a rule:
-/// there the operator ran on whole tensors, so all ranks have the same sizes and throw or go on
-/// together.
+/// The operator gave an out= tensor other sizes, which is allowed for an empty one. Only without a
+/// rule: there the operator ran on whole tensors, so all ranks have the same sizes and throw or
+/// continue together.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
@@ -25,12 +25,12 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // What was empty had its placements for other sizes: the new value is replicated.
+  // An empty tensor's placements were for other sizes: the new value is replicated.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
-/// Copies the new value of one written tensor to where the caller has it. Nothing is left to do for
-/// an operator that wrote to the tensor itself in its own layout and sizes.
+/// Copies the new value of one written tensor to the caller's. Does nothing if the operator wrote
+/// to the tensor itself in its own layout and sizes.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];

@@ -32,7 +32,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
     return std::nullopt;
   }
   const auto samples = samples_of(input->dim());
-  // The unbiased variance of one value divides by 0: libtorch has the answer.
+  // The unbiased variance of one value divides by 0: libtorch handles that.
   if (numel_along(spec, samples) < 2) {
     return std::nullopt;
   }
@@ -41,7 +41,7 @@ std::optional<double> bytes_of_channels(const DistributedTensorImpl* input, doub
 }
 
 std::optional<double> bytes_of_forward(const BoundCall& bound) {
-  // Outside of training the running statistics are used and nothing is summed: the rule has that.
+  // Outside of training nothing is summed, and the running statistics are used: the rule covers it.
   if (!bound.call.boolean_or(5, false)) {
     return std::nullopt;
   }
@@ -91,7 +91,7 @@ Results run_forward(Arguments arguments) {
   const auto variance = reduce_partial((centred * centred).sum(samples)) / count;
   const auto momentum = arguments[6].toDouble();
   follow(arguments[3], mean, momentum);
-  // What is normalised by is the biased variance; the running one is unbiased. As in libtorch.
+  // Values are normalised by the biased variance; the running one is unbiased. As in libtorch.
   follow(arguments[4], variance * (count / (count - 1)), momentum);
   const auto scale = (variance + arguments[7].toDouble()).rsqrt();
   auto result = centred * channels(scale, input);

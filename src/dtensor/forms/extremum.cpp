@@ -1,6 +1,6 @@
 // Largest and smallest elements where a reduced dimension is sharded. Values alone are a
-// Partial(max) or Partial(min), which costs nothing here; with indices no reduction of a
-// communicator will do, and ranks exchange their candidates.
+// Partial(max) or Partial(min), which costs nothing here. With indices, no reduction of a
+// communicator works, and ranks exchange their candidates.
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/cat.h>
@@ -103,7 +103,7 @@ std::optional<double> bytes_of_values(const BoundCall& bound) {
   if (self == nullptr || c10::isComplexType(self->spec()->dtype)) {
     return std::nullopt;
   }
-  // Of no elements at all libtorch throws, in its own words, once the call is gathered.
+  // Without any elements libtorch throws its own error, once the call is gathered.
   const auto dims =
       named_dims(bound.call, 1, static_cast<std::int64_t>(self->spec()->sizes.size()));
   if (numel_along(*self->spec(), dims) == 0) {
@@ -138,7 +138,7 @@ Results run_both(Arguments arguments) {
   return {partial_extremum<false>(call), partial_extremum<true>(call)};
 }
 
-// With indices: every rank finds its best value and where it is; these candidates are gathered, and
+// With indices: every rank finds its best value and its index; these candidates are gathered, and
 // the best of them is the result.
 
 struct Candidates {

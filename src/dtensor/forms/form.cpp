@@ -1,5 +1,5 @@
-// Which form a call takes. The other files of this room have the tables, by what the operators do;
-// plan_call asks here once for each new call, after the rule has said what would be moved.
+// Which form a call takes. The other files of this folder have the tables, by kinds of operators;
+// plan_call looks here once for each new call, after the rule has determined what would be moved.
 
 #include "forms/form.h"
 
@@ -15,7 +15,7 @@ std::vector<std::span<const Form>>& added_forms() {
   return forms;
 }
 
-/// Of each operator that has any, by its name in the tables.
+/// The forms of each operator that has any, by its name in the tables.
 std::unordered_map<std::string_view, std::vector<const Form*>> forms_by_name() {
   std::unordered_map<std::string_view, std::vector<const Form*>> forms;
   for (const auto table : form_tables()) {

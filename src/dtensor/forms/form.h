@@ -14,9 +14,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// Another way to run an operator than its rule knows, for calls that would gather an input: each
-/// rank works on its shard, and what is exchanged is of the size of the result. A composition of
-/// operators on distributed tensors, or local work that depends on which elements a rank holds.
+/// Another way to run an operator than its rule, for calls that would gather an input: each rank
+/// works on its shard, and only data of the result's size are exchanged. A composition of operators
+/// on distributed tensors, or local work that depends on which elements a rank holds.
 struct Form {
   std::string_view name;  ///< of the operator; one of libtorch's without "aten::"
   /// Bytes that one rank sends in this form; nullopt: it does not cover the call. A pure function
@@ -24,13 +24,13 @@ struct Form {
   std::optional<double> (*bytes)(const BoundCall& call);
   /// Arguments to results, as the operator. Below autograd. Collective if bytes() isn't 0.
   std::vector<c10::IValue> (*run)(std::span<const c10::IValue> arguments);
-  /// What it exchanges is what the operator is for: who calls the operator has asked for that, also
-  /// in a strict scope. Such a form is taken wherever it covers the call, whatever it sends.
+  /// The exchange is the operator's purpose: its caller has asked for it, also in a strict scope.
+  /// Such a form is taken wherever it covers the call, whatever it sends.
   bool own_collectives = false;
 };
 
-/// The form that sends least of a call that would otherwise send `bytes` a rank, if its operator
-/// has one that sends fewer.
+/// The form that sends the least for a call that would otherwise send `bytes` a rank, if its
+/// operator has one that sends fewer.
 struct FormChoice {
   const Form* form = nullptr;
   bool moves = false;  ///< it exchanges what the caller has not asked for

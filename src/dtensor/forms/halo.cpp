@@ -42,8 +42,8 @@ class Side {
     // With an empty piece in front: at::cat needs at least one.
     std::vector<at::Tensor> sent{at::empty({0}, local_.options())};
     std::vector<std::int64_t> send_counts, receive_counts;
-    // Elements of one position. They are floating-point numbers (is_valid): a communicator takes
-    // them as they are.
+    // Elements of one position. They are floating-point numbers (is_valid), which a communicator
+    // takes.
     const auto row = c10::multiply_integers(sizes_with(local_, dim_, 1));
     for (std::size_t rank = 0; rank < from_.size(); ++rank) {
       const auto piece = rank == self_ ? Range{} : overlap(from_[self_], to_[rank]);
@@ -130,7 +130,7 @@ at::Tensor exchange_along(const at::Tensor& local, std::int64_t dim, const Range
   if (local.is_meta()) {
     return at::empty(sizes, local.options());
   }
-  // Of all ranks, as all of them have to take part or none.
+  // Over all ranks: either all take part or none.
   const bool moves = most_sent(from, to) > 0;
   if (!moves && from[self] == to[self]) {
     return local;

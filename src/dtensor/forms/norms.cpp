@@ -95,7 +95,7 @@ std::optional<double> bytes_of_norms(const BoundCall& bound) {
   return bytes;
 }
 
-/// The indices of tensors, grouped by layout and type: those of a group can be stacked. In the
+/// The indices of tensors, grouped by layout and type: tensors of a group can be stacked. In the
 /// order of the list, so that all ranks find the same groups.
 std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
   const auto is_like = [&](std::size_t a, std::size_t b) {

@@ -1,5 +1,5 @@
-// Operators whose result depends on values that every rank has, or that ranks compare by
-// themselves.
+// Operators whose result depends on values that every rank has, or that ranks compare
+// independently.
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -105,8 +105,8 @@ Results run_index(Arguments arguments) {
   }
   auto digits = result.layout->dims();
   const auto position = static_cast<std::ptrdiff_t>(position_of_indices(dims));
-  // A mask becomes one dimension, and indices the dimensions of their broadcast: how many and how
-  // long is seen from the local result, which along these dimensions is the whole one.
+  // A mask becomes one dimension, and indices the dimensions of their broadcast. Their number and
+  // sizes are read off the local result, which is whole along these dimensions.
   const auto added = static_cast<std::size_t>(local.dim()) - digits.size();
   digits.insert(digits.begin() + position, added, {});
   for (std::size_t i = 0; i < added; ++i) {

@@ -1,5 +1,5 @@
-// The arithmetic and the reductions that all forms share. What is counted here decides between a
-// form and a rule, so it counts as Step::bytes does: what one rank sends at most.
+// The arithmetic and the reductions that all forms share. These counts decide between a form and a
+// rule, so they are counted as Step::bytes: the most that one rank sends.
 
 #include "forms/shard_slices.h"
 
@@ -29,7 +29,7 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // A partial tensor's elements are not known before they are reduced: the rule has that.
+  // A partial tensor's elements are unknown before they are reduced: the rule covers that.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 
@@ -134,7 +134,7 @@ at::Tensor reduce_partial(const at::Tensor& tensor) {
 }
 
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors) {
-  // Stacked along a new dimension, in which all are whole: their layouts stay as they are.
+  // Stacked along a new dimension, which is not sharded: their layouts do not change.
   return reduce_partial(at::stack(tensors)).unbind();
 }
 

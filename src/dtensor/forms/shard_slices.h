@@ -11,8 +11,7 @@
 
 namespace tessera::detail {
 
-// What forms have in common: how much of a tensor ranks hold, and what a reduction of it looks
-// like.
+// Shared by the forms: how much of a tensor ranks hold, and the layout of its reduction.
 
 using Dims = std::vector<std::int64_t>;
 

@@ -70,7 +70,7 @@ Ranges windows_of(const Ranges& results, std::int64_t kernel, std::int64_t strid
   Ranges windows;
   for (const auto& part : results) {
     // Beyond the input's ends (negative, or past its size) where it is padded: the exchange gives
-    // zeros there, and the convolution is told of no padding.
+    // zeros there, and the convolution runs without padding.
     const auto first = part.begin * stride - padding;
     const auto last = (part.end - 1) * stride - padding;
     windows.push_back(part.size() == 0 ? Range()
@@ -108,7 +108,7 @@ ConvolutionGeometry geometry_of(const TensorSpec& input, const Dims& kernel, con
 // Cost: whether the form covers a call, and what it sends
 
 /// The bytes that one rank sends in the exchanges. Sharded dimensions are exchanged one after
-/// another, and each exchange sends the halos that came before as well.
+/// another, and each exchange also sends the halos of those before.
 double bytes_of_exchange(const ConvolutionGeometry& geometry, const TensorSpec& input) {
   // A cost is what one rank sends at most: that of the largest range.
   const auto largest = [](const Ranges& ranges) {
@@ -140,7 +140,7 @@ bool is_sharded_in_space(const TensorSpec& input) {
   bool sharded = false;
   for (int dim = 1; dim < layout->tensor_ndim(); ++dim) {
     const bool cuts = !layout->mesh_dims_of(dim).empty();
-    // Of several digits (a flattened view) a shard is no range, and has no window.
+    // With several digits (a flattened view) a shard is not one range, and has no window.
     if (cuts && (dim == 1 || layout->digits(dim).size() != 1)) {
       return false;
     }
@@ -186,7 +186,7 @@ std::optional<ConvolutionGeometry> geometry_of_call(const BoundCall& bound, cons
     return std::nullopt;
   }
   auto geometry = geometry_of(spec, kernel.sizes, steps);
-  // Nothing to compute, or an error of libtorch: either way the default has it.
+  // Nothing to compute, or an error of libtorch: the default handles both.
   if (std::ranges::find(geometry.sizes, 0) != geometry.sizes.end()) {
     return std::nullopt;
   }
@@ -240,7 +240,7 @@ class SpatialCall {
         weight_(impl_of(arguments[at.weight].toTensor()).local()),
         steps_{list(at.stride), list(at.padding()), list(at.dilation())},
         geometry_(geometry_of(spec(), weight_.sizes().vec(), steps_)) {
-    // The window brings its padding along.
+    // The window includes its padding.
     for (const auto& split : geometry_.sharded) {
       steps_.padding[static_cast<std::size_t>(split.dim - 2)] = 0;
     }

@@ -62,8 +62,8 @@ struct Moments {
   at::Tensor mean, variance;  ///< with the reduced dimensions kept, in the type of arithmetic
 };
 
-/// Of (self, dims?, correction?, keepdim). The squares are of differences from the mean: E(x^2) -
-/// E(x)^2 would cancel.
+/// The arguments are (self, dims?, correction?, keepdim). The squares are of differences from the
+/// mean: E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
   const auto dims = dims_of(arguments[1], self);

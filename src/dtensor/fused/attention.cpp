@@ -1,6 +1,6 @@
-// Attention by libtorch's kernels. Composed (CompositeImplicitAutograd) and not one more kernel:
-// libtorch's have gradients, rules and names for checkpoint policies already, and which of them
-// runs is libtorch's choice, except where that would be the slow one for want of equal head counts.
+// Attention by libtorch's kernels. Composed (CompositeImplicitAutograd) and not a new kernel:
+// libtorch's have gradients, rules and names for checkpoint policies already. libtorch chooses the
+// kernel, unless unequal head counts would make it choose the slow one.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_sdp_choice.h>
@@ -29,7 +29,7 @@ at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
   return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 
-/// Has the sizes of all ranks together, so that they choose alike: libtorch has no answer for a
+/// A tensor with the global sizes, so that all ranks choose alike: libtorch cannot choose for a
 /// distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
@@ -54,7 +54,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Shapes alone; libtorch's C++ has no meta kernel of what masks a score.
+    // Only sizes; libtorch's C++ has no meta kernel for masking scores.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -90,7 +90,7 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // The answer depends on sizes alone: of repeated heads a view has them, without the copy.
+  // The choice depends on sizes alone: a view has those of repeated heads, without the copy.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };

@@ -1,7 +1,7 @@
 // The cross entropy of each row of logits, Megatron-LM's where the vocabulary is sharded: a form
-// whose two all-reduces are the operator's own. One operator, since its parts one by one would each
-// keep a copy of the logits; it keeps the logits themselves and a few numbers a row, and backward
-// computes the softmax again, without communication.
+// whose two all-reduces are the operator's own. One operator, since separate ones would each keep a
+// copy of the logits; it keeps the logits themselves and a few numbers a row, and backward computes
+// the softmax again, without communication.
 
 #include <array>
 
@@ -39,7 +39,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// Of local rows: `shard` says which of the columns.
+/// The losses of local rows; `shard`: which of the columns they have.
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -88,7 +88,7 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // A rank tells targets in its columns by a range.
+  // A rank recognises targets in its columns by a range.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -108,7 +108,7 @@ bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   return layout == rows || layout->is_replicated();
 }
 
-/// Of a sharded vocabulary: a maximum of each row, then two sums, or three.
+/// For a sharded vocabulary: a maximum of each row, then two sums, or three.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {

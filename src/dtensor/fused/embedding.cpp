@@ -19,7 +19,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The gradient of `weight`, of which the sizes and the layout are read.
+/// The gradient of `weight`, whose sizes and layout alone are read.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -57,7 +57,7 @@ struct EmbeddingFactors {
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // A rank tells rows of its own by a range.
+    // A rank recognises its rows by a range.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;
@@ -81,7 +81,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// The table is split as it was: no other tensor of the call says how.
+/// The gradient is split as the table was: no other tensor of the call shows how.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);

@@ -1,5 +1,5 @@
-// The parts that need no operator's type: the way of a gradient through a FusedNode, and the rule
-// that several share.
+// The parts that do not depend on an operator's type: the path of a gradient through a FusedNode,
+// and a rule that several share.
 
 #include "fused/fused_operator.h"
 
@@ -43,9 +43,9 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// A pending sum and a gradient that is split otherwise are brought there first, so that the
-/// gradients of the inputs lie as these and nothing is left pending that need not be. Of a
-/// replicated one the operator takes its part itself.
+/// A pending sum, or a gradient with another split, is redistributed first, so that the gradients
+/// of the inputs have these layouts and nothing is left pending unnecessarily. If the gradient is
+/// replicated, the operator takes its part itself.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient) const {
   const DistributedTensorImpl* given = as_distributed(gradient);
   if (result_ == nullptr || given == nullptr || given->spec()->sharding.layout->is_replicated()) {

@@ -1,4 +1,4 @@
-// What the operators of this room share. Each is defined in one file, by a FusedOperator for its
+// Shared by the operators of this folder. Each is defined in one file, by a FusedOperator for its
 // name and schema, a kernel, a rule and a node for its gradient; its backward is an operator too.
 #pragma once
 

@@ -1,7 +1,7 @@
-// The public handle and the free functions beside it. Here arguments are checked, with messages in
+// The public handle and the free functions beside it. Arguments are checked here, with messages in
 // the caller's terms, and placements become layouts; the work itself is in autograd_functions.cpp.
-// Functions that make a tensor go through make_agreed, so that in debug builds ranks that disagree
-// all throw.
+// Functions that make a tensor use make_agreed, so that in debug builds ranks that disagree all
+// throw.
 
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -130,8 +130,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
 DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
                                                   const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  // Casts before it sends, for the type that is asked for is mostly the narrower one. Autograd
-  // undoes the cast.
+  // Casts before it sends, since the wanted type is usually the narrower one. Autograd reverses the
+  // cast.
   const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
   const auto target = to_layout(mesh.shape().sizes(), placements,
                                 detail::impl_of_distributed(source).spec()->sizes);
@@ -139,8 +139,8 @@ DistributedTensor DistributedTensor::redistribute(const DeviceMesh& mesh,
   return DistributedTensor(detail::redistribute_with_gradient(source, {mesh, target}, options));
 }
 
-/// Two recorded steps, so that the gradient takes the way back: the local gradient's placements,
-/// then a redistribution to this tensor's.
+/// Two recorded steps, so that the gradient goes the same way back: first the local gradient's
+/// placements, then a redistribution to this tensor's.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();

@@ -1,5 +1,5 @@
-// local_map: a function of local tensors as one of distributed tensors. Composed of redistribute,
-// to_local and from_local, which bring the gradients: nothing here is known to autograd.
+// local_map: a function of local tensors, run on distributed ones. Composed of redistribute,
+// to_local and from_local, which handle the gradients: autograd does not see local_map itself.
 
 #include "tessera/dtensor/local_map.h"
 
@@ -33,9 +33,9 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// How each rank's gradient of what is replicated adds to the whole, if the result has `placement`
-/// on a mesh dimension: nullopt: it is the whole. What a rank computes of a part, or of a term, of
-/// the result has a gradient of that alone.
+/// How the ranks' gradients of a replicated argument are reduced, if the result has `placement` on
+/// a mesh dimension. nullopt: each is the whole. A part, or a term, of the result gives only its
+/// own gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -44,9 +44,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The layout of the gradient of an argument of which the options say nothing: that of the
-/// argument, replicated where that is partial, and partial where it is replicated and the results
-/// are not.
+/// The layout of the gradient of an argument without an option for it: that of the argument,
+/// replicated where that is partial, and partial where it is replicated and the results are not.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
@@ -84,8 +83,8 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// A plain argument is the same on every rank: where it gets a gradient, each rank may find that of
-/// its own part of the results alone.
+/// A plain argument is the same on every rank. If it gets a gradient, each rank may find only that
+/// of its own part of the results.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

@@ -1,4 +1,4 @@
-// Whether the ranks of a mesh have made the same tensor of it.
+// Whether the ranks of a mesh have made the same tensor on it.
 
 #include "handle/made_alike.h"
 
@@ -52,8 +52,8 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
 
 }  // namespace
 
-// A rank that could not make the tensor compares too, with a text that no tensor has; the others
-// find that they differ and throw, and its own error goes on to its caller.
+// A rank that could not make the tensor still compares, with a text that no tensor has. The others
+// find that they differ and throw, and its caller gets its own error.
 DistributedTensor detail::make_agreed(const DeviceMesh& mesh,
                                       const std::function<DistributedTensor()>& make) {
   if (!checks_agreement()) {

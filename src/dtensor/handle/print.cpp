@@ -1,5 +1,5 @@
 // How a distributed tensor is printed. libtorch's printer reads memory, which a wrapper lacks, so
-// the handle has a printer of its own, which shows what this rank holds and where that is in the
+// the handle has a separate printer, which shows what this rank holds and where that is in the
 // whole.
 
 #include <ATen/core/Formatting.h>
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// Of a local tensor: more are counted instead of shown, for a log should stay readable.
+// For a local tensor: more are counted instead of shown, to keep a log readable.
 constexpr std::int64_t kMostElements = 1000;
 
 /// Which ranges of the global tensor this rank holds: "[2:4, 0:3]", or several blocks.
@@ -74,7 +74,7 @@ std::string to_string(const DistributedTensor& tensor) {
   if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
     return local_to_string(tensor);
   }
-  // The terms of a pending reduction are no values of the tensor: they are reduced first.
+  // The terms of a pending reduction are not values of the tensor: they are reduced first.
   const at::NoGradGuard no_grad;
   const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
   return text_of(tensor, reduced, "holds, reduced,");

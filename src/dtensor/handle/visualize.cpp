@@ -1,5 +1,5 @@
-// A table of who holds what, as torch.distributed.tensor.debug.visualize_sharding prints it.
-// Computed from the layout alone: no rank asks another.
+// A table of the ranks that hold each block, as torch.distributed.tensor.debug.visualize_sharding
+// prints it. Computed from the layout alone, without communication.
 
 #include "tessera/dtensor/visualize.h"
 
@@ -61,7 +61,7 @@ std::string visualize(const DistributedTensor& tensor) {
     rows.insert(block.first);
     columns.insert(block.second);
   }
-  // Of a column, in characters: room for ranges of five digits.
+  // The width of a column, in characters: room for ranges of five digits.
   constexpr int kWidth = 12;
   auto text =
       fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),

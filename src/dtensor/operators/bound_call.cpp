@@ -1,6 +1,5 @@
-// The border between libtorch's values and core's: a call's stack becomes an OpCall, of which a
-// rule reads sizes and numbers; a rule's arguments become values again. Only here does one know
-// both.
+// Converts between libtorch's values and core's: a call's stack becomes an OpCall, from which a
+// rule reads sizes and numbers; a rule's arguments become values again. Only this file knows both.
 
 #include "operators/bound_call.h"
 
@@ -46,7 +45,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// Core has no numbers of c10's: it is told what matters of a type, and gives the number back.
+/// Core does not know c10's types: it gets a type's relevant properties, and returns its number.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -82,8 +81,8 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// What is none of these (a device, a memory format that was left out) is None to a rule. Flags
-/// become the integers 0 and 1, so that rules have one kind of list.
+/// Other values (a device, a memory format that was left out) are None to a rule. Flags become the
+/// integers 0 and 1, so that rules have one kind of list.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
     return value.toStringRef();
@@ -104,8 +103,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers are bound whatever their kind: a rule that reads one of kind kScalar would be told
-/// values that are in no key, so OperatorInfo gives that kind only where the rule reads none.
+/// Numbers are bound whatever their kind: a rule that read one of kind kScalar would depend on
+/// values that are in no key. So OperatorInfo has that kind only where the rule reads none.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;

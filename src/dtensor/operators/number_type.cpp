@@ -4,8 +4,8 @@
 
 namespace tessera::detail {
 
-/// For rule_of_call, which must see a number as the key has seen it: what the plan depends on has
-/// to be in the key.
+/// For rule_of_call, which must see a number as the key does: everything that the plan depends on
+/// has to be in the key.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())

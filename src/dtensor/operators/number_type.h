@@ -9,8 +9,8 @@
 
 namespace tessera::detail {
 
-/// What counts in the key of a call of a number that no rule reads: its type, and whether a sum may
-/// be multiplied or divided by it term by term.
+/// The part of a number that counts in a call's key if no rule reads it: its type, and whether a
+/// sum may be multiplied or divided by it term by term.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -22,7 +22,7 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// Zero and numbers that are not finite count as types of their own (see rule_of_call).
+// Zero and numbers that are not finite count as separate types (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }
@@ -39,7 +39,7 @@ inline NumberType number_type(const c10::complex<double>& value) {
   return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
 }
 NumberType number_type(const c10::IValue& value);
-/// Of a plain tensor; one that is not a wrapped number: kNone.
+/// The type of a plain tensor; if it is not a wrapped number: kNone.
 NumberType number_type(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -1,5 +1,5 @@
-// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once in the life of the
-// program. Every call asks for it, so that nothing of a call looks at schemas or names again.
+// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once in a process. Every
+// call uses it, so that no call reads schemas or names again.
 
 #include "operators/operator_info.h"
 
@@ -37,8 +37,8 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// What of an argument goes into a call's key. Scalars that no rule reads vary from step to step (a
-/// learning rate): with their values each would be another call.
+/// The part of an argument that goes into a call's key. Scalars that no rule reads vary from step
+/// to step (a learning rate): with their values each would be another call.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -104,7 +104,7 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Needs info.rule. The real type of an argument is asked: type() calls a ScalarType an int.
+/// Needs info.rule. Uses the real type of an argument: type() calls a ScalarType an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::Type& type = *arguments[i].real_type();
@@ -136,7 +136,7 @@ void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   }
 }
 
-/// Whether libtorch takes the operator apart above autograd, before it comes to our key. A kernel
+/// Whether libtorch decomposes the operator above autograd, before it reaches this key. A kernel
 /// for a backend or for autograd comes before the composite one.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
@@ -186,8 +186,8 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// What register_rule cannot know, since core knows no operators: whether a rule is of one, and
-/// whether it will be asked for. Until then on every rank, whichever asks first.
+/// Checks what register_rule cannot, since core knows no operators: whether a rule is for an
+/// existing operator, and whether it will be used. On every rank, at the first use of any operator.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);

@@ -13,7 +13,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// What dispatch needs to know of an operator: its schema, read once, and what our tables say.
+/// Properties of an operator for dispatch: its schema, read once, and its entries in the tables.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
     kTensor,              ///< Tensor, Tensor?
@@ -64,7 +64,7 @@ struct OperatorInfo {
   bool is_written(std::size_t argument) const;
 };
 
-/// Of `op`, from a table that lives as long as the program.
+/// The properties of `op`, from a table that lives as long as the program.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 /// The operator "aten::add.Tensor". Throws c10::Error where there is none.

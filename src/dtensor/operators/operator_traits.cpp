@@ -1,6 +1,6 @@
-// The table of what is special about single operators. What dispatch does by an operator's name
-// begins with a row here, except forms, which have tables of their own (src/dtensor/forms/). A row
-// is for every name in it, and an operator may stand in several rows.
+// The table of the special properties of single operators. Everything that dispatch does by an
+// operator's name begins with a row here, except forms, which have separate tables
+// (src/dtensor/forms/). A row is for every name in it, and an operator may be in several rows.
 
 #include "operators/operator_traits.h"
 
@@ -105,7 +105,7 @@ std::span<const TraitRow> trait_rows() {
   return kTraitRows;
 }
 
-/// Exactly one blank stands between two names, also where a literal goes on in the next line.
+/// There is exactly one blank between two names, also where a literal continues in the next line.
 std::vector<std::string> names_in(const TraitRow& row) {
   std::vector<std::string> names;
   for (std::size_t at = 0; at < row.names.size();) {

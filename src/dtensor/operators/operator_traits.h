@@ -12,19 +12,19 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// What neither the schema of an operator nor its sharding rule says of it.
+/// A property of an operator that neither its schema nor its sharding rule has.
 enum class Trait : std::uint8_t {
   // How it is run.
   kRandomInplace,    ///< fills its tensor by the global element (random_operators.h)
   kNativeDropout,    ///< drops by the global element (random_operators.h)
-  kForeach,          ///< takes lists, each position of which is a call of its own
+  kForeach,          ///< takes lists; each position is a separate call
   kWritesGradients,  ///< formulas of gradients write with it (backward_zeros.h)
   kNewZeros,         ///< makes the zeros that they write to
   kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,    ///< composed of others and of plain tensors of its own (composite_kernels.cpp)
+  kHelperTensors,    ///< composed of others and of its own plain tensors (composite_kernels.cpp)
   // What its arguments and results are.
   kViewsMemory,    ///< its storage_offset counts in the memory of what it views (view_geometry.h)
-  kInfersSize,     ///< takes sizes of which one may be -1
+  kInfersSize,     ///< takes sizes; one of them may be -1
   kUnsafeView,     ///< promises no alias: what cannot be viewed is copied
   kLeavesMemory,   ///< its result is memory for others to write
   kReadsOneValue,  ///< answers the host: what it reduces for that counts as written, where it has a
@@ -37,17 +37,17 @@ enum class Trait : std::uint8_t {
   kFailsByElement,  ///< for an index out of range or another bad number that one part may hold
 };
 
-/// What the tables say of one operator.
+/// The traits of one operator, from the tables.
 class OperatorTraits {
  public:
-  /// Of "aten::add.Tensor", from the table in operator_traits.cpp.
+  /// `name`: "aten::add.Tensor", looked up in the table in operator_traits.cpp.
   explicit OperatorTraits(std::string_view name);
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
 
-  /// Of kWritesGradients: the operator that returns the result instead, without "aten::".
+  /// For kWritesGradients: the operator that returns the result instead, without "aten::".
   std::string_view functional() const { return functional_; }
-  /// Of kRandomInplace.
+  /// For kRandomInplace.
   RandomFill fill() const { return fill_; }
 
  private:

@@ -102,8 +102,8 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
                              blank, reduction, zero_infinity);
 }
 
-// Those that run a CPU kernel of their own where no gradient is wanted. A distributed tensor has no
-// memory for that kernel: it takes the operators that autograd would see.
+// Operators that run a special CPU kernel where no gradient is needed. A distributed tensor has no
+// memory for that kernel: the operators that autograd would see run instead.
 
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
@@ -179,7 +179,7 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
 }
 
-// Those that make plain tensors of their own (a mask, a window, positions). Such a tensor is the
+// Operators that make plain tensors themselves (a mask, a window, positions). Such a tensor is the
 // same on all ranks: the operators run as libtorch composes them, in a ReplicationScope.
 
 /// A result that began as one of those plain tensors is as equal on all ranks as they are.
@@ -215,7 +215,7 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
 }
 
-/// The names stand in the table alone, so that operators are added there.
+/// The names are in the table alone, so that operators are added there.
 void implement_in_scope(torch::Library& library) {
   for (const TraitRow& row : trait_rows()) {
     if (row.trait != Trait::kHelperTensors) {

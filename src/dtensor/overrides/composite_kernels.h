@@ -7,8 +7,8 @@
 
 namespace tessera::detail {
 
-/// As check_policy, for operators of which only parts come to that: they would be refused late, and
-/// after collectives.
+/// As check_policy, for operators where only parts reach that check: they would be refused late,
+/// and after collectives.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Whether the caller passed a distributed tensor, and no plain one (of more than one element):

@@ -24,12 +24,12 @@ at::Tensor detach(const at::Tensor& self) {
   return alias_tensor(*impl, /*allows_change=*/false);
 }
 
-/// Of global sizes: the wrapper's.
+/// Compares global sizes: the wrapper's.
 bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// set_data asks this, and would copy the dispatch key of a distributed tensor to a plain one.
+/// Called by set_data, which would give a plain tensor a distributed one's dispatch key.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",
@@ -44,7 +44,7 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }
 
-// set_data asks with autograd's keys on: for a plain tensor the question comes to us by these only.
+// set_data calls it with autograd's keys on: for a plain tensor only these lead to this kernel.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl("_has_compatible_shallow_copy_type", &may_take_data_of);
 }

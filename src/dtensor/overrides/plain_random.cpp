@@ -1,8 +1,8 @@
-// Random operators of at:: on plain tensors in a RandomRegion. They come here by a dispatch key of
-// their own, above autograd, where a tensor still has its history. What fills a tensor draws by the
-// element, with the next key of manual_seed, as for a distributed one. What is composed of fills
-// (dropout) says what it draws for, and goes on. The rest draws one number after another: for whole
-// tensors alone.
+// Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key leads here,
+// above autograd, where a tensor still has its history. An operator that fills a tensor draws by
+// the element, with the next key of manual_seed, as for a distributed one. One that is composed of
+// fills (dropout) notes its tensor, and continues. The others draw their numbers in sequence: only
+// for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -73,7 +73,7 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// A generator that the caller brings is drawn from as it is, by whoever has a whole tensor.
+/// A generator that the caller passes is used directly, on ranks that have the whole tensor.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
                 " was given a generator in a forward whose ranks have different parts of one "
@@ -101,7 +101,7 @@ void fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   stack->emplace_back(self);
 }
 
-/// For what is composed of fills.
+/// For operators that are composed of fills.
 void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (outside()) {
     return op.redispatchBoxed(below(keys), stack);
@@ -124,7 +124,7 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// What an operator draws for: its first tensor, or for randperm as many numbers.
+/// The tensor that an operator draws for: its first, or for randperm one with as many numbers.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -151,7 +151,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const bool own_generator = has_generator(info, arguments);
   const RandomKey key = own_generator ? RandomKey{} : next_random_key();
   const at::Tensor target = drawn_for(info, arguments);
-  // Of a tensor among its arguments it knows the history.
+  // A tensor among the arguments has the history.
   const at::Tensor source = arguments[0].isTensor() ? target : random_source();
   check_whole(info, random_place({info.name, target, source, key}), own_generator);
   std::optional<SeededGenerator> generator;
@@ -159,7 +159,7 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   if (!own_generator && !device.is_meta()) {
     generator.emplace(device, key);
   }
-  // What it is composed of draws from that.
+  // The operators inside draw from that.
   const ExcludeKeys guard(kRandomKey);
   op.redispatchBoxed(below(keys), stack);
 }
@@ -177,7 +177,7 @@ void count_if_empty(const at::Tensor& tensor) {
   }
 }
 
-/// Of a tensor, a probability, and whether it trains.
+/// The arguments are a tensor, a probability, and whether it trains.
 void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   const double p = arguments[1].toDouble();
@@ -210,7 +210,7 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// libtorch gives it a kernel of its own where bernoulli() is composed.
+/// libtorch has a separate kernel for it, while bernoulli() is composed.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -230,7 +230,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// CUDA's fused kernels drop inside, by numbers of their own.
+/// CUDA's fused kernels drop internally, with their own random numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,

@@ -31,7 +31,7 @@ using Dim = std::optional<std::int64_t>;
 /// The whole numbers up to this one are floats.
 constexpr std::int64_t kWholeFloats = 1 << 24;
 
-/// What libtorch checks, in its words.
+/// libtorch's checks, with its messages.
 void check_arguments(const at::Tensor& self, const at::Tensor& q, std::string_view interpolation) {
   constexpr std::array<std::string_view, 5> kInterpolations{"linear", "lower", "higher", "midpoint",
                                                             "nearest"};
@@ -68,7 +68,7 @@ at::Tensor ranks_of(const at::Tensor& sorted, const at::Tensor& q, Nan nan) {
   return at::where(missing.any(-1, true), last, quantiles.mul(last));
 }
 
-/// What stands in the rows of sorted values at those places, or between two values.
+/// The values in the sorted rows at those places, or between two values.
 at::Tensor values_at(const at::Tensor& sorted, at::Tensor ranks, std::string_view interpolation) {
   if (interpolation == "nearest") {
     ranks = ranks.round();

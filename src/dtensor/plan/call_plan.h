@@ -20,11 +20,10 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How a call is run. Decided by plan_call from what is in the call's key; the switch in
-/// fallback.cpp runs it.
+/// How a call is run. Decided by plan_call from the call's key; the switch in fallback.cpp runs it.
 enum class PlanKind : std::uint8_t {
   kPlain,          ///< nothing is distributed: the operator itself, below our key
-  kDecomposed,     ///< the operator is written in terms of others, each of which is dispatched
+  kDecomposed,     ///< the operator is written in terms of others; each is dispatched
   kDirect,         ///< the operator on the local tensors, the results wrapped: nothing else
   kLocal,          ///< the same, with arguments redistributed or rewritten and writes brought back
   kFailTogether,   ///< kLocal; if it throws on one rank, all throw
@@ -32,28 +31,28 @@ enum class PlanKind : std::uint8_t {
   kForm,           ///< another way to run the operator, which sends less (form.h)
   kRandomInplace,  ///< random numbers by the global element, into the tensor
   kNativeDropout,  ///< the same for dropout
-  // These ask what no key says: which tensors the arguments are, whether their gradients are
-  // wanted. What they find decides between what their name says and CallPlan::otherwise.
+  // These depend on what no key has: which tensors the arguments are, whether their gradients are
+  // wanted. That decides between the kind named here and CallPlan::otherwise.
   kForeach,        ///< position by position, if one writes what another one uses
   kBackwardZeros,  ///< the functional form, if backward has just made the zeros that are written
   kNewZeros,       ///< always `otherwise`; then notes the zeros, if inside backward
   kRecorded,       ///< autograd records the kernel on local tensors, if it has not the operator
 };
 
-/// How one operator is run on this rank for inputs of particular specs: everything that
-/// need not be found out again at the next such call. Made by plan_call, kept in the CallCache of a
-/// thread; the first call adds what only a kernel can tell (Output::spec).
+/// How one operator is run on this rank for inputs of particular specs: everything that the next
+/// such call can reuse. Made by plan_call, kept in the CallCache of a thread; the first call adds
+/// what only a kernel can tell (Output::spec).
 struct CallPlan {
   /// One for each defined tensor among the arguments.
   struct Input {
     TensorSpecPtr spec;          ///< its own spec (a plain tensor: replicated)
-    LayoutPtr target = nullptr;  ///< what it must be brought to, or nullptr: as it is
+    LayoutPtr target = nullptr;  ///< the layout to bring it to; nullptr: its own
     PlanPtr plan;                ///< to `target`
     /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
     /// layout of that value. Else nullptr.
     LayoutPtr written = nullptr;
     bool detached = false;  ///< a view that holds a copy (detached_view.h)
-    /// Of kRecorded: the layout of the gradient that autograd finds for the local tensor.
+    /// For kRecorded: the layout of the gradient that autograd finds for the local tensor.
     LayoutPtr gradient = nullptr;
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
@@ -120,15 +119,15 @@ struct PlannedCall {
   }
 };
 
-/// Decides how to run the call. Not collective: every rank comes to the same decision, or throws
-/// the same Error, from what all of them know.
+/// Decides how to run the call. Not collective: every rank makes the same decision, or throws the
+/// same Error, from data that all of them have.
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
-/// Throws Error, on all ranks, where the scopes of this thread (strict_scope.h) don't allow what
-/// the plan does: they are no part of a call's key. Else warns once of an operator without a rule,
-/// and sees to it that plain tensors among the arguments get plain gradients. Where nothing says
-/// that plain tensors are the same on every rank, those that the call may take are compared.
+/// Throws Error, on all ranks, where the scopes of this thread (strict_scope.h), which are in no
+/// key, do not allow what the plan does. Otherwise warns once of an operator without a rule, and
+/// makes the gradients of plain tensors among the arguments plain. Plain tensors that are not known
+/// to be the same on every rank are compared, if the call may take them.
 void check_policy(const PlannedCall& call);
 
 /// Throws Error, on all ranks, unless the plain ones among `tensors`, which operator `what` reads,
@@ -136,8 +135,8 @@ void check_policy(const PlannedCall& call);
 /// between the hosts, if there is any to compare.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// What to do if one of `tensors` is a parameter that is computed with although the hooks of its
-/// module have not run; empty if none is a distributed parameter. For messages.
+/// What to do if one of `tensors` is a parameter that is used although the hooks of its module have
+/// not run; empty if none is a distributed parameter. For messages.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -1,6 +1,6 @@
-// What aten::embedding and aten::gather become where the dimension that they pick from is split:
-// each rank picks what its shard has, and the sum over ranks is the result. A rule names one of
-// them (ShardingRule::LocalCall), and plan_by_rule.cpp puts it in the operator's place. They are
+// aten::embedding and aten::gather where the dimension that they pick from is split: each rank
+// picks from its shard, and the sum over ranks is the result. A rule names one of them
+// (ShardingRule::LocalCall), and plan_by_rule.cpp runs it instead of the operator. They are
 // operators and not functions, since the plan of a call runs operators.
 
 #include "plan/part_operators.h"

@@ -1,6 +1,6 @@
-// The part of planning that turns a sharding rule into a CallPlan. core decides (propagate); here
-// its decision becomes steps for each input, local sizes for arguments, and layouts for results.
-// Everything depends on what is in the call's key and on this rank's coordinate only.
+// The part of planning that turns a sharding rule into a CallPlan. core decides (propagate); this
+// file turns the decision into steps for each input, local sizes for arguments, and layouts for
+// results. Everything depends only on the call's key and on this rank's coordinate.
 
 #include "plan/plan_by_rule.h"
 
@@ -21,13 +21,13 @@ namespace {
 
 using Values = std::span<const c10::IValue>;
 
-// Rules read bools, integers and doubles: a complex number fits into none of them.
+// Rules read bools, integers and doubles: a complex number is none of these.
 bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Takes reductions out of the rule that the elements do not have: products and orders of complex
-/// numbers, and sums to which booleans are added. What would be reduced so must be whole.
+/// Removes reductions from the rule that the elements' types do not have: products and orders of
+/// complex numbers, and sums to which booleans are added. Their factors must then be whole.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -50,8 +50,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether values are converted to integers or booleans that are written: terms of a sum, rounded,
-/// have another sum. That is so where a tensor's type does not fit into the one that is written.
+/// Whether values are converted to integers or booleans that are written: rounded terms have
+/// another sum. That is so if a tensor's type does not fit into the written one.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -63,7 +63,7 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
 }
 
 /// Whether an argument is a number by which the terms of a sum cannot be multiplied, or divided,
-/// one by one: infinity times terms of both signs would be no number. Not where it only stands
+/// one by one: infinity times terms of both signs would be NaN. Not if the number is only added
 /// beside the sum.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
@@ -115,7 +115,7 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Arguments that say which elements of an input are here. Kept twice, as in rewrite_sizes.
+/// Arguments that say which elements of an input this rank has. Kept twice, as in rewrite_sizes.
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -130,8 +130,8 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Arguments that speak of global sizes get their local values. Where a rule has a local call, they
-/// are that call's: the operator itself is then run only where its sizes are right as they are.
+/// Arguments with global sizes get their local values. Where a rule has a local call, they are that
+/// call's arguments: the operator itself then runs only where its sizes need no change.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -176,8 +176,8 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output `o` becomes a new tensor, and is none that the caller has passed. The outputs
-/// after those that are returned are written arguments.
+/// Whether output `o` becomes a new tensor, instead of one that the caller passed. The outputs
+/// after the returned ones are written arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;

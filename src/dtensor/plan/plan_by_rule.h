@@ -15,7 +15,7 @@ namespace tessera::detail {
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          std::span<const c10::IValue> arguments);
 
-/// Of each result of a view operator, as they would be on whole tensors; nullopt: not known.
+/// The strides of each result of a view operator on whole tensors; nullopt: unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
 /// Plans the call as its rule says: where inputs go, what runs on the local tensors and the layouts
@@ -24,7 +24,7 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
                   const BoundCall& bound, std::span<const c10::IValue> arguments,
                   GlobalStrides view_strides);
 
-// Of any plan.
+// For any plan.
 
 /// The tensors, by their numbers in `bound`, of the arguments that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
@@ -32,7 +32,7 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
 /// Plans to bring an input to `target`; nullptr: it stays.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
 
-/// Finds out which written tensors get their value from elsewhere.
+/// Finds the written tensors whose value must be copied to them.
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace);
 

@@ -1,7 +1,7 @@
-// From a call to its plan: the common mesh, the inputs as they are, what the rule asks for or a
+// Makes the plan of a call, in this order: the common mesh, the inputs, the rule's targets or a
 // gathering of everything, a form that sends less, and last the kind. Called for each key that this
-// thread's cache lacks. Nothing here communicates, and of tensors only wrapped numbers are read, so
-// that all ranks find the same.
+// thread's cache lacks. Nothing here communicates, and wrapped numbers are the only tensor values
+// that are read, so that all ranks find the same.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -65,9 +65,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// A plain tensor counts as replicated: whether it may is asked at each call (check_policy), for
-/// that depends on the scopes around it. Its strides are taken as those of a dense tensor, since a
-/// spec describes no gaps.
+/// A plain tensor counts as replicated: whether that is allowed is checked at each call
+/// (check_policy), since it depends on the scopes around it. Its strides are taken as those of a
+/// dense tensor, since a spec describes no gaps.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -81,8 +81,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Fills in the mesh and the inputs. A plain tensor of one element may be taken for a number that
-/// every rank has alike: check_policy sees to it that it is.
+/// Fills in the mesh and the inputs. A plain tensor of one element may count as a number that is
+/// the same on every rank: check_policy makes sure of it.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -106,9 +106,9 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Takes a form of the operator that sends less than bringing its inputs to where they are wanted,
-/// or that is the operator's own way.
-/// Not where random numbers are drawn: a form runs without the generator that ranks seed alike.
+/// Takes a form of the operator that sends less than redistributing its inputs, or that is the
+/// operator's own way. Not where random numbers are drawn: a form runs without the generator that
+/// ranks seed alike.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -140,7 +140,7 @@ bool may_fail_apart(const OperatorInfo& info, Values arguments) {
                                 : info.traits.has(Trait::kFailsByMatrix);
 }
 
-/// Whether the operator writes to a tensor of which several positions are one in memory.
+/// Whether the operator writes to a tensor where several positions share memory.
 bool writes_expanded(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     return has_stride_zero(bound.tensors[input]);
@@ -167,7 +167,7 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// Of the kinds that don't ask which tensors the arguments are.
+/// The kind, among those that do not depend on which tensors the arguments are.
 PlanKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                   Values arguments) {
   if (plan.form != nullptr) {
@@ -176,7 +176,7 @@ PlanKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   if (!plan.has_rule) {
     return PlanKind::kLocal;
   }
-  // A rank that has one matrix or one position may not fail where others do.
+  // A rank with one matrix or one position must not fail alone.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
     if (may_fail_apart(info, arguments)) {
       return PlanKind::kAgreed;
@@ -189,8 +189,8 @@ PlanKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   return is_direct(plan, info) ? PlanKind::kDirect : PlanKind::kLocal;
 }
 
-/// Of all kinds: one that asks what no key says, where the answer could matter, with `otherwise`
-/// for the other answer.
+/// The kind, among all: one that depends on what no key has, if that could matter; `otherwise` is
+/// for the other case.
 PlanKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -216,8 +216,8 @@ bool divides_work(const CallPlan& plan, int mesh_dim) {
          std::ranges::any_of(plan.outputs, divides, &CallPlan::Output::layout);
 }
 
-/// Where ranks do different parts, each finds its term of the gradient of what all of them have.
-/// The gradient of a shard is whole, and that of each term of a sum is the sum's.
+/// Where ranks do different parts of the work, each finds its term of the gradient of replicated
+/// inputs. The gradient of a shard is whole, and that of each term of a sum is the sum's.
 void plan_gradients(CallPlan& plan) {
   std::vector<PartialDim> terms;
   for (int m = 0; m < plan.replicated.layout->mesh_ndim(); ++m) {
@@ -235,14 +235,14 @@ void plan_gradients(CallPlan& plan) {
   }
 }
 
-/// Whether the caller passed a generator, which is then drawn from as it is: its state is the
-/// caller's to keep alike on all ranks.
+/// Whether the caller passed a generator, which is then used directly: the caller must keep its
+/// state equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
 /// Random operators whose numbers depend on the element's place in the whole tensor: nothing is
-/// gathered. Not where the caller brings a generator, whose numbers they would not be.
+/// gathered. Not if the caller passes a generator: the numbers must come from it.
 std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -254,16 +254,16 @@ std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? PlanKind::kNativeDropout : PlanKind::kRandomInplace;
 }
 
-/// Of view(self, size): planned for what its -1 stands for. A plan passes local sizes on, which
-/// have no -1.
+/// For view(self, size): planned with the number that its -1 stands for. A plan passes local sizes
+/// on, which have no -1.
 std::vector<c10::IValue> with_complete_sizes(Values arguments) {
   std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
   completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
   return completed;
 }
 
-/// has_rule, though none is asked: nothing is gathered for want of one. Dropout of a pending
-/// reduction waits for that: a dropped term is no dropped sum.
+/// Sets has_rule although no rule is used: nothing must be gathered. Dropout of a pending reduction
+/// waits for the reduction: dropping terms is not dropping sums.
 void plan_by_element(CallPlan& plan, PlanKind kind) {
   plan.kind = plan.otherwise = kind;
   plan.has_rule = true;
@@ -281,7 +281,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = PlanKind::kPlain;
     return plan;
   }
-  // Its operators are planned one by one when they come back to our key.
+  // Its operators are planned one by one when they reach this key.
   if (info.decomposes) {
     plan.kind = PlanKind::kDecomposed;
     return plan;
@@ -297,7 +297,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Before the rule: what libtorch has to say of a wrong size is said in its own words.
+  // Before the rule: for a wrong size libtorch throws its own error.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);

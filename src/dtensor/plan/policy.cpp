@@ -1,6 +1,6 @@
-// check_policy of call_plan.h, which asks the scopes of strict_scope.h at each call. A plan is kept
-// by its key, and a scope is in no key: so a plan says what it would do, and the scopes of the
-// calling thread say whether it may.
+// check_policy of call_plan.h, which checks the scopes of strict_scope.h at each call. A plan is
+// kept by its key, and no key has the scopes: so a plan records what it would do, and the scopes of
+// the calling thread decide whether it may.
 
 #include <algorithm>
 #include <mutex>
@@ -82,7 +82,7 @@ bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
   });
 }
 
-/// What usually mends a call that mixes plain and distributed tensors.
+/// The usual correction of a call that mixes plain and distributed tensors.
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
   if (writes_distributed(call, bound)) {
@@ -127,8 +127,8 @@ void warn_once(const OperatorInfo& info) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// What usually mends a call that the strict scope refuses. What a row-wise product leaves may be
-/// met far behind it.
+/// The usual correction of a call that the strict scope refuses. The pending sum of a row-wise
+/// product may be used far from the product.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -166,8 +166,8 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call takes more than plain numbers, which ranks compare, and which libtorch's composed
-/// operators make of their own.
+/// Whether a call takes more than plain numbers: those are compared by the ranks, and libtorch's
+/// composed operators make them.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
@@ -186,8 +186,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// What the program wrote in a backward (a hook, a function of its own) may be the same on every
-/// rank: it is no part of a forward, whose scopes would say so. So the ranks look.
+/// Plain tensors of the program's code in a backward (a hook, an autograd function) may be the same
+/// on every rank, but no scope of a forward says so. So the ranks compare them.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -230,9 +230,9 @@ void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at
   }
 }
 
-// Every rank has the same plan and the same scopes, and throws here before it has moved anything.
-// A number of the program's own is compared at each call rather than once: what a rank remembers of
-// a tensor another one need not, and would wait.
+// Every rank has the same plan and the same scopes, and throws here before it has moved anything. A
+// number of the program is compared at each call rather than once: if only some ranks remembered
+// the comparison, the others would wait.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);

@@ -73,8 +73,8 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
 
 }  // namespace
 
-// What operators ask for. Uniform, normal and Bernoulli numbers are drawn by kernels, with the same
-// bits on a CPU and CUDA; the others are libtorch's functions of those.
+// The fills of the operators. Uniform, normal and Bernoulli numbers are drawn by kernels, with the
+// same bits on a CPU and CUDA; the others are libtorch's functions of those.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

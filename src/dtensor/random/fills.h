@@ -9,7 +9,7 @@
 
 namespace tessera::detail {
 
-/// Where an operator of at:: draws, and with which numbers.
+/// Where an operator of at:: draws, and the key of its numbers.
 struct RandomTarget {
   const at::Tensor& local;  ///< plain, not meta
   const RandomPlace& place;
@@ -39,8 +39,8 @@ inline constexpr const char* kDrawsInOrder =
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// While it exists, what this thread draws for has its sizes from `source`: an operator that is
-/// composed of others (dropout) makes a tensor that knows nothing of it, and fills that.
+/// While it exists, tensors that this thread draws for have their sizes from `source`: an operator
+/// that is composed of others (dropout) makes a tensor without that history, and fills it.
 class RandomSourceScope {
  public:
   explicit RandomSourceScope(at::Tensor source);

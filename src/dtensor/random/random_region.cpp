@@ -1,6 +1,6 @@
-// Which elements of what one rank would have a rank draws for. Of the batch the rows of the forward
-// tell (BatchRows), by the convention that dimension 0 is the batch; of other dimensions a layout
-// does. A plain tensor is the same on every rank but for its rows.
+// Which elements of one rank's tensor a rank draws for. For the batch, the rows of the forward tell
+// (BatchRows), by the convention that dimension 0 is the batch; for other dimensions a layout does.
+// Except for its rows, a plain tensor is the same on every rank.
 
 #include "tessera/dtensor/detail/random_region.h"
 
@@ -107,8 +107,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Of a tensor made of sizes alone only what it has in common with the input says that it has rows:
-/// its first dimension is the input's, or the first ones of that folded.
+/// A tensor made of sizes alone has rows if its sizes match the input's: its first dimension is the
+/// input's, or the input's first ones folded.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {

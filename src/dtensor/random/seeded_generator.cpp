@@ -37,7 +37,7 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // A stream of their own: a program's streams are named for its parameters.
+  // A separate stream: a program's streams are named for its parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -54,7 +54,7 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
 }
 
 SeededGenerator::~SeededGenerator() {
-  // What the program draws from libtorch's generator does not depend on ours.
+  // The program's own draws from libtorch's generator do not depend on this seed.
   generator_.set_state(outer_);
 }
 

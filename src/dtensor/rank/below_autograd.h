@@ -20,8 +20,8 @@ class BelowAutograd {
   ExcludeKeys guard_;
 };
 
-/// While it exists, operators don't go to our own fallback. For calls that pass through it:
-/// autograd is left as it is.
+/// While it exists, operators don't reach the library's fallback. For calls that pass through it:
+/// autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}

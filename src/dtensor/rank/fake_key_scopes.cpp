@@ -20,8 +20,8 @@ OperatorModeScope::OperatorModeScope(OperatorMode& mode)
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // Each dispatch asks. Scopes include the key, which is one look at the thread's own memory; the
-  // search goes over all that the thread carries.
+  // Checked at each dispatch. Scopes include the key, which is found in the thread's own memory;
+  // the search goes over all that the thread carries.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }

@@ -15,9 +15,9 @@ namespace tessera::detail {
 /// What a rank counts and remembers from call to call. A rank is a thread, together with the
 /// threads of autograd that run its backward.
 struct RankState {
-  /// Of the rank that this thread works for: in a backward that of the thread that ran the forward,
-  /// otherwise this thread's own. Nodes that a backward has made (create_graph) count as that
-  /// backward's thread's.
+  /// The state of the rank that this thread works for: in a backward that of the thread that ran
+  /// the forward, otherwise this thread's own. Nodes that a backward has made (create_graph) count
+  /// as that backward's thread's.
   static std::shared_ptr<RankState> here();
   RankState();
 

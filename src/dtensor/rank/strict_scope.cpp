@@ -1,4 +1,4 @@
-// The scopes that say which calls are allowed; plan/policy.cpp asks them at each call.
+// The scopes that decide which calls are allowed; plan/policy.cpp checks them at each call.
 
 #include "tessera/dtensor/strict_scope.h"
 
@@ -23,8 +23,8 @@ ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Formulas of gradients make plain tensors of their own, of numbers that all ranks have. What a
-// hook or a function of the program brings along is the program's.
+// Gradient formulas make plain tensors of numbers that all ranks have. Plain tensors of the
+// program's hooks or functions are the program's.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;

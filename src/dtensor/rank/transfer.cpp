@@ -25,7 +25,7 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// The oldest of them that somebody still wants, or nullptr.
+/// The oldest transfer whose result is still wanted, or nullptr.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -37,8 +37,8 @@ std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
 }
 
 void TransferQueue::finish_before(std::uint64_t number) {
-  // Taken out before it is finished: finish() comes back here for older ones, of which there are
-  // none left in the queue.
+  // Removed before it is finished: finish() comes back here for older ones, and the queue has none
+  // left.
   while (const auto transfer = take_before(number)) {
     try {
       transfer->finish();
@@ -96,8 +96,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // Whoever comes second waits here and finds the result. Held while older transfers are finished:
-  // locks are taken from younger to older, so in no circle.
+  // A second caller waits here and finds the result. Held while older transfers are finished: locks
+  // are taken from younger to older, so never in a cycle.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();

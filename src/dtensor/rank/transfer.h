@@ -26,9 +26,9 @@ at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// What a rank has started and not finished, oldest first. Weak, for the result belongs to who uses
-/// it: one that nobody wants is finished by its destructor, and its entry is skipped. Thread safe,
-/// since a backward may finish what the forward has started.
+/// The transfers that a rank has started and not finished, oldest first. Weak, since the user of a
+/// result owns it: an unused transfer is finished by its destructor, and its entry is skipped.
+/// Thread safe, since a backward may finish what the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -67,8 +67,8 @@ class Transfer {
   Transfer(Started started, bool in_order);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  /// Finishes a transfer that nobody used: the peers may need this rank for theirs. A failure then
-  /// goes unseen.
+  /// Finishes an unused transfer: the peers may need this rank for theirs. A failure is then
+  /// ignored.
   ~Transfer();
 
   /// The result; throws what the collective threw, every time.

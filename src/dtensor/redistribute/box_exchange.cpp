@@ -1,4 +1,4 @@
-// What no plan of steps describes: an exchange between two arrangements of the same ranks, and from
+// Exchanges that no plan of steps describes: between two arrangements of the same ranks, and from
 // one rank to all (cross_mesh_redistribute.cpp makes them). Every rank intersects the boxes that
 // ranks hold with those that they want, and so knows what all of them send. The cost of that grows
 // with the number of shards times the square of the number of ranks.
@@ -62,8 +62,8 @@ int BoxExchange::sender_of(const ShardHolders& shard, int receiver) {
   return shard.ranks[static_cast<std::size_t>(receiver) % shard.ranks.size()];
 }
 
-/// In one order for everybody, that of shards_ and of the boxes: sender and receiver lay out their
-/// flat buffers by it, and nothing in a message says where a block belongs.
+/// In the same order on all ranks, that of shards_ and of the boxes: sender and receiver lay out
+/// their flat buffers by it, and messages do not say where a block belongs.
 std::vector<BoxExchange::Block> BoxExchange::blocks(int sender, int receiver) const {
   std::vector<Block> result;
   const auto add_overlap = [&](const Box& held, const Box& wanted) {
@@ -101,8 +101,8 @@ std::vector<BoxExchange::Block> BoxExchange::sent_blocks(int sender, int receive
   return sender == receiver ? std::vector<Block>{} : blocks(sender, receiver);
 }
 
-/// Asked of all pairs, not of this rank alone: the answer says whether run() is collective, so that
-/// all ranks have to give the same.
+/// Checks all pairs, not only this rank's: the result decides whether run() is collective, so it
+/// must be the same on all ranks.
 bool BoxExchange::moves() const {
   const auto ranks = ranges::views::iota(0, static_cast<int>(wanted_.size()));
   for (const auto& [sender, receiver] : ranges::views::cartesian_product(ranks, ranks)) {

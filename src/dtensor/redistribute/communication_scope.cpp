@@ -1,6 +1,6 @@
-// What a program reads of its collectives. The world counts all of them, whether or not a scope is
-// alive: the decorator around every group does (comm/checked/). A scope is therefore the difference
-// between two readings of the same table; only the list of single calls is recorded for its sake.
+// A program's view of its collectives. The world counts all of them, with or without a scope: the
+// decorator around every group does (comm/checked/). So a scope is the difference between two
+// readings of the same table; only the list of single calls is recorded for it.
 
 #include "tessera/dtensor/communication_scope.h"
 

@@ -96,9 +96,9 @@ LayoutPtr widened(LayoutPtr layout, const std::vector<int>& dims,
   return Layout::intern(mesh_sizes, std::move(digits), std::move(partial));
 }
 
-/// The inverse: what a layout says of the dimensions of a slice. What the other dimensions split is
-/// whole then, and what is partial is reduced: the caller's redistribution to this layout does
-/// both.
+/// The inverse: the layout on the dimensions of a slice. Dimensions that other mesh dimensions
+/// split become whole, and partial ones reduced: the caller redistributes to this layout, which
+/// does both.
 LayoutPtr narrowed(LayoutPtr layout, const Slice& slice) {
   const auto position = [&](int m) {
     const auto found = std::find(slice.dims.begin(), slice.dims.end(), m);
@@ -152,8 +152,8 @@ at::Tensor rearranged(at::Tensor local, const TensorSpecPtr& spec, const Shardin
   return redistribute_local(local, on(exchanged, *spec), target.layout);
 }
 
-/// To a slice of the source's mesh: redistributes there to what the slice will have, then drops the
-/// other dimensions, on which the tensor is replicated.
+/// To a slice of the source's mesh: redistributes there to the slice's target, then drops the other
+/// dimensions, on which the tensor is replicated.
 at::Tensor to_slice(const at::Tensor& local, const TensorSpecPtr& spec, const Slice& slice,
                     const ShardingSpec& target) {
   const auto& sizes = spec->sharding.mesh.shape().sizes();

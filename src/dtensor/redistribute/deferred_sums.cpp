@@ -1,4 +1,4 @@
-// Gradients that tensor parallelism has still to sum, many tiny ones, in one all-reduce. FSDP's
+// Sums that tensor parallelism still needs for many small gradients, in one all-reduce. FSDP's
 // reduction of a group adds them (fsdp/group/gradient_reduction.cpp); the object is in the context
 // that its units share.
 
@@ -51,8 +51,8 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks know a term by its place alone: they must have added in one order. Costs one copy; each
-/// `then` gets a view of the sums.
+/// Ranks identify a term by its place alone: they must have added in one order. Costs one copy;
+/// each `then` gets a view of the sums.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {

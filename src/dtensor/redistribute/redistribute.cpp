@@ -162,9 +162,9 @@ TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The transfer may outlive all that it was started from, the cached plan as well: it owns the
-  // plan, into which `steps` points. No collective is left in the steps after the last one, so that
-  // whoever finishes it needs no peer but those of the collective.
+  // The transfer may outlive everything that it was started from, the cached plan as well: it owns
+  // the plan, into which `steps` points. The steps after the last collective have none, so
+  // finishing the transfer needs no peer except those of the collective.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);

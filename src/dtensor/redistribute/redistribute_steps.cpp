@@ -31,8 +31,8 @@ Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// The planner knows no types. What a program asks for is checked before (check_partials), in words
-/// for its author; this would be a mistake of ours.
+/// The planner knows no types. A program's request is checked before (check_partials), with a
+/// message for its author; a failure here would be a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
@@ -123,8 +123,8 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the group has anything to send. Asked of whole extents and not of this
-  /// rank's chunks, so that all ranks of the group answer alike.
+  /// Whether no rank of the group has anything to send. By whole extents and not by this rank's
+  /// chunks, so that all ranks of the group find the same.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
@@ -137,7 +137,7 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// What each rank gets, one after another. Chunks of a leading digit are so in memory already.
+  /// Each rank's part, one after another. Chunks of a leading digit are so in memory already.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -149,7 +149,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// What all ranks sent, each for chunk `to_[me_]` of the scattered digit, side by side.
+  /// All ranks' parts, each for chunk `to_[me_]` of the scattered digit, side by side.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -211,8 +211,8 @@ at::Tensor reals(const at::Tensor& tensor) {
 }
 
 // `rest` owns what the collective reads and writes: the caller's tensors may be gone before the
-// work is done. Of chunks the first is the largest, by torch.chunk: where it is empty all are, and
-// every rank of the group sees that without asking.
+// work is done. By torch.chunk the first chunk is the largest: if it is empty all are, and every
+// rank of the group knows that.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -271,7 +271,7 @@ Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceM
   }
   const auto input = exchange.pack(flat(local).view(
       exchange.shape(exchange.own_gathered_extent(), exchange.scattered_extent())));
-  // The communicator counts numbers, of which a complex element has two.
+  // The communicator counts numbers; a complex element has two.
   const std::int64_t reals_each = local.is_complex() ? 2 : 1;
   const auto output = at::empty({exchange.received()}, local.options());
   auto work = group_of(step, mesh)
@@ -280,7 +280,7 @@ Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceM
   return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
 }
 
-/// A replicated digit is cut where it is: narrowing copies only what is strided.
+/// A replicated digit is cut locally: narrowing copies only what is strided.
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                       c10::IntArrayRef sizes) {
   const auto view = chunked_view(step.to, step, mesh, sizes);

@@ -1,5 +1,5 @@
-// The arithmetic of redistribute_steps.cpp: which positions of a digit ranks have before and after
-// a step, and what is around it in the local tensor. Pure: ranks compute each other's chunks by it.
+// The arithmetic of redistribute_steps.cpp: the ranks' positions of a digit before and after a
+// step, and the sizes around it in the local tensor. Pure: ranks compute each other's chunks by it.
 
 #include "redistribute/step_geometry.h"
 
@@ -59,7 +59,7 @@ std::int64_t StepDigit::gathered_extent(c10::IntArrayRef sizes, const DeviceMesh
                                         const std::vector<int>& mesh_dims) const {
   const auto& digit = digit_at(*this);
   const auto extent = digit.extent == 0 ? sizes[static_cast<std::size_t>(dim)] : digit.extent;
-  // A step acts on the last mesh dimensions of a digit: those before them go on cutting.
+  // A step acts on the last mesh dimensions of a digit: those before them still cut it.
   const auto kept = digit.mesh_dims.size() - mesh_dims.size();
   return local_extent(extent, mesh, std::span(digit.mesh_dims).first(kept));
 }

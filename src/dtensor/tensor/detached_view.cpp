@@ -1,6 +1,6 @@
-// A view that holds a copy, because what it views had to be gathered to take it. Here is its state,
-// and that it is not read once its base was written; views/view_writes.cpp repeats on the base what
-// is written to the view. execute/wrap_results.cpp makes these views.
+// The state of a view that holds a copy, because its base had to be gathered for it, and the check
+// that it is not read after its base was written. views/view_writes.cpp repeats writes to the view
+// on the base. execute/wrap_results.cpp makes these views.
 
 #include "tensor/detached_view.h"
 

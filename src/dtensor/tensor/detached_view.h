@@ -14,8 +14,8 @@
 namespace tessera::detail {
 
 /// The state of a view whose base had to be redistributed to take it. The view holds a copy of the
-/// viewed values, not an alias. It may be read as long as the base has not been written since; what
-/// is written to the view is written to the base as well.
+/// viewed values, not an alias. It may be read as long as the base has not been written since; a
+/// write to the view is repeated on the base.
 struct DetachedView {
   /// How to take the view again from the base's local tensor once the base has `layout`.
   struct Replay {
@@ -28,8 +28,8 @@ struct DetachedView {
     std::optional<std::vector<std::int64_t>> strides;
   };
 
-  /// What the base was when the view was taken or last written. The pieces of one split have one,
-  /// since they do not overlap: a write to one of them leaves the others true.
+  /// The base's state when the view was taken or last written. The pieces of one split share it,
+  /// since they do not overlap: a write to one of them leaves the others valid.
   struct Seen {
     /// nullopt where the base is an inference tensor, which has no version: it must not be written
     /// then.
@@ -48,12 +48,12 @@ struct DetachedView {
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
 
-/// The state of a view of `base`, a distributed tensor, as it is now.
+/// The current state of a view of `base`, a distributed tensor.
 DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error if `impl` is a detached view whose base was written since. `what`: who asks, for
+/// Throws Error if `impl` is a detached view whose base was written since. `what`: the caller, for
 /// the message.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 /// The state of `impl`, a detached view, after its sizes are changed in place: a view of what it

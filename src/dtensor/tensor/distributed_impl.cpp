@@ -37,7 +37,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// What libtorch says when somebody asks for data_ptr(): to print, or to compute with it.
+/// libtorch's message when data_ptr() is called: to print, or to compute with it.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -100,7 +100,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // Optimizers and FSDP hold a parameter, with what they know of its layout.
+  // Optimizers and FSDP hold a parameter, and rely on its layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -112,8 +112,8 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls this when the last strong reference goes while a weak one is left. Local memory
-/// must not wait for that one.
+/// libtorch calls this when the last strong reference is dropped while a weak one is left. The
+/// local memory must not wait for the weak one.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -121,7 +121,7 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// The message takes an allocation: made when somebody asks, not for every wrapper.
+// The message needs an allocation: made when it is needed, not for every wrapper.
 bool DistributedTensorImpl::has_storage() const {
   // const by the base class's declaration; the message is no part of a tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
@@ -139,7 +139,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   replay_views();  // for every wrapper, since guards of libtorch restore the state of a thread
-  // Also in inference mode: a view of a tensor that is no inference tensor is none either.
+  // Also in inference mode: a view of an ordinary tensor is not an inference tensor.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(

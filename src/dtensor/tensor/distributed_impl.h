@@ -45,8 +45,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// False. Whoever asks is often about to read memory, as libtorch's printer is: prepares the
-  /// message of what that throws to say what to do instead.
+  /// False. The caller is often about to read memory, as libtorch's printer is: prepares the
+  /// message of the error that follows, which then says what to do instead.
   bool has_storage() const override;
 
  protected:

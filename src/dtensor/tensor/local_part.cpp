@@ -1,4 +1,4 @@
-// What is true of every distributed tensor that is made of a local one, whoever makes it.
+// Checks and properties of every distributed tensor that is made from a local one.
 
 #include "tensor/local_part.h"
 

@@ -10,12 +10,12 @@
 
 namespace tessera::detail {
 
-// Between a distributed tensor and the local one in it.
+// Conversions between a distributed tensor and its local one.
 
 /// The impl of a tensor that a program says is distributed. Throws Error for one that is not.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
-/// What from_local refuses. Look at this rank's tensor only and send nothing.
+/// The checks of from_local. They read only this rank's tensor and send nothing.
 void check_not_distributed(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);

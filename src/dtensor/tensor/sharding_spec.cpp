@@ -27,8 +27,8 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Compared by no rank with the others: layers of the library call it in the middle of a step, with
-/// sizes that ranks have agreed on.
+/// Not compared between ranks: layers of the library call it in the middle of a step, with sizes
+/// that ranks have agreed on.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);

@@ -24,7 +24,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Of all that == compares. Layouts are interned themselves, and a mesh is known by its address.
+/// The hash of all that == compares. Layouts are interned, and a mesh is identified by its address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };

@@ -20,9 +20,9 @@ struct Geometry : ShapeGeometry {
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
-/// Everything about a distributed tensor but its values: what the plan of a call depends on.
-/// Immutable and interned: equal specs are one object for as long as someone holds it, so that the
-/// dispatch cache compares pointers.
+/// Everything about a distributed tensor except its values: the plan of a call depends on it.
+/// Immutable and interned: equal specs are one object as long as it is in use, so that the dispatch
+/// cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
   std::vector<std::int64_t> sizes;    ///< global
@@ -67,7 +67,7 @@ LayoutPtr gradient_layout(LayoutPtr layout);
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
 /// Throws Error if `layout` is partial with a reduction that elements of `type` do not have.
-/// `asked`: who asks, for the message.
+/// `asked`: the caller, for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
 /// The placements, or the layout where no list of placements describes it. For messages.

@@ -1,6 +1,6 @@
-// Strides and storage offsets. A distributed tensor has global strides, which are computed; its
-// local tensor has others, and after a redistribution others again. Operators that speak of memory
-// (views, as_strided, expanded tensors) need the two brought together.
+// Strides and storage offsets. A distributed tensor has computed global strides; its local tensor
+// has others, and others again after a redistribution. Operators on memory (views, as_strided,
+// expanded tensors) need both to match.
 
 #include "views/view_geometry.h"
 
@@ -14,7 +14,7 @@
 namespace tessera::detail {
 namespace {
 
-/// Of global sizes and strides: those of a distributed tensor's wrapper.
+/// Has global sizes and strides: those of a distributed tensor's wrapper.
 at::Tensor meta_like(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return tensor;
@@ -48,7 +48,7 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     BelowAutograd guard;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    // No kernel for meta tensors. Any other error is the one that the caller made.
+    // No kernel for meta tensors. Any other error is the caller's.
     return std::nullopt;
   }
   std::vector<std::vector<std::int64_t>> strides;
@@ -76,7 +76,7 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
   if (inferred == sizes.end()) {
     return sizes;
   }
-  // The two products have one sign: a second -1 leaves it to libtorch to refuse.
+  // Positive with a single -1; libtorch refuses a second one.
   const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
   const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
   if (known > 0 && elements % known == 0) {

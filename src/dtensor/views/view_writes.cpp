@@ -1,6 +1,6 @@
-// Writes to views of what is split along a dimension that the view takes apart or joins. The viewed
-// tensor had to be gathered, so that the view holds a copy (tensor/detached_view.h); a write to it
-// is repeated on its base, by taking the view once more. Whoever writes to such a view calls
+// Writes to views of a tensor that is split along a dimension that the view splits or joins. The
+// viewed tensor had to be gathered, so the view holds a copy (tensor/detached_view.h). A write to
+// it is repeated on its base, by taking the view once more. Code that writes to such a view calls
 // write_through.
 
 #include "views/view_writes.h"
@@ -83,7 +83,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // The base is a copy, too: on to what that is a view of.
+  // The base is a copy, too: continue with what it is a view of.
   if (base->detached_view()) {
     write_through(detached.base);
   }
