@@ -55,7 +55,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reshard();
   /// Whether the slots hold the unsharded parameters.
   bool shown() const { return groups_.all(&GatheredState::shown); }
-  /// Leaves what is gathered for backward, and the slots as they are between calls.
+  /// Puts the shards into the slots, as between calls, and keeps what is gathered for backward.
   void hide() { groups_.each(&GatheredState::hide); }
 
   // Around a call of a module's method that uses its parameters.
