@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-struct TESSERA_API RankState;
+struct RankState;
 
 /// What one thread of a rank has by itself: nothing of it goes along to the thread that runs a
 /// backward. RankState is what all threads of a rank share.
