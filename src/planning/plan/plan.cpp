@@ -3,6 +3,8 @@
 
 #include "tessera/planning/plan.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -56,6 +58,18 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
+/// What is still computed, on integers, is small: threads would only wait for it.
+class OneThread {
+ public:
+  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  ~OneThread() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
 /// So that the log knows parameters from what a forward keeps.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
@@ -73,6 +87,7 @@ struct PlannedRank {
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
                      bool with_kinds) {
+  const OneThread threads;
   const bool on_gpu = options.device == "cuda";
   Schedule schedule(options.machine, /*lanes=*/on_gpu);
   observe::MemoryLog log({.reserve_only = true, .granularity = on_gpu ? kGpuGranularity : 1});

@@ -1,0 +1,84 @@
+// A model that is no Llama, and a step of its training, for plans and for the runs that they are
+// compared with.
+#pragma once
+
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/relu.h>
+
+#include <memory>
+
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/meta_device.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/norm.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/tensor_parallel/parallelize.h"
+
+namespace tessera::testing {
+
+/// (batch, 3, height, width) to (batch, out, height, width).
+struct Conv : nn::Module<Conv> {
+  explicit Conv(std::int64_t out) {
+    weight = register_slot("weight", {out, 3, 3, 3});
+    bias = register_slot("bias", {out});
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::conv2d(x, *weight, *bias, 1, 1); }
+  void reset_parameters(const nn::InitContext& init) override {
+    init.fill(*this, {{"weight", nn::init::normal(0, 0.1)}, {"bias", nn::init::constant(0)}});
+  }
+  nn::Parameter weight, bias;
+};
+
+/// Nothing divides by two ranks of each mesh dimension but the batch.
+struct Net : nn::Module<Net> {
+  static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
+
+  Net() {
+    conv = register_module("conv", std::make_shared<Conv>(kChannels));
+    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kChannels * kSize * kSize));
+    up = register_module("up", std::make_shared<nn::Linear>(kChannels * kSize * kSize, kHidden));
+    down = register_module("down", std::make_shared<nn::Linear>(kHidden, 3));
+  }
+  at::Tensor forward(const at::Tensor& images, const at::Tensor& targets) {
+    const at::Tensor features = (*norm)(at::relu((*conv)(images)).flatten(1));
+    return at::mse_loss((*down)(at::relu((*up)(features))), targets);
+  }
+  std::shared_ptr<Conv> conv;
+  std::shared_ptr<nn::LayerNorm> norm;
+  std::shared_ptr<nn::Linear> up, down;
+};
+
+/// On the meta device, parallelized over "dp" and "tp".
+inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
+  std::shared_ptr<Net> net;
+  {
+    const nn::MetaDevice meta;
+    net = std::make_shared<Net>();
+  }
+  using namespace tensor_parallel;
+  parallelize_module(*net, mesh["tp"], {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
+  fsdp::fully_shard({net->up.get(), net->down.get()}, mesh["dp"]);
+  fsdp::fully_shard(*net, mesh["dp"]);
+  return net;
+}
+
+/// The samples of a rank.
+inline constexpr std::int64_t kSamples = 16;
+
+/// The ranks of a tp group have the same samples.
+inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
+  const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));
+  const at::Tensor images = at::full({kSamples, 3, Net::kSize, Net::kSize}, value);
+  net(images, images.flatten(1).slice(1, 0, 3)).backward();
+  optim::clip_grad_norm_(optimizer.parameters(), 1.0);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,82 @@
+// The search over layouts of which an arithmetic estimate says what they take.
+
+#include "tessera/planning/search.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+#include "tessera/planning/report.h"
+#include "testing/errors.h"
+
+namespace tessera {
+namespace {
+
+using planning::FoundLayout;
+using planning::TrainingLayout;
+
+/// More tp takes less memory and more time; so do checkpointing and ZeRO-3.
+planning::Estimate estimate(const TrainingLayout& layout) {
+  planning::Estimate estimate;
+  const std::int64_t ac = layout.ac == "none" ? 4 : layout.ac == "selective" ? 2 : 1;
+  estimate.peak_bytes = 1000 * ac / layout.tp / layout.accumulate + (layout.zero == 2 ? 100 : 0);
+  estimate.metrics.step_time_s =
+      static_cast<double>(layout.tp) + 1.0 / static_cast<double>(ac) + 0.01 * layout.zero;
+  return estimate;
+}
+
+planning::SearchSpace space(double memory) {
+  planning::Machine machine = planning::machine_of("h100");
+  machine.memory_bytes = memory;
+  machine.reserved_bytes = 0;
+  return {.ranks = 8, .machine = machine, .batch = 16, .estimate = estimate};
+}
+
+TEST(Search, TheFastestThatFitsIsFirst) {
+  const planning::Search found = planning::search(space(1e6));
+  EXPECT_EQ(found.found.size(), 24U);  // tp of 1, 2, 4, 8
+  EXPECT_EQ(planning::name_of(found.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
+}
+
+TEST(Search, WhatTakesMoreThanWhatIsTooLargeIsNotEstimated) {
+  const planning::Search found = planning::search(space(600));
+  for (const FoundLayout& each : found.found) {
+    EXPECT_EQ(each.fits, each.estimate.peak_bytes <= 600);
+  }
+  EXPECT_GT(found.skipped, 0);
+  EXPECT_EQ(static_cast<std::int64_t>(found.found.size()) + found.skipped, 24);
+}
+
+TEST(Search, MicroBatchesAreTriedWhereNothingFits) {
+  const planning::Search found = planning::search(space(100));
+  EXPECT_TRUE(found.best().fits);
+  EXPECT_TRUE(found.has_accumulation());
+}
+
+TEST(Search, WhatIsFixedStays) {
+  planning::SearchSpace asked = space(1e6);
+  asked.fixed_tp = asked.fixed_ac = asked.fixed_zero = true;
+  asked.first = {.tp = 2, .ac = "full", .zero = 2};
+  const planning::Search found = planning::search(asked);
+  ASSERT_EQ(found.found.size(), 1U);
+  EXPECT_EQ(planning::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
+}
+
+TEST(Search, ALayoutThatTheModelRefusesIsLeftOutWithTheReason) {
+  planning::SearchSpace asked = space(1e6);
+  asked.estimate = [](const TrainingLayout& layout) {
+    TESSERA_CHECK(layout.tp < 8, "eight parts are too many");
+    return estimate(layout);
+  };
+  const planning::Search found = planning::search(asked);
+  EXPECT_EQ(found.refused.size(), 6U);
+  EXPECT_CONTAINS(planning::to_text(found), "left out: dp 1, tp 8: eight parts are too many");
+}
+
+TEST(Search, WhereNoLayoutIsPossibleItSaysWhatToChange) {
+  planning::SearchSpace asked = space(1e6);
+  asked.allows_tp = [](std::int64_t) { return false; };
+  EXPECT_ERROR(planning::search(asked), "8 ranks can't be laid out");
+}
+
+}  // namespace
+}  // namespace tessera
