@@ -42,8 +42,7 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
     writer_->write(metrics);
   }
   if (tensorboard_) {
-    observe::Scalars scalars =
-        observe::titan_scalars(metrics, world_->size(), options_.device);
+    observe::Scalars scalars = observe::titan_scalars(metrics, world_->size(), options_.device);
     scalars.emplace_back("n_tokens_seen", static_cast<double>(tokens));
     tensorboard_->write(metrics.step, scalars);
   }
@@ -68,7 +67,9 @@ void MetricLog::print(const observe::StepMetrics& metrics) {
   }
 }
 
-void MetricLog::stalled(std::optional<double> seconds) { stall_s_ = seconds; }
+void MetricLog::stalled(std::optional<double> seconds) {
+  stall_s_ = seconds;
+}
 
 void MetricLog::end() {
   if (!is_main() || !stall_s_ || history_.empty()) {

@@ -46,9 +46,8 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
     begin_micro_batch(state.model, options, i);
     const at::Tensor loss = loss_of(i) / divisor;
     state.scaler.scale(loss).backward();
-    const at::Tensor value = is_distributed(loss)
-                                 ? DistributedTensor(loss.detach()).full_tensor()
-                                 : loss.detach();
+    const at::Tensor value =
+        is_distributed(loss) ? DistributedTensor(loss.detach()).full_tensor() : loss.detach();
     if (!sum.defined()) {
       sum = at::zeros({}, at::device(value.device()));
     }

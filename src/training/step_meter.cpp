@@ -17,7 +17,9 @@ void StepMeter::begin() {
   before_ = world_->traffic().table();
 }
 
-void StepMeter::data_ready() { data_time_s_ = seconds(); }
+void StepMeter::data_ready() {
+  data_time_s_ = seconds();
+}
 
 observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& result, double lr) {
   observe::StepMetrics metrics;

@@ -37,8 +37,8 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
                   "writes them, and of a step with adapters llama_train --save-hf --merge-lora");
     return;
   }
-  const std::string change = fine_tuning_change(saved, fine_tuning_record(options),
-                                                !checkpoints.excludes("optimizer"));
+  const std::string change =
+      fine_tuning_change(saved, fine_tuning_record(options), !checkpoints.excludes("optimizer"));
   TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
                 "': ", change, "; give the same, or begin a run with --initial-load");
 }
@@ -52,8 +52,7 @@ void check_data_and_model(const Json& saved, const training::Checkpointer& check
                   "': ", change, "; give the same, or --exclude data to begin with other data");
   }
   if (checkpoints.resumes()) {
-    const std::string change =
-        checkpoint::config_change(saved.at("model").dump(), run.config.json);
+    const std::string change = checkpoint::config_change(saved.at("model").dump(), run.config.json);
     TESSERA_CHECK(change.empty(), "the model is not that of the checkpoint '", source,
                   "': ", change, "; give the same config.json, or begin a run with --initial-load");
   }

@@ -72,8 +72,8 @@ struct Parts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;                     ///< of the program's own in checkpoints
-  std::optional<double> held_out = {};        ///< loss, of the weights as the last step left them
+  nlohmann::json entries;               ///< of the program's own in checkpoints
+  std::optional<double> held_out = {};  ///< loss, of the weights as the last step left them
 };
 
 /// The same on all ranks.

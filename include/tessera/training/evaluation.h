@@ -18,9 +18,7 @@ namespace tessera::training {
 struct EvaluationOptions {
   std::int64_t every = 0;  ///< steps; 0: not between the steps
   std::int64_t steps = 0;  ///< of the whole run: the last one is evaluated, too
-  bool is_due(std::int64_t step) const {
-    return every > 0 && (step % every == 0 || step == steps);
-  }
+  bool is_due(std::int64_t step) const { return every > 0 && (step % every == 0 || step == steps); }
 };
 
 /// The mean loss of held-out batches 0 to `batches` - 1, without gradients and with the model in

@@ -26,13 +26,12 @@ struct StepOptions {
   /// False, for FSDP with reshard_after_forward false (ZeRO-2): parameters stay gathered, and
   /// gradients unreduced, until the last micro-batch: one gather and one reduction a step.
   bool sync_each_micro_batch = true;
-  double max_norm = 1.0;                                   ///< of the gradients; infinity: no limit
+  double max_norm = 1.0;  ///< of the gradients; infinity: no limit
   std::optional<optim::LrSchedule> schedule = std::nullopt;  ///< none: a constant rate
   /// What the messages of a step that fails advise.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
-  std::string advice_out_of_memory =
-      "take a smaller batch, activation checkpointing or more ranks";
+  std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
 /// What a step has found.
@@ -41,7 +40,7 @@ struct StepResult {
   double grad_norm = 0;  ///< before clipping
   double lr_factor = 1;  ///< what the schedule has multiplied the rate by
   std::optional<double> loss_scale = std::nullopt;  ///< of the step; nullopt without loss scaling
-  bool skipped = false;  ///< no update, because a gradient overflowed
+  bool skipped = false;                             ///< no update, because a gradient overflowed
 };
 
 /// The loss of this rank's part of micro-batch `i` of a step: a scalar, plain or distributed.
@@ -50,7 +49,8 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 /// Makes one optimizer step: forward and backward of each micro-batch, clipping, the update at the
 /// schedule's rate, and no gradients afterwards. Then the state is one step further.
 ///
-///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, [&](auto) {
+///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, [&](auto)
+///   {
 ///     return at::mse_loss((*model)(x), y);
 ///   });
 ///
