@@ -12,8 +12,7 @@
 #include <ATen/ops/tanh.h>
 
 #include <filesystem>
-#include <iostream>
-#include <optional>
+#include <string>
 
 #include "tessera/tessera.hpp"
 
@@ -70,7 +69,12 @@ void find_nan(nn::ModuleBase& model) {
 }
 // [finder]
 
-void run_rank(const std::optional<std::filesystem::path>& out) {
+/// `out`: "" for no files.
+void run_rank(const std::filesystem::path& out) {
+  constexpr std::int64_t kSteps = 160;
+  const auto file = [&out](const char* name) { return out.empty() ? out : out / name; };
+  training::Recording recording(
+      {.trace = file("trace.json"), .profile = file("profile.json"), .steps = kSteps});
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"dp"});
   const auto model = std::make_shared<Curve>();
@@ -78,71 +82,38 @@ void run_rank(const std::optional<std::filesystem::path>& out) {
   fsdp::fully_shard(*model, mesh);
   nn::init_weights(*model, /*seed=*/0);
 
-  constexpr std::int64_t kSteps = 160;
   const Points points;
-  const auto adamw =
-      std::make_shared<optim::AdamW>(*model, optim::AdamWOptions{.lr = 2e-2, .weight_decay = 0});
-  optim::Ema optimizer(adamw, /*decay=*/0.9);
-  const optim::LrSchedule schedule(
-      {.schedule = optim::Schedule::kCosine, .warmup = 10, .steps = kSteps});
-  observe::MeanMetric mean;
-  observe::ModuleWatch watch(*model);
-  observe::StepTrace trace(world);
-  watch.add(trace);
-  std::optional<observe::TensorBoardWriter> board;
-  if (out && world->rank() == 0) {
-    board.emplace(*out / "board");
-  }
-  for (std::int64_t step = 0; step < kSteps; ++step) {
-    const observe::ModuleWatch::Scope scope(watch);
-    const bool traced = step == 2;
-    std::optional<observe::KernelProfile> profile;
-    if (traced) {
-      trace.begin_step(step);
-      if (out && world->rank() == 0) {
-        profile.emplace(at::kCPU);
-      }
-    }
-    const Points::Batch batch = points.load(step, mesh.local_rank(), mesh.size());
-    const at::Tensor loss = at::mse_loss((*model)(batch.x), batch.y);
-    loss.backward();
-    const at::Tensor norm = optim::clip_grad_norm_(optimizer.parameters(), 1.0);
-    optimizer.scale_lr(schedule.factor(step));
-    optimizer.step();
-    optimizer.zero_grad();
-    mean.update(loss.item<double>());
-    if (traced) {
-      trace.end_step();
-      if (profile) {
-        profile->write(*out / "profile.json");
-      }
-    }
-    if ((step + 1) % 20 == 0) {
-      mean.sync(*world);  // every rank has its part
-      if (world->rank() == 0) {
-        std::cout << "step " << step + 1 << " loss " << mean.compute() << "\n";
-      }
-      if (board) {
-        board->write(step + 1, {{"loss", mean.compute()}, {"grad_norm", norm.item<double>()}});
-      }
-      mean.unsync();
-      mean.reset();
-    }
-  }
-  if (out) {
-    trace.write(*out / "trace.json", "dp=" + std::to_string(mesh.local_rank()));
+  const optim::AdamWOptions adamw{.lr = 2e-2, .weight_decay = 0};
+  optim::Ema optimizer(std::make_shared<optim::AdamW>(*model, adamw), /*decay=*/0.9);
+  training::TrainState state{*model, optimizer};
+  const training::StepOptions options{
+      .schedule =
+          optim::LrSchedule({.schedule = optim::Schedule::kCosine, .warmup = 10, .steps = kSteps})};
+  training::StepMeter meter(world, "cpu");
+  training::MetricLog log({.tensorboard = file("board"), .steps = kSteps, .log_every = 20}, world);
+  log.open(/*done=*/0);
+  recording.begin(mesh, *model, /*done=*/0);
+
+  const auto step = [&] {
+    meter.begin();
+    const Points::Batch batch = points.load(state.step, mesh.local_rank(), mesh.size());
+    meter.data_ready();
+    const training::StepResult result = training::step(
+        state, mesh, options,
+        [&](std::int64_t /*i*/) { return at::mse_loss((*model)(batch.x), batch.y); });
+    return meter.end(state, result, adamw.lr * result.lr_factor);
+  };
+  while (state.step < kSteps) {
+    log.write(recording.run(state, step), /*tokens=*/0);
   }
 
-  optimizer.swap();  // the averages are the weights, for evaluation or an export
-  const Points::Batch batch = points.load(0, 0, 1);
-  const double averaged = at::mse_loss((*model)(batch.x), batch.y).item<double>();
-  optimizer.swap();
-  if (world->rank() == 0) {
-    std::cout << "of the average of the weights: loss " << averaged << std::endl;
-  }
+  training::with_averaged_weights(optimizer, [&] {
+    const Points::Batch batch = points.load(0, 0, 1);
+    const double averaged = at::mse_loss((*model)(batch.x), batch.y).item<double>();
+    log.line("of the average of the weights: loss: " + std::to_string(averaged));
+  });
 }
 
 int main(int argc, char** argv) {
-  return comm::run_main(
-      [&] { run_rank(argc > 1 ? std::optional<std::filesystem::path>(argv[1]) : std::nullopt); });
+  return comm::run_main([&] { run_rank(argc > 1 ? argv[1] : ""); });
 }
