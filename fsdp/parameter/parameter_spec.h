@@ -26,7 +26,7 @@ struct ParameterSpec {
   nn::SlotPtr slot;
   DataMesh mesh;
   std::optional<std::int64_t> dim;  ///< that is split over mesh.shard; empty: replicated there
-  std::int64_t parts = 1;           ///< of that dimension, each of which is split (a fused weight)
+  std::int64_t parts = 1;           ///< equal ones of that dimension, each split (a fused weight)
   ShardingSpec sharding;            ///< of the tensor that will persist
   ShardHome home;
   std::optional<AllGatherExtension> extension;

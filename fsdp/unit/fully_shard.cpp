@@ -189,7 +189,7 @@ UnshardHandle start_unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "start_unshard");
   unit->await_compute();
   unit->start_unshard();
-  // The handle holds the unit weakly: a model may go before somebody waits.
+  // The handle holds the unit weakly: the model may be destroyed before wait() is called.
   return UnshardHandle(unit);
 }
 

@@ -45,7 +45,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   void began_gather(Unit& unit);
   /// `unit` begins its forward: the unit to gather ahead, one at a time, or nullptr.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
-  /// `unit` has run forward; backward may come to it for as long as somebody holds `token`.
+  /// `unit` has run forward; backward may come to it as long as `token` is held.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   /// Backward has come to a unit.

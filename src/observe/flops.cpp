@@ -11,7 +11,7 @@ namespace {
 
 /// By the makers' data sheets, dense, in TFLOP/s.
 struct Peak {
-  std::vector<std::string_view> words;  ///< all of which are in the name
+  std::vector<std::string_view> words;  ///< all are in the name
   double half;                          ///< bf16 and fp16
   double fp32;                          ///< NVIDIA's without TF32; AMD's of its matrix cores
 };

@@ -38,8 +38,8 @@ class World {
   virtual TrafficCounter& traffic() = 0;
   /// The group of `ranks` (world ranks, in group order), called `name` in messages and traces.
   /// Collective over exactly those ranks at the first call; later calls with the same ranks and
-  /// name return the same group. A group of one communicates with nobody. Throws Error for ranks
-  /// that are not in the world or do not include this one, and PeerError.
+  /// name return the same group. A group of one does not communicate. Throws Error for ranks that
+  /// are not in the world or do not include this one, and PeerError.
   virtual CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) = 0;
   /// Says that a step of the program has ended, for messages: "rank 1 ended after step 20".
   virtual void set_step([[maybe_unused]] std::int64_t step) {}

@@ -294,7 +294,7 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The graph may outlive the last handle of a module that somebody shares.
+    // The graph may outlive the last handle of a module that is shared.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);

@@ -1,5 +1,5 @@
-// A model folder from a source that is not trusted: a download, or what somebody else has written.
-// Everything that an index claims is compared with the files themselves.
+// A model folder from an untrusted source: a download, or another user's files. Everything that an
+// index claims is compared with the files themselves.
 
 #include "hugging_face/model_files.h"
 

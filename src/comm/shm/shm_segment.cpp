@@ -188,7 +188,7 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   const auto& header = *static_cast<const Header*>(base);
   ShmSegment segment(fd, base, bytes, header.ranks, handle);
   segment.slot_bytes_ = header.slot_bytes;
-  if (header.token != token) {  // Another pid namespace: that pid is somebody else there.
+  if (header.token != token) {  // Another pid namespace: that pid is another process there.
     return std::nullopt;
   }
   return segment;

@@ -78,7 +78,7 @@ RecordPtr RecordMemory::open(const std::string& handle) {
   }
   RecordPtr opened(new RecordMemory(fd, record));
   opened->handle_ = handle;
-  // In another pid namespace that pid is somebody else.
+  // In another pid namespace that pid is another process.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
 }
 

@@ -139,9 +139,9 @@ std::vector<Tail> SearchState::tails() const {
   return out;
 }
 
-/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions, of which there are
-/// one or two. Legal: one reduction for all, and whatever stays partial further inside commutes
-/// with it, as inner ones are reduced first.
+/// Subsets are enumerated as bits: at most 2^n for n partial mesh dimensions; n is one or two.
+/// Legal: one reduction for all, and partials further inside that stay commute with it, as inner
+/// ones are reduced first.
 std::vector<std::vector<int>> SearchState::reducible_sets() const {
   const auto& partial = layout_->partial();
   std::vector<std::vector<int>> out;

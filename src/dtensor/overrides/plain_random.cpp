@@ -44,7 +44,7 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// The key may outlive its region on a thread whose keys somebody has saved.
+/// The key may outlive its region on a thread whose keys were saved.
 bool outside() {
   return random_region() == nullptr;
 }

@@ -47,9 +47,8 @@ class PairingRanks {
   void join(Pair& pair) const;
 
   DeviceMesh mesh_;
-  DeviceMesh
-      batches_;  ///< ranks with different samples, through this one; none: all have the same
-  DeviceMesh peers_;  ///< ranks with the same samples; none: this rank alone has its own
+  DeviceMesh batches_;  ///< ranks with different samples, through this one; none: all have the same
+  DeviceMesh peers_;    ///< ranks with the same samples; none: this rank alone has its own
 };
 
 }  // namespace tessera::observe

@@ -1,5 +1,5 @@
 // What a node of autograd's graph keeps of a tensor: without a cycle where it is the node's own
-// result, with the check that nobody has written to it since, and packed by hooks.
+// result, with the check that it was not written to since, and packed by hooks.
 // torch::autograd::Function keeps tensors so in a list that grows with each call; the library's
 // nodes (graph_node.h) have them as members.
 //

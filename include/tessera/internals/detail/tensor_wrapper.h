@@ -101,7 +101,7 @@ class TensorWrapper : public c10::TensorImpl {
     key_set_ = other.key_set_;
   }
 
-  /// What libtorch says when somebody asks for data_ptr(). Not for two threads at a time.
+  /// libtorch's message when data_ptr() is called. Not for two threads at a time.
   void set_memory_error(std::string message) {
     if (extra_meta_ == nullptr) {
       extra_meta_ = std::make_unique<c10::ExtraMeta>();
