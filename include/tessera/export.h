@@ -1,5 +1,5 @@
-// What leaves a library. Sources are compiled with hidden visibility: what a header declares
-// between these lines is exported, what only a source declares is not.
+// What a library exports. Sources are compiled with hidden visibility: declarations of a header
+// between these lines are exported, those only in a source are not.
 #pragma once
 
 /// Exports one declaration.

@@ -4,6 +4,6 @@
 /// As in semantic versioning: until 1.0 a new minor version may change the interface.
 #define TESSERA_VERSION "0.2.0"
 
-/// What programs and libraries of the same interface have alike: libtessera_core.so.0.2, for
+/// The interface version that programs and libraries must share: libtessera_core.so.0.2, for
 /// example.
 #define TESSERA_SOVERSION "0.2"

@@ -40,7 +40,7 @@ struct StateDict {
   /// A JSON object of the caller's: the step of the schedule, random state, the position in the
   /// data. Those of rank 0 are saved.
   nlohmann::json entries = nlohmann::json::object();
-  /// Objects whose state is equal on all ranks. That of rank 0 is saved; a load gives it to all.
+  /// Objects whose state is equal on all ranks. Rank 0's is saved; a load sets it on all ranks.
   NamedStateful stateful = {};
   /// Objects of each rank's own, such as metrics. Names are unique among all objects.
   NamedRankStates rank_states = {};
@@ -48,8 +48,8 @@ struct StateDict {
 
 /// How a step is saved.
 struct SaveOptions {
-  /// Says whose remains a folder holds: runs that share a folder need different ones, and a run
-  /// that was started again the one it had.
+  /// Marks the remains of unfinished saves: runs that share a folder need different ones, and a
+  /// restarted run needs the same one as before.
   std::string run_id = {};
   /// How many steps of this run are kept, this one included: at least 2. 0: all.
   int keep = 0;
@@ -102,15 +102,13 @@ struct LoadReport {
 
 /// Fills the model and the optimizer's state from a step, or the newest step of a folder, that was
 /// saved on any mesh and number of ranks. Rank 0 chooses the step. Each rank reads the bytes of its
-/// shards, to the MiB, and compares them with their checksums.
-///
-/// Collective over `world`. A failure on one rank is an Error on all. Throws Error, before anything
-/// is changed, if folders or options differ between ranks, if there is no such step, and if names,
-/// sizes or types do not fit; then DamagedStep if a file is missing or damaged. If that shows as
-/// bytes are read, or reading fails, the parameters that were being loaded count as never filled:
-/// all ranks may load an older step. Objects take their states before the first parameter changes,
-/// and nn::Dropouts their counts after the last; those of each rank's own may be missing or
-/// unexpected.
+/// shards, to the MiB, and compares them with their checksums.  Collective over `world`. A failure
+/// on one rank is an Error on all. Throws Error, before anything is changed, if folders or options
+/// differ between ranks, if there is no such step, and if names, sizes or types do not fit; then
+/// DamagedStep if a file is missing or damaged. If the damage is found while bytes are read, or
+/// reading fails, the parameters being loaded count as never filled: all ranks may load an older
+/// step. Objects take their states before the first parameter changes, and nn::Dropouts their
+/// counts after the last; those of each rank's own may be missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 

@@ -52,16 +52,14 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 
 /// Writes a folder that `transformers` loads: all parameters and persistent buffers, unsharded, in
 /// model.safetensors or, beyond `max_shard_bytes` bytes, in model-0000k-of-0000n.safetensors with
-/// an index; and `config_json` as config.json, in which "torch_dtype" or "dtype" is made to say
-/// what the weights are; where it has neither, "torch_dtype" is added for other weights than fp32.
-/// Floating-point values are written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32,
-/// those of fp64 in fp64. A tied parameter is written once, under its first FQN; a fused one as the
-/// tensors of its parts.
-///
-/// Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in blocks;
-/// no other rank receives any. The folder is made if missing. A model in it is replaced if its
-/// config.json says the same: at any instant, also if this process is killed, the folder holds the
-/// older model or the new one. A failure on one rank is an Error on all. Throws Error, before
+/// an index; and `config_json` as config.json, in which "torch_dtype" or "dtype" is set to the type
+/// of the weights; if it has neither, "torch_dtype" is added, except for fp32. Floating-point
+/// values are written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32, those of fp64 in
+/// fp64. A tied parameter is written once, under its first FQN; a fused one as the tensors of its
+/// parts.  Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in
+/// blocks; no other rank receives any. The folder is made if missing. A model in it is replaced if
+/// its config.json says the same: at any instant, also if this process is killed, the folder holds
+/// the older model or the new one. A failure on one rank is an Error on all. Throws Error, before
 /// anything is sent, for parameters that were never filled or that differ between ranks
 /// (set_distinct_along), a folder that cannot be written or has too little room, and one that holds
 /// a model with another config.json.
@@ -90,12 +88,12 @@ void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem:
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
 /// Writes the weights of a step as such a folder, without ranks and without a model, with at most a
-/// few blocks of 8 MiB in memory. Floating-point weights are converted to `dtype`. The
-/// step may also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an
-/// older export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none:
-/// what the folder has stays. Throws Error as those do, for a step that is not valid or whose bytes
-/// are not those that were written, and for the configuration of another model than the step's
-/// entry "model", where it has one (see config_change()): then nothing of the folder has changed.
+/// few blocks of 8 MiB in memory. Floating-point weights are converted to `dtype`. The step may
+/// also be a folder of shards that PyTorch's HuggingFaceStorageWriter wrote. Replaces an older
+/// export as save_hugging_face() does. `beside`: what copy_beside_weights() copies; none: what the
+/// folder has stays. Throws Error as those do, for a step that is not valid or whose bytes differ
+/// from those written, and for a configuration that does not match the step's entry "model", if it
+/// has one (see config_change()). The folder is then unchanged.
 void export_hugging_face(const std::filesystem::path& step, const std::filesystem::path& folder,
                          const std::string& config_json, c10::ScalarType dtype = c10::kFloat,
                          const Progress& progress = {},
@@ -104,8 +102,8 @@ void export_hugging_face(const std::filesystem::path& step, const std::filesyste
 
 /// How the model of a configuration differs from that of another, both JSON objects: the first key
 /// whose value computes something else, `"key" is 1 instead of 2`. Empty if none does: types of
-/// weights, names of versions and the tokens that begin and end texts don't count, and a key that
-/// is not there, or null, has the value that the classes of Llama, Mistral and Qwen take for it.
+/// weights, names of versions and the tokens that begin and end texts don't count, and a missing or
+/// null key has the default of the classes of Llama, Mistral and Qwen.
 std::string config_change(const std::string& before, const std::string& now);
 
 }  // namespace tessera::checkpoint

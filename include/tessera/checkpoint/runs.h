@@ -34,7 +34,7 @@ std::optional<std::string> unfinished_run(comm::World& world, const std::filesys
 std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
                                         std::optional<std::int64_t> before = std::nullopt);
 
-/// The highest step in `dir`, whole or damaged, but for what unfinished saves have left; nullopt if
+/// The highest step in `dir`, whole or damaged, without remains of unfinished saves; nullopt if
 /// there is none. Rank 0 looks and tells the others. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
@@ -45,10 +45,10 @@ std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem:
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 
-/// Takes a step back that was found to be damaged: without its manifest it is the remains of a save
-/// of that run, which the next save removes once it is there itself, and which one of the same step
-/// takes over. Throws Error if the step is another run's; one whose manifest is damaged is taken
-/// for the run's own, so be sure that the folder is. For one rank.
+/// Withdraws a step that was found to be damaged: without its manifest it is the remains of a save
+/// of that run. The run's next save removes it once it is complete itself; a save of the same step
+/// takes it over. Throws Error if the step is another run's. A step with a damaged manifest counts
+/// as this run's, so be sure that the folder is. For one rank.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint

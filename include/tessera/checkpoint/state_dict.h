@@ -46,15 +46,15 @@ struct StateDictOptions {
   bool broadcast_from_rank0 = false;
 };
 
-/// Names in which a state dict and what it was given to differ.
+/// Names that differ between a state dict and the module or optimizer.
 struct IncompatibleKeys {
   std::vector<std::string> missing;     ///< from the state dict
   std::vector<std::string> unexpected;  ///< in it
 };
 
 /// The parameters. Shards share their memory unless cpu_offload is set. Collective over `world`.
-/// Throws Error, on all ranks, for values that are asked for and were never filled, and for
-/// parameters that differ between ranks.
+/// Throws Error, on all ranks, for requested values that were never filled, and for parameters that
+/// differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
 /// Copies the values in; floating-point types are converted. A tied parameter needs one of its
@@ -79,8 +79,8 @@ IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBa
 /// they are. Collective over `world`.
 nlohmann::json get_rank_state_dict(comm::World& world, const NamedRankStates& objects,
                                    const StateDictOptions& options = {});
-/// Gives the states back: with full_state_dict to rank 0, whose dict counts, and resets the other
-/// ranks' objects. What the dict lacks is reset on all ranks. Collective over `world`. Throws
+/// Sets the states: with full_state_dict from rank 0's dict, on rank 0, and resets the other ranks'
+/// objects. States that the dict lacks are reset on all ranks. Collective over `world`. Throws
 /// Error, on all ranks, for a state that an object cannot take.
 void set_rank_state_dict(comm::World& world, const NamedRankStates& objects,
                          const nlohmann::json& states, const StateDictOptions& options = {});

@@ -12,7 +12,7 @@ TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// An object of a program whose state a checkpoint holds: a schedule, a loss scaler. The state is
-/// JSON, the same on every rank: that of rank 0 is saved, and every rank is given it by a load.
+/// JSON, the same on every rank: rank 0's is saved, and a load sets it on every rank.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -24,10 +24,10 @@ class Stateful {
 /// Objects by name, for StateDict.
 using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
 
-/// An object whose state is another on every rank, as JSON: counts of what a rank has seen. A save
-/// holds each rank's. A load on as many ranks gives each its own. On another number of ranks, rank
-/// 0 is given what merged() makes of all, and the others are reset, so that nothing counts twice.
-/// What a checkpoint does not have is reset on all ranks.
+/// An object with a different state on every rank, as JSON: counts of a rank's data. A save holds
+/// each rank's. A load on as many ranks gives each its own. On another number of ranks, rank 0 gets
+/// merged() of all, and the others are reset, so that nothing counts twice. A state that a
+/// checkpoint does not have is reset on all ranks.
 class RankState {
  public:
   virtual ~RankState() = default;

@@ -50,9 +50,9 @@ struct Failure {
   std::string message;  ///< one line, never empty
 };
 
-/// Runs `work`, which must not communicate, and catches what it throws. The failure of the first
-/// rank where it threw; nullopt where it threw on none. One all-reduce of one number; in case of a
-/// failure two broadcasts as well.
+/// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
+/// first rank that threw; nullopt if none did. One all-reduce of one number; in case of a failure
+/// two broadcasts as well.
 ///
 ///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
 ///     fail("saving failed on rank ", failure->rank, ": ", failure->message);

@@ -24,7 +24,7 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// A collective failed because of a peer: it died, gave up or did not come in time. The cause is on
-/// another rank: among the errors of several ranks, look at the one that is no PeerError.
+/// another rank: among the errors of several ranks, look at the one that is not a PeerError.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -37,8 +37,8 @@ class Work {
   /// Returns when the results may be read: on CPU the caller blocks; on CUDA the current stream
   /// waits, and the caller does not. Throws PeerError.
   virtual void wait() = 0;
-  /// After wait(): what tells whether the device has come to the end, for the watchdog to ask from
-  /// its own thread; empty if it has. It should hold no tensors.
+  /// After wait(): a function that tells whether the device has finished, for the watchdog to call
+  /// from its thread; empty if it has. It should hold no tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// Shared by all that wait for it.
@@ -113,8 +113,8 @@ class Communicator {
   /// exchanged between the hosts: no device is waited for, and no traffic is counted. This default
   /// reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Says what the next calls are for, in messages: "unit 'layers.3'"; "": nothing in particular.
-  /// Not collective, but the ranks must say the same: shared memory compares it in each call, the
+  /// Names the purpose of the next calls, for messages: "unit 'layers.3'"; "": none. Not
+  /// collective, but the ranks must pass the same: shared memory compares it in each call, the
   /// other back ends in agree_on_calls() and, with TESSERA_DEBUG=1, by a small collective ahead of
   /// each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }

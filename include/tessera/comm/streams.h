@@ -79,8 +79,8 @@ class LaneScope {
 /// streams of that GPU (without an index: the calling thread's), of high priority except for
 /// kAllReduce. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);
-/// Lanes that make_streams() gives on the CPU from now on, in this process, to follow what is
-/// issued where; nullptr: its own again.
+/// Lanes that make_streams() returns on the CPU from now on, in this process, to follow where work
+/// is issued; nullptr: the default ones again.
 void set_host_streams(StreamsPtr streams);
 
 }  // namespace tessera::comm

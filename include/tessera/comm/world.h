@@ -47,7 +47,7 @@ class World {
   /// rank ends with an exception.
   virtual void abort() {}
   /// The index of this rank's GPU; -1 with device "cpu". A thread that the program starts is on GPU
-  /// 0 until it sets another one; what the library allocates is on this one, whichever thread asks.
+  /// 0 until it sets another one; the library allocates on this rank's GPU on every thread.
   virtual int device_index() const { return -1; }
   /// Ends the world on this rank, when its work is done: groups end in the opposite order of their
   /// making, NCCL's with all their ranks. Meshes, tensors and works may outlive it; a collective of

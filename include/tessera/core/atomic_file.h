@@ -49,16 +49,16 @@ void write_file(const std::filesystem::path& path, const std::string& text);
 /// The same unless there is one; whether there was none.
 bool write_new_file(const std::filesystem::path& path, const std::string& text);
 
-/// Removes what killed writers of this host have left of files of the folder for whose names `of`
-/// holds. Errors are passed over: a leftover costs room only.
+/// Removes remains of killed writers of this host, for files of the folder whose names satisfy
+/// `of`. Errors are ignored: remains only take disk space.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
 
 /// Makes renames and removals in a folder durable.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Makes a folder and those above it, durably. One that cannot be made is passed over: opening a
-/// file in it says what is wrong.
+/// Makes a folder and those above it, durably. Errors are ignored: opening a file in it reports
+/// them.
 void create_folders(const std::filesystem::path& folder);
 
 }  // namespace tessera::files

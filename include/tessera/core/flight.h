@@ -8,7 +8,7 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// For launchers of ranks: what the ranks of a job have written down of their collectives.
+// For launchers of ranks: the records that a job's ranks keep of their collectives.
 
 /// "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);

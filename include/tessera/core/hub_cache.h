@@ -20,11 +20,11 @@ enum class HubPart {
 /// in these are replaced. It may not exist.
 std::filesystem::path hub_cache();
 
-/// The place of what a program's flag names: `name` itself where there is such a file or folder, or
-/// where it is no model's name on the hub ("org/name" or "name", with "@revision" behind it for
-/// another than main); else that model's snapshot in the cache, or a file of it. Nothing is
-/// downloaded, and a name without "org/" that the cache has not is left to be opened as a path.
-/// Throws Error for what the cache lacks, with the command that would fetch it.
+/// Resolves the name in a program's flag: `name` itself if there is such a file or folder, or if it
+/// is not a model's name on the hub ("org/name" or "name", with "@revision" after it for another
+/// than main); else that model's snapshot in the cache, or a file of it. Nothing is downloaded, and
+/// a name without "org/" that is not in the cache is returned as a path. Throws Error if the cache
+/// lacks the model, with the command that would fetch it.
 std::string hub_path(const std::string& name, HubPart part);
 
 /// Throws Error for a snapshot of the cache whose weights are not all there, with the name of the

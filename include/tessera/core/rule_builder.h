@@ -9,8 +9,8 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/export.h"
 
-/// What sharding rules are written with, the library's own and a program's (register_rule.h): rules
-/// are short because what they have in common (factors, broadcasting, linearity) is here. Pure.
+/// Helpers to write sharding rules, the library's own and a program's (register_rule.h). They make
+/// rules short, as common parts (factors, broadcasting, linearity) are here. Pure.
 TESSERA_API_BEGIN
 namespace tessera::rules {
 

@@ -84,7 +84,7 @@ struct ShardingRule {
   /// becomes a sum with `scale`. Propagation says whether to use it. SizeArgument::arg counts in
   /// its `args`.
   struct LocalCall {
-    /// Work on a part that no operator does; who runs the rule has one that does it.
+    /// An operation on a part that no operator does; the code that runs the rule has one for it.
     enum class PartOperator : std::uint8_t {
       /// (weight, indices, first, rows): embedding, where `weight` holds the rows from `first` on
       /// of
@@ -147,7 +147,7 @@ struct ShardingRule {
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
-  /// A rule, and what a plan made by it may be cached by.
+  /// A rule, and which values a plan made by it depends on.
   struct Entry {
     Body body;
     bool reads_numbers = false;

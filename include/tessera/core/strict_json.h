@@ -15,10 +15,9 @@ struct JsonLimits {
   std::size_t values = 10'000'000;  ///< numbers, lists, objects, ... in the whole one
 };
 
-/// Throws Error unless `text` is a JSON object that every parser reads alike, for files that a
-/// stranger may have made: for everything that RFC 8259 forbids, and for what parsers disagree
-/// about: duplicate keys, NUL bytes, a byte order mark; and beyond the limits. What passes may be
-/// given to any parser.
+/// Throws Error unless `text` is a JSON object that every parser reads alike, for untrusted files:
+/// for everything that RFC 8259 forbids, and for what parsers disagree about: duplicate keys, NUL
+/// bytes, a byte order mark; and beyond the limits. A text that passes may be given to any parser.
 void check_strict_json(std::string_view text, const JsonLimits& limits = {});
 
 }  // namespace tessera

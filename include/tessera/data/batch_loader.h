@@ -28,8 +28,8 @@ struct BatchOptions {
   std::int64_t batch = 1;  ///< sequences
   /// The seed of an order for each pass over a source.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. The positions of a row begin anew behind it, and its own
-  /// target, which is another document's, is kIgnoredTarget.
+  /// The token that ends a document. Positions start again after it, and its own target, which
+  /// would be another document's token, is kIgnoredTarget.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -55,8 +55,8 @@ class BatchLoader {
     at::Tensor targets;    ///< (rows, S) int64, on the CPU
     at::Tensor positions;  ///< (rows, S) int64, of tokens in their document; undefined without any
 
-    /// The same on `device`. To a GPU the copies run behind what the current stream has to do, and
-    /// the caller does not wait if the batch is pinned.
+    /// The same on `device`. To a GPU the copies are queued on the current stream, and the caller
+    /// does not wait if the batch is pinned.
     Batch to(c10::Device device) const;
     /// Rows [first, first + count), in the same memory.
     Batch rows(std::int64_t first, std::int64_t count) const;

@@ -29,13 +29,13 @@ class ChatTemplate {
   /// The text of the messages, with what begins the assistant's next turn. Throws Error for what
   /// the template refuses or does that is not implemented, and `origin`: file and line.
   virtual std::string prompt(std::string_view object, const std::string& origin) const = 0;
-  /// The text of the messages. The assistant's turns are what {% generation %} of the template
-  /// says, or else what the text has more with each than with the messages before it and what
-  /// begins a turn. Throws Error, too, where these texts don't begin alike, and where the assistant
-  /// says nothing.
+  /// The text of the messages. The assistant's turns are those that {% generation %} of the
+  /// template marks, or else what each adds to the text of the messages before it and the beginning
+  /// of a turn. Throws Error, too, where these texts don't begin alike, and where the assistant's
+  /// text is empty.
   virtual ChatText conversation(std::string_view object, const std::string& origin) const = 0;
 };
-/// Shared by those who render with it.
+/// Shared by all that render with it.
 using ChatTemplatePtr = std::shared_ptr<const ChatTemplate>;
 
 /// The template beside a tokenizer, which is a file or the folder of a model: chat_template.jinja,

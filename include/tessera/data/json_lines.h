@@ -10,8 +10,8 @@ TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// The texts of `fields`, in this order, of a JSON object on a line of a JSON Lines file. `origin`:
-/// file and line, for messages. Throws Error for what is no JSON object, for a field that it lacks,
-/// and for one that is not a text.
+/// file and line, for messages. Throws Error if the line is not a JSON object, if it lacks a field,
+/// and if a field is not a text.
 std::vector<std::string> json_texts(std::string_view line, const std::vector<std::string>& fields,
                                     const std::string& origin);
 

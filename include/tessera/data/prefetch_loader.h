@@ -16,8 +16,8 @@ namespace tessera::data {
 class PrefetchLoader {
  public:
   /// Rows [first, last) of the batches of `loader`; `pinned` as BatchLoader::load() takes it.
-  /// Without `beside` load() reads the next step itself, before it returns: for who follows what is
-  /// allocated, in an order that does not depend on threads.
+  /// Without `beside` load() reads the next step itself, before it returns: for code that tracks
+  /// allocations, which then come in an order that does not depend on threads.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first, std::int64_t last,
                  bool pinned = false, bool beside = true);
   /// Those of `step`, and begins to load those of the step behind it. Throws what load() throws, at

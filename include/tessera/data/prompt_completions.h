@@ -19,7 +19,7 @@ struct PromptOptions {
   std::string completion_field = "completion";
   std::vector<std::int64_t> begin = {};  ///< tokens before each prompt
   std::vector<std::int64_t> end = {0};   ///< tokens behind each completion, at least one
-  /// Cut what is too long at its end, and a prompt that leaves no room for a target at its begin.
+  /// Cut samples that are too long at their end, and prompts that leave no room at their beginning.
   bool truncate = false;
   ChatTemplatePtr chat = nullptr;  ///< for objects with "messages"
 };
@@ -39,11 +39,10 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// of both texts together, or where a token would reach over the border, those of the completion by
 /// itself. An object with "messages" is what `chat` makes of them, without `begin` and `end`, which
 /// the template writes: the assistant's turns are targets, and a token that reaches over a border
-/// is of what is behind it. Reads and tokenizes all at once, passes over blank lines, and keeps the
-/// tokens, in 4 bytes each. Throws Error, with file and line, for what json_texts() refuses, for a
-/// sample of more than `sequence` + 1 tokens, or a prompt that leaves no room for a target, unless
-/// they are to be cut, for messages without `chat`, and for lines
-/// without objects.
+/// belongs to the part after it. Reads and tokenizes all at once, passes over blank lines, and
+/// keeps the tokens, in 4 bytes each. Throws Error, with file and line, for lines that json_texts()
+/// refuses, for a sample of more than `sequence` + 1 tokens, or a prompt that leaves no room for a
+/// target, unless they are to be cut, for messages without `chat`, and for lines without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
 /// The same of a file that is not compressed.

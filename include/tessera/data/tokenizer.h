@@ -27,7 +27,7 @@ class Tokenizer {
   /// The tokens that begin and end a text, in their order; none where the tokenizer has none.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
-  /// What 0.1 asked for. Throws Error where there are several.
+  /// The getter of version 0.1. Throws Error where there are several.
   [[deprecated("use begin_tokens()")]] std::optional<std::int64_t> begin_token() const;
   [[deprecated("use end_tokens()")]] std::optional<std::int64_t> end_token() const;
   /// Whether a text that a model reads begins with begin_tokens(), where the tokenizer's files say:

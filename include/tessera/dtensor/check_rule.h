@@ -17,8 +17,8 @@ struct CheckRuleOptions {
   double atol = 1e-8;  ///< as at::allclose
 };
 
-/// Compares what operator `op` ("mylib::scale", with its overload if it has one) makes of
-/// distributed arguments with what it makes of `arguments`, which are plain and in the order of the
+/// Compares the results of operator `op` ("mylib::scale", with its overload if it has one) for
+/// distributed arguments with those for `arguments`, which are plain and in the order of the
 /// schema, defaults included: for each combination of placements of its tensors, sharded or
 /// pending, that its rule takes without redistributing. Results and written arguments are compared.
 /// Returns how many combinations those are; of arguments that are all replicated there is one. For

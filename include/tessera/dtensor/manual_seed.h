@@ -25,7 +25,7 @@ void manual_seed(std::uint64_t seed);
 
 /// The state of this rank, to save it and to draw the same numbers again.
 RandomState random_state();
-/// Sets what random_state() returned; later operators draw what they drew then.
+/// Restores the state from random_state(); later operators repeat the draws that followed it.
 void set_random_state(RandomState state);
 
 }  // namespace tessera

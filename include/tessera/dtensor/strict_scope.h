@@ -47,8 +47,8 @@ class ReplicationScope {
 /// where a hook or a function of the program may run instead.
 bool plain_tensors_are_replicated();
 
-/// How many times this thread, or a backward of what it computed, redistributed an argument because
-/// an operator needed another layout.
+/// How many times this thread, or a backward of its results, redistributed an argument because an
+/// operator needed another layout.
 std::int64_t implicit_redistributions();
 
 }  // namespace tessera

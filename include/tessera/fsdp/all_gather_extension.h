@@ -47,7 +47,7 @@ struct AllGatherExtension {
 };
 
 /// The extension of a parameter (by its name within the unit); nullopt: its values are gathered. It
-/// is asked once, when fully_shard is called, and must answer alike on every rank.
+/// is called once, within fully_shard, and must return the same on every rank.
 using ExtensionFunction = std::function<std::optional<AllGatherExtension>(
     const std::string& name, const at::Tensor& parameter)>;
 

@@ -84,8 +84,8 @@ void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, boo
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Lets several roots (the stages of a pipeline) use the same streams and buffers, and reduce one
-/// unit at a time between them. What is under way in another context is finished first, which is
-/// collective. Throws Error for a module that is no unit.
+/// unit at a time between them. Work under way in another context is finished first, which is
+/// collective. Throws Error for a module that is not a unit.
 ///   fsdp::share_context({first_stage.get(), second_stage.get()});
 void share_context(const std::vector<nn::ModuleBase*>& roots);
 

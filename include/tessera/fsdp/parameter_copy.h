@@ -20,9 +20,9 @@ namespace tessera::fsdp {
 /// without a gradient.
 std::vector<std::pair<std::string, at::Tensor>> clone_parameters(const nn::ModuleBase& module);
 
-/// Gives `to` the values of `from`: another module of the same class and sizes, wrapped in the same
-/// way. Frees what is gathered in `to`. Throws Error, before anything is written, where a parameter
-/// is missing or has another layout.
+/// Copies the values of `from` to `to`, another module of the same class and sizes, wrapped in the
+/// same way. Frees gathered parameters of `to`. Throws Error, before anything is written, where a
+/// parameter is missing or has another layout.
 void copy_parameters(const nn::ModuleBase& from, nn::ModuleBase& to);
 
 /// average = decay * average + (1 - decay) * module, of all floating-point parameters; others are

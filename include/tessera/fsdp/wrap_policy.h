@@ -41,8 +41,8 @@ struct Candidate {
   std::int64_t numel;
 };
 
-/// A pure function: whether a module becomes a unit, and with which options. It must answer alike
-/// on every rank. Beside those below, one may be written:
+/// A pure function: whether a module becomes a unit, and with which options. It must return the
+/// same on every rank. A program may write its own:
 ///   const fsdp::Policy policy =
 ///       [](const fsdp::Candidate& candidate) -> std::optional<fsdp::UnitOptions> {
 ///     if (!candidate.fqn.starts_with("block") || candidate.numel < 100) {
@@ -70,7 +70,7 @@ Policy wrap_named(std::string pattern, UnitOptions options = {});
 Policy wrap_larger_than(std::int64_t numel, UnitOptions options = {});
 /// Modules for which `predicate` is true.
 Policy wrap_if(std::function<bool(const Candidate&)> predicate, UnitOptions options = {});
-/// The first of several policies that answers.
+/// The result of the first of several policies that returns options.
 Policy first_of(std::vector<Policy> policies);
 
 /// One unit of a plan.
@@ -107,9 +107,9 @@ std::ostream& operator<<(std::ostream& stream, const WrapPlan& plan);
 
 /// Applies a plan: fully_shard for each of its units. The same plan again, on the same mesh,
 /// changes nothing; another one is an Error that shows where they differ: in units, options,
-/// meshes, or what functions answer for a parameter. Not collective. Throws Error, before anything
-/// is changed, if the plan does not fit the module tree, or does not have every parameter that is
-/// not ignored in one unit, and as fully_shard does.
+/// meshes, or the results of functions for a parameter. Not collective. Throws Error, before
+/// anything is changed, if the plan does not fit the module tree, or does not have every parameter
+/// that is not ignored in one unit, and as fully_shard does.
 ///   const fsdp::WrapPlan plan = fsdp::plan_units(*model, fsdp::wrap_class<Block>());
 ///   std::cout << plan;
 ///   fsdp::apply_plan(*model, mesh, plan);

@@ -28,7 +28,7 @@ struct FakeCall {
 /// floating-point tensor is 1; their other values mean nothing.
 ///
 /// It covers this thread and its backwards. Throws Error for an operator whose results it cannot
-/// tell. One a process at a time; it needs an allocator whose memory costs nothing before it is
+/// derive. One a process at a time; it needs an allocator whose memory costs nothing before it is
 /// written, if the tensors are large (observe::count_tensor_memory).
 class FakeMode {
  public:

@@ -55,7 +55,7 @@ class DeviceMesh {
   const comm::WorldPtr& world() const;
   /// "cpu" or "cuda".
   const std::string& device_type() const;
-  /// Where this rank's tensors are: with the index of its GPU, whatever thread asks.
+  /// The device of this rank's tensors, with the index of its GPU, on any thread.
   c10::Device device() const;
 
   /// This rank's coordinate; empty if it is not a member.

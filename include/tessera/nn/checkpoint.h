@@ -32,9 +32,9 @@ struct OperatorCall {
   std::size_t index = 0;  ///< earlier calls of the same operator in this region
 };
 
-/// Asked in forward for each operator below autograd that makes new tensors of tensors, plain or
-/// distributed: not for views and in-place operators. Asked for "tessera::redistribute" too, the
-/// collectives between two layouts. Must give the same answers on every rank.
+/// Called in forward for each operator below autograd that makes new tensors of tensors, plain or
+/// distributed: not for views and in-place operators. Called for "tessera::redistribute" too, the
+/// collectives between two layouts. Must return the same on every rank.
 using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
 
 /// Keeps the results of the operators in `names` and recomputes the others.
@@ -75,7 +75,7 @@ struct CheckpointOptions {
 bool is_recomputing();
 
 /// `counter++`, except in a recomputation: there it returns what the same call returned in forward,
-/// and leaves the counter alone. For modules whose state changes at every call, like nn::Dropout.
+/// without counting. For modules whose state changes at every call, like nn::Dropout.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
 namespace detail {

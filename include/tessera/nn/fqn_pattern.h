@@ -28,8 +28,8 @@ namespace tessera::nn {
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 /// The name that `fqn` gets by the pair {from, to}: nullopt if it does not match `from`, else `to`
-/// with each wildcard replaced by what the one of `from` stands for, the first by the first and so
-/// on. Of several ways to match, each wildcard but the last takes as little as it can.
+/// with each wildcard replaced by the match of the one in `from`, the first by the first and so on.
+/// If several matches are possible, each wildcard but the last matches as little as it can.
 ///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
 ///   "layers.3.fc1.bias"
 /// Throws Error unless both have the same wildcards in the same order; `from` may have more behind

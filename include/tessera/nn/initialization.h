@@ -51,7 +51,7 @@ class InitContext {
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, moved to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// A key of this module alone, for random numbers that are no parameter's values (dropout).
+  /// A key for this module alone, for random numbers other than parameters' values (dropout).
   RandomKey key() const;
   /// FQN of the module being initialised; "" for the outermost.
   const std::string& fqn() const { return fqn_; }

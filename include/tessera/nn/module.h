@@ -159,11 +159,10 @@ class ModuleBase : public torch::nn::Module {
   /// because forward was called as m.forward(x) and not as m(x). The modules of tessera::nn ask
   /// this; where TP or FSDP has distributed parameters, computing with them fails anyway.
   void check_called() const;
-  /// In a handler: throws what it handles again. An Error and what libtorch throws say from there
-  /// on in which module it was, and in which FSDP unit, unless a module within this one has said
-  /// so.
+  /// For exception handlers: rethrows the current exception. An Error, or an exception of libtorch,
+  /// then names this module and its FSDP unit, unless a module inside has added its name before.
   [[noreturn]] void rethrow_named() const;
-  /// Whether fqn() is known, now that the module of the outermost call has been asked.
+  /// Whether fqn() is known, after the module of the outermost call has named its tree.
   bool is_in_a_tree() const;
 
   /// Around a call. The outermost of a thread throws Error if the module, or one below it, has a
@@ -329,7 +328,7 @@ class Module : public ModuleBase {
 };
 
 /// Throws Error, naming the first ones, if the storage of parameters or buffers was never filled,
-/// or if they have none (meta device). The outermost call of a module asks this too. `asked`: the
+/// or if they have none (meta device). The outermost call of a module checks this too. `asked`: the
 /// caller, for messages.
 void check_initialized(const ModuleBase& module, const std::string& asked = "check_initialized");
 

@@ -30,7 +30,7 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 
 }  // namespace detail
 
-/// The FQN of what a module of FQN `parent` calls `name`: "layers.0" and "mlp" make "layers.0.mlp".
+/// The FQN of a child `name` of the module `parent`: "layers.0" and "mlp" make "layers.0.mlp".
 std::string join_fqn(const std::string& parent, const std::string& name);
 
 /// Calls visit(fqn, module) for `root` (FQN "") and for every module below it, depth first, in

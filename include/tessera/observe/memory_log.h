@@ -82,13 +82,13 @@ class MemoryLog final : public ActivityListener {
   MemoryLog(const MemoryLog&) = delete;
   MemoryLog& operator=(const MemoryLog&) = delete;
 
-  /// A step begins: the first one, or the one that is looked at. `where` tells the moment of a
-  /// peak. With `moments` it is asked at each allocation, for StepMemory::moments.
+  /// A step begins: the first one, or the one to examine. `where` returns the moment of a peak.
+  /// With `moments` it is called at each allocation, for StepMemory::moments.
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// That of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Lanes whose memory the log can tell apart: to be given to comm::set_host_streams. They do what
-  /// `lanes` do. The log must outlive them.
+  /// Lanes whose memory the log can distinguish: to be passed to comm::set_host_streams. They
+  /// forward to `lanes`. The log must outlive them.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// The memory of this tensor of a CPU belongs to `owner`: a module's FQN, or a unit as messages
   /// name it; "": to none. Other tensors may share its block. To be called for all parameters and

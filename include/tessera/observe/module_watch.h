@@ -21,8 +21,8 @@ enum class Activity : std::uint8_t {
 /// "forward", "recomputation", "backward" or "scope".
 const char* to_string(Activity activity);
 
-/// Is told by a ModuleWatch what a rank does. Activities are nested: left() ends the one that was
-/// entered last. On the thread that does it, forward's or autograd's, never on two at a time.
+/// Gets a rank's activities from a ModuleWatch. They are nested: left() ends the one entered last.
+/// Called on the activity's thread, forward's or autograd's, never on two at a time.
 class ActivityListener {
  public:
   virtual ~ActivityListener() = default;
@@ -37,7 +37,7 @@ class ActivityListener {
 /// of tensor-parallel styles) come before or after the module, within the one around it.
 class ModuleWatch {
  public:
-  /// Adds hooks to all modules, for good, which cost a comparison outside of a Scope. Call it when
+  /// Adds permanent hooks to all modules, which cost a comparison outside of a Scope. Call it when
   /// the model is ready for its first forward. Not collective.
   explicit ModuleWatch(nn::ModuleBase& model);
   /// For as long as the watch exists. Not within a Scope.

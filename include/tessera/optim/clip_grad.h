@@ -47,11 +47,11 @@ struct NormOptions {
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
 /// Which gradients are not finite, for a message: "rank 1 brought what is not finite to the
-/// reduction of parameter 'head.bias'"; where no rank is known to have, as of parameters that are
-/// not FSDP's, "not finite on rank 0 is that of parameter 'head.weight'"; "" if all are
-/// finite. FSDP keeps the smallest gradient of each unit for that, of the step's last
-/// reduction. The same on every rank. Collective as grad_norm(); waits for the device, so that it
-/// is for a step that has failed.
+/// reduction of parameter 'head.bias'"; if no rank is known to be the source, as for parameters
+/// that are not FSDP's, "not finite on rank 0 is that of parameter 'head.weight'"; "" if all are
+/// finite. For that, FSDP keeps the smallest gradient of each unit, from the step's last reduction.
+/// The same on every rank. Collective as grad_norm(); waits for the device, so it is for a step
+/// that has failed.
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
                                const NormOptions& options = {});
 

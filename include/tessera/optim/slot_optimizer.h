@@ -117,9 +117,9 @@ class BatchedOptimizer : public SlotOptimizer {
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
   /// are then rounded back, a few at a time; of complex numbers the real and imaginary parts, in a
-  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and
-  /// may be overwritten. Ranks call it with other shards, and not equally often: it must not
-  /// communicate. What it throws leaves step(), on this rank alone, after batches before it were
+  /// last dimension (at::view_as_real). Gradients are multiplied by the factor of step() and may be
+  /// overwritten. Ranks call it with different shards, and not equally often: it must not
+  /// communicate. Its exceptions leave step(), on this rank alone, after earlier batches were
   /// updated.
   virtual void update_batch(const Batch& batch, std::size_t group) = 0;
 

@@ -6,7 +6,7 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// What a program asks of the plans that modules declare.
+/// A program's options for the plans that modules declare.
 struct DeclaredPlanOptions {
   bool sequence_parallel = true;  ///< activations between tensor-parallel regions are split
   bool loss_parallel = true;      ///< logits stay split over the vocabulary

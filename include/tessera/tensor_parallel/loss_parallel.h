@@ -21,9 +21,9 @@ struct CrossEntropyOptions {
   /// What kMean divides the sum of the losses by: one number. Undefined: the number of rows that
   /// count here, at least 1, which is right if every data-parallel rank has as many.
   at::Tensor tokens = {};
-  /// In place of `tokens`: the data-parallel ranks, fully_shard's mesh, of whose rows that count
-  /// kMean is to be the mean, though ranks have differently many. They are counted in each call, by
-  /// an all-reduce of one number. For micro-batches give `tokens`, of all of them.
+  /// Instead of `tokens`: the data-parallel ranks, fully_shard's mesh. kMean is then the mean over
+  /// all their rows that count, although the ranks have different numbers of them. They are counted
+  /// in each call, by an all-reduce of one number. For micro-batches give `tokens`, of all of them.
   DeviceMesh over = {};
   /// This share of each target is spread over all columns, as torch's cross_entropy does. 0 to 1.
   double label_smoothing = 0;

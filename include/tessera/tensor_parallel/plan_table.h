@@ -64,9 +64,9 @@ struct PlanTable {
 PlanTable check_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const ParallelizePlan& plan);
 
 /// The same with the collectives of a step: applies `plan` to `module`, calls `prepare`, if any,
-/// for what comes after the plan (fully_shard, a first step, in which ranks may agree on more than
-/// later), then `step`, which runs forward and backward, and says which style caused which
-/// collective of that. Of a module on the meta device, with inputs there, and on a mesh of a
+/// for what follows the plan (fully_shard, a first step, in which ranks may agree on more than
+/// later), then `step`, which runs forward and backward, and returns which style caused which of
+/// its collectives. For a module on the meta device, with inputs there, and on a mesh of a
 /// comm::meta_world, nothing is allocated or sent, and the collectives are those of a rank of the
 /// real world; otherwise collective as the step is. The module keeps the plan. Throws Error as
 /// parallelize_module does, and what the step throws.

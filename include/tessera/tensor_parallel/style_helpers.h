@@ -47,7 +47,7 @@ void place_adapter(const nn::ModuleBase& linear, const Placement& a, const Place
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh);
 
-/// Throws Error: `style` does not fit `module`; `fits` says what it is for.
+/// Throws Error: `style` does not fit `module`; `fits`: the modules that it is for.
 [[noreturn]] void fail_unfit(const ParallelStyle& style, const nn::ModuleBase& module,
                              const char* fits);
 

@@ -47,7 +47,7 @@ class ParallelStyle {
   /// Changes nothing. Throws Error for a module that the style does not fit.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
-  /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; asked after
+  /// Throws Error where `module` cannot be split over `mesh`. Changes nothing; called after
   /// parameters().
   virtual void check(const nn::ModuleBase& module, const DeviceMesh& mesh) const {
     (void)module;

@@ -6,9 +6,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Says that this thread gets on with work on files. Ranks that wait for its next collective count
-/// their time-out and the watchdog's limit from then on: so a rank with a slow disk is not taken
-/// for one that hangs, and one whose disk hangs still is. On other hosts any rank's word counts, a
+/// Notes that this thread makes progress with work on files. Ranks that wait for its next
+/// collective count their time-out and the watchdog's limit from then on: so a slow disk does not
+/// count as a hang, and a disk that hangs still does. On other hosts a note of any rank counts, a
 /// second later. To be called after each piece of some MiB; the thread's next collective ends it.
 /// Does nothing in a thread without collectives. Takes less than a microsecond; not collective.
 void note_progress(flight::Work work);
@@ -19,8 +19,8 @@ class ListedThread;
 /// The calling thread, or the one that it works for.
 const ListedThread& listed_thread();
 
-/// While it exists, note_progress() on this thread speaks for another: for a thread that shares its
-/// work out and waits until that is done. That one must neither end nor communicate meanwhile.
+/// While it exists, note_progress() on this thread counts for another thread, which has distributed
+/// its work and waits for it. That one must neither end nor communicate meanwhile.
 class WorkFor {
  public:
   explicit WorkFor(const ListedThread& thread);

@@ -13,8 +13,8 @@ namespace tessera::detail {
 /// setenv() meanwhile.
 std::optional<bool> environment_switch(const char* name);
 
-/// Whether TESSERA_DEBUG is on, which has ranks compare what they do, at the cost of collectives
-/// and synchronisation. `unset`: the answer if it says nothing.
+/// Whether TESSERA_DEBUG is on: ranks then compare what they do, at the cost of collectives and
+/// synchronisation. `unset`: the result if the variable is not set.
 bool debug_checks(bool unset = false);
 
 }  // namespace tessera::detail

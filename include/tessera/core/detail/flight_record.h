@@ -31,7 +31,7 @@ enum class RankState : std::uint32_t {
   kExited,  ///< the process ends by exit()
   kGaveUp   ///< World::abort()
 };
-/// What keeps a thread from its next collective, by its own word.
+/// What keeps a thread from its next collective, as it reports itself.
 enum class Work : std::uint32_t { kNone, kReading, kWriting };
 /// A rank's thread, as the operating system reports it.
 enum class Activity : std::uint32_t { kUnknown, kRuns, kSleeps, kStopped, kGone };
@@ -121,7 +121,7 @@ struct ThreadSlot {
 struct Record {
   std::atomic<std::uint64_t> magic{0};  ///< kMagic, written last
   std::uint64_t bytes = 0;              ///< sizeof(Record) of the writer
-  std::uint64_t token = 0;              ///< what a peer was told that it would find
+  std::uint64_t token = 0;              ///< by which a peer recognises the record
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int64_t pid = 0;
@@ -135,7 +135,7 @@ struct Record {
   std::array<ThreadSlot, kThreads> threads;
   std::atomic<Activity> activity{Activity::kUnknown};  ///< as a watchdog of the host saw it last
   std::atomic<std::uint32_t> wanted{0};                ///< how often peers asked for the stacks
-  std::atomic<std::uint32_t> answered{0};              ///< the last of these that was done
+  std::atomic<std::uint32_t> answered{0};              ///< the last of these that was answered
   std::atomic<std::uint64_t> calls_begun{0};
   std::array<GroupSlot, kGroups> groups;
   std::array<CallSlot, kCalls> calls;

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// What the flight records of a job's ranks say together. Pure, but for now() and read_records().
+// Evaluates the flight records of a job's ranks. Pure, except now() and read_records().
 
 struct Call {
   std::uint64_t order = 0;

@@ -15,7 +15,7 @@ inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 /// What to add to a JSON parser's message: a hint where the fault is a malformed number; else "".
 std::string json_hint(std::string_view fault);
 
-/// Throws Error for what a repository holds in place of a file that git-lfs keeps elsewhere.
+/// Throws Error for a git-lfs pointer, which a repository holds in place of the file itself.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace tessera::detail

@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// A kernel of libtorch's, and what it is given.
+/// A kernel of libtorch's, and its inputs.
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
   /// Makes as many key-value heads as there are heads. libtorch's fp32 kernels on a GPU take no
@@ -23,7 +23,7 @@ struct AttentionKernel {
 /// Which back end libtorch takes for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// libtorch's own answer for such a call.
+/// libtorch's own choice for such a call.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
 /// The kernel for (q, k, v) by the answers of `ask`.

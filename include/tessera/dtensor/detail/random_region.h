@@ -77,14 +77,14 @@ class BatchRows {
   std::int64_t before_ = 0;
 };
 
-/// A part of a program, the forward of a model above all, whose random operators draw on each rank
-/// what one rank would draw: those of at:: on plain tensors too, by the numbers of manual_seed.
-/// Where tensor parallelism began it, plain tensors in it are the same on every rank of a mesh.
+/// A part of a program, usually the forward of a model, whose random operators draw on each rank
+/// what one rank would draw: those of at:: on plain tensors too, with the numbers of manual_seed.
+/// If tensor parallelism began it, plain tensors in it are the same on every rank of a mesh.
 /// Recomputations share it with their forward.
 class RandomRegion {
  public:
   /// Within `outer` (or nullptr), and with its rows unless `rows` are given. `replicated_on`: the
-  /// mesh of whose ranks all have the same plain tensors; undefined: those of `outer` alone.
+  /// mesh whose ranks all have the same plain tensors; undefined: only that of `outer`.
   RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                DeviceMesh replicated_on = {});
 
@@ -109,8 +109,8 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// What the outermost region found in forward, for recomputations, whose inputs look like
-  /// parameters.
+  /// The places that the outermost region found in forward, for recomputations, whose inputs look
+  /// like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;

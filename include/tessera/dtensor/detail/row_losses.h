@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// What the loss of a row is. tensor_parallel::CrossEntropyOptions says what the fields mean.
+/// The options of a row's loss. tensor_parallel::CrossEntropyOptions documents the fields.
 struct RowLossOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
@@ -47,8 +47,8 @@ struct VocabularyShard {
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Throws Error where it is not.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
-/// That of a tensor whose dimension `dim` is the vocabulary. Throws Error if its columns on a rank
-/// are not consecutive. Makes the group at its first use, which is collective.
+/// The shard of a tensor whose dimension `dim` is the vocabulary. Throws Error if its columns on a
+/// rank are not consecutive. Makes the group at its first use, which is collective.
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
 /// fp32, or fp64 of fp64: sums of exponentials over a vocabulary need more than the 8 or 11 bits of

@@ -1,6 +1,6 @@
-// Whether libtorch has found its CUDA half, and with which cuDNN. It asks once, at the first
-// backward on a CPU for example, and remembers if it was not there: torch::cuda::is_available()
-// would ask, and so decide.
+// Whether libtorch has found its CUDA half, and with which cuDNN. It checks once, at the first
+// backward on a CPU for example, and remembers the result: torch::cuda::is_available() would run
+// that check.
 //
 // No version differs.
 //

@@ -25,14 +25,14 @@ void synchronize(c10::Device device);
 
 /// What libtorch's caching allocator has of a device.
 struct CachedMemory {
-  std::int64_t peak_reserved = 0;  ///< what a larger batch would run out of
+  std::int64_t peak_reserved = 0;  ///< the limit for larger batches
   std::int64_t peak_active = 0;    ///< what the program needs
 };
 /// Peaks since the last call, of all kinds of blocks.
 CachedMemory take_cached_memory(c10::Device device);
 /// All memory of the device, in bytes. The device waits for the answer.
 std::int64_t memory_capacity(c10::Device device);
-/// Gives what is not in use back to the driver.
+/// Returns unused memory to the driver.
 void empty_cache(c10::DeviceType type);
 
 }  // namespace tessera::detail

@@ -1,7 +1,7 @@
-// Autograd's engine, with this library's answers to two questions. With which hooks a tensor is
-// kept for backward: libtorch has a stack of such hooks, but one that holds Python's objects only,
-// and in C++ asks its engine. And what the gradient of a parameter is for which another tensor
-// stands in: a backward that a program asks for is a call of the engine.
+// Autograd's engine, with two functions of this library. One chooses the hooks with which a tensor
+// is kept for backward: libtorch's stack of such hooks holds only Python's objects, and in C++ it
+// calls its engine. The other finds the gradient of a parameter that another tensor stands in for:
+// a backward that a program asks for is a call of the engine.
 //
 // The engine is replaced by libtorch's own means for Python's, set_default_engine_stub; a process
 // has one. To 2.12 graphs are held by shared_ptr, from 2.13 by intrusive_ptr: not seen here.
@@ -39,7 +39,7 @@ struct EngineAnswers {
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's engine but for the two questions. A test derives from it.
+/// libtorch's engine except for these two functions. A test derives from it.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;

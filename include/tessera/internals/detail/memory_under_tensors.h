@@ -19,7 +19,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// `storage` has this memory now; what it had goes.
+/// Sets the memory of `storage`; its old memory is freed.
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
 /// Tensors keep their sizes and strides; nothing may read them then.
 void free_memory(const c10::Storage& storage);

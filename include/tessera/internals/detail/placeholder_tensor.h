@@ -1,6 +1,6 @@
-// A tensor that stands where one is held and not read: every operator on it comes to a fallback of
-// ours, by a key that no other tensor has (lent_keys.h). A tensor without any key of a backend
-// cannot be made by a public function.
+// A tensor that is only held, not read: every operator on it reaches the library's fallback, by a
+// key that no other tensor has (lent_keys.h). No public function makes a tensor without any
+// backend's key.
 //
 // No version differs.
 //

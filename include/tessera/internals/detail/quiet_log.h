@@ -13,8 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// While one exists, what is noise is held back and all else is shown. TORCH_CPP_LOG_LEVEL, if it
-/// is set, has the last word. Thread safe.
+/// While one exists, noise is held back and all else is shown. TORCH_CPP_LOG_LEVEL takes precedence
+/// if it is set. Thread safe.
 class QuietLog {
  public:
   QuietLog();

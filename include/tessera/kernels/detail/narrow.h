@@ -12,9 +12,9 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// `value` as a T, as if rounded once, to nearest even. Types narrower than float go by way of a
-/// float that is rounded to odd: the second rounding then gives the result of a single one (Boldo
-/// and Melquiond 2008).
+/// `value` as a T, as if rounded once, to nearest even. For types narrower than float, rounds to a
+/// float first, to odd: the second rounding then gives the result of a single one (Boldo and
+/// Melquiond 2008).
 template <class T>
 TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);

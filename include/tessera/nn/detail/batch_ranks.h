@@ -13,8 +13,8 @@ namespace tessera::nn {
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread's program has ever asked for, or used, what makes a mean over ranks with
-/// differently many rows one over all rows.
+/// Whether this thread's program has ever used a function that turns a mean over ranks with
+/// different numbers of rows into one over all rows.
 bool weighs_ranks();
 void note_weighing();
 

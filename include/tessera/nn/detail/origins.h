@@ -16,9 +16,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// Parts of one parameter are values of one tensor: of one that all ranks had, or of one seed. Their
-// values say nothing of that: parts of other tensors fit together as well. So what ranks compare is
-// what the parts were cut from, or filled by.
+// Parts of one parameter must be parts of one tensor: of one that all ranks had, or of one seed.
+// Their values do not show that: parts of other tensors fit together as well. So ranks compare what
+// the parts were cut from, or filled by.
 
 /// Where the parameters of a module come from. Attached to the modules that own them.
 struct Origins {

@@ -21,8 +21,8 @@ class StandInGradient : public tessera::detail::LeafNode {
                                                  const RunBackward& run) = 0;
 };
 
-/// Makes autograd's engine ask them; once for the process. Does nothing in one that has replaced
-/// libtorch's engine already, as Python does: there they are tensors that no graph knows.
+/// Makes autograd's engine use stand-ins; once for the process. Does nothing if another engine has
+/// replaced libtorch's already, as Python's does: there they are tensors outside of any graph.
 void ask_stand_ins();
 
 }  // namespace tessera::nn
