@@ -102,13 +102,15 @@ struct LoadReport {
 
 /// Fills the model and the optimizer's state from a step, or the newest step of a folder, that was
 /// saved on any mesh and number of ranks. Rank 0 chooses the step. Each rank reads the bytes of its
-/// shards, to the MiB, and compares them with their checksums.  Collective over `world`. A failure
-/// on one rank is an Error on all. Throws Error, before anything is changed, if folders or options
-/// differ between ranks, if there is no such step, and if names, sizes or types do not fit; then
-/// DamagedStep if a file is missing or damaged. If the damage is found while bytes are read, or
-/// reading fails, the parameters being loaded count as never filled: all ranks may load an older
-/// step. Objects take their states before the first parameter changes, and nn::Dropouts their
-/// counts after the last; those of each rank's own may be missing or unexpected.
+/// shards, to the MiB, and compares them with their checksums.
+///
+/// Collective over `world`. A failure on one rank is an Error on all. Throws Error, before anything
+/// is changed, if folders or options differ between ranks, if there is no such step, and if names,
+/// sizes or types do not fit; then DamagedStep if a file is missing or damaged. If the damage is
+/// found while bytes are read, or reading fails, the parameters being loaded count as never filled:
+/// all ranks may load an older step. Objects take their states before the first parameter changes,
+/// and nn::Dropouts their counts after the last; those of each rank's own may be missing or
+/// unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 

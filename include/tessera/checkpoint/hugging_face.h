@@ -56,10 +56,12 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// of the weights; if it has neither, "torch_dtype" is added, except for fp32. Floating-point
 /// values are written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32, those of fp64 in
 /// fp64. A tied parameter is written once, under its first FQN; a fused one as the tensors of its
-/// parts.  Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in
-/// blocks; no other rank receives any. The folder is made if missing. A model in it is replaced if
-/// its config.json says the same: at any instant, also if this process is killed, the folder holds
-/// the older model or the new one. A failure on one rank is an Error on all. Throws Error, before
+/// parts.
+///
+/// Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in blocks;
+/// no other rank receives any. The folder is made if missing. A model in it is replaced if its
+/// config.json says the same: at any instant, also if this process is killed, the folder holds the
+/// older model or the new one. A failure on one rank is an Error on all. Throws Error, before
 /// anything is sent, for parameters that were never filled or that differ between ranks
 /// (set_distinct_along), a folder that cannot be written or has too little room, and one that holds
 /// a model with another config.json.

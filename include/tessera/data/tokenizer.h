@@ -53,7 +53,7 @@ enum class TiktokenModel {
 };
 /// Meta's tokenizer.model of Llama 3 and 4. It has neither the pattern that splits a text nor the
 /// special tokens: these are `model`'s, or, if it is not given, those of the model with that many
-/// tokens. Throws Error if the file can't be read, or if its tokens are no such model's.
+/// tokens. Throws Error if the file can't be read, or if its tokens are not that model's.
 TokenizerPtr tiktoken_tokenizer(const std::string& path,
                                 std::optional<TiktokenModel> model = std::nullopt);
 

@@ -80,7 +80,7 @@ void set_allocate_memory_from_process_group_for_comm(nn::ModuleBase& module, boo
 ///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
-/// Throws Error for a module that is no unit, or whose unit ran as part of another root.
+/// Throws Error for a module that is not a unit, or whose unit ran as part of another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 
 /// Lets several roots (the stages of a pipeline) use the same streams and buffers, and reduce one

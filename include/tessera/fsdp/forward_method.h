@@ -60,9 +60,8 @@ class ForwardMethod {
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
 ///   const at::Tensor code = encode(x);
-/// Calls through the result gather; those of the method itself do not. Of a module that is no unit,
-/// it just calls the method. The module must outlive it. Throws Error
-/// for a null method.
+/// Calls through the result gather; those of the method itself do not. For a module that is not a
+/// unit, it just calls the method. The module must outlive it. Throws Error for a null method.
 template <class M, class Method>
 [[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
   static_assert(std::is_member_function_pointer_v<Method>, "pass a method, such as &Model::encode");

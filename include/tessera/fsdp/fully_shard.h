@@ -178,7 +178,7 @@ void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = 
 
 /// Units to begin gathering when forward comes to `module`'s. Without it, forward begins to gather
 /// the unit that the root's last forward gathered next, one at a time. Throws Error for a module
-/// that is no unit.
+/// that is not a unit.
 void set_forward_prefetch(nn::ModuleBase& module, const std::vector<nn::ModuleBase*>& units);
 /// The same for backward. Without it, backward begins to gather the unit that ran before in
 /// forward.

@@ -26,9 +26,9 @@ struct ContextAttentionOptions {
 
 /// Context parallelism: sequences are split over a mesh dimension of n ranks. Each computes all of
 /// a model with its own tokens; attention alone needs other ranks' keys and values, which it
-/// gathers. A sequence is 2n chunks of equal length. Rank r has chunk r and, after it, chunk 2n - 1
-/// - r: under a causal mask all ranks then compute the same number of query-key pairs. Dubey et al.
-/// 2024 (Llama 3), section 3.3.2; the head-tail balance of PyTorch's context_parallel.
+/// gathers. A sequence is 2n chunks of equal length. Rank r has chunk r and, after it, chunk
+/// 2n - 1 - r: under a causal mask all ranks then compute the same number of query-key pairs.
+/// Dubey et al. 2024 (Llama 3), section 3.3.2; the head-tail balance of PyTorch's context_parallel.
 ///
 /// Where attention is computed, pass the object of the model to attention(), or to nn::Attention in
 /// AttentionInputs. What depends on positions (rotary tables) is split by shard(), or looked up by

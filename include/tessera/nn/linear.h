@@ -23,10 +23,12 @@ struct LinearOptions {
 using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
                                                const at::Tensor& bias)>;
 
-/// y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial values
-/// as torch.nn.Linear: uniform in ±1/sqrt(in).  forward is aten::linear. On distributed tensors it
-/// communicates as in that operator's table in docs/sharding_rules.md, forward and backward, and is
-/// collective if it does. Throws what the operator throws for sizes and meshes that do not fit.
+/// y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out).
+/// Initial values as torch.nn.Linear: uniform in ±1/sqrt(in).
+///
+/// forward is aten::linear. On distributed tensors it communicates as in that operator's table in
+/// docs/sharding_rules.md, forward and backward, and is collective if it does. Throws what the
+/// operator throws for sizes and meshes that do not fit.
 class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});

@@ -35,10 +35,11 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) -> (...,
-/// size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.  forward is
-/// aten::layer_norm. On distributed tensors it communicates as in that operator's table in
-/// docs/sharding_rules.md, forward and backward, and is collective if it does. Throws what the
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension.
+/// (..., size) -> (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+///
+/// forward is aten::layer_norm. On distributed tensors it communicates as in that operator's table
+/// in docs/sharding_rules.md, forward and backward, and is collective if it does. Throws what the
 /// operator throws for other sizes.
 class LayerNorm : public Module<LayerNorm> {
  public:

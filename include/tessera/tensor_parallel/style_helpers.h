@@ -18,11 +18,10 @@ namespace tessera::tensor_parallel {
 
 /// `tensor`, of a call of `module`, as a distributed tensor with placement `desired` on the 1-D
 /// `mesh`. A plain tensor is the same on every rank if `layout` is Replicate; else it is this
-/// rank's part of one with that placement and global sizes `sizes` (default: those that the ranks'
-/// parts add up to, which they tell each other). With `regather`, what has to be gathered is by
-/// gather_again_in_backward().
-/// Collective if data must move, or sizes be told; differentiable. Throws Error if `tensor` is
-/// undefined or on another mesh, on all ranks if their parts are no shards of one tensor.
+/// rank's part of one with that placement and global sizes `sizes` (default: the sum of the ranks'
+/// parts, which they exchange). With `regather`, gathers by gather_again_in_backward(). Collective
+/// if data must move, or sizes be exchanged; differentiable. Throws Error if `tensor` is undefined
+/// or on another mesh, on all ranks if their parts are not shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

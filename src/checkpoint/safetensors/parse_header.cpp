@@ -95,7 +95,7 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
   const json root = detail::parse_strict_json(text, kHeaderLimits);
   SafetensorsHeader header;
   for (const auto& [name, value] : root.items()) {
-    // The one name that is no tensor's.
+    // The only name that is not a tensor's.
     if (name == "__metadata__") {
       header.metadata = parse_metadata(value);
       continue;

@@ -60,7 +60,7 @@ class ReplaceDecoder final : public Decoder {
 
   void apply(std::vector<std::string>& tokens) const override {
     for (std::string& token : tokens) {
-      // Single bytes of characters are no text yet.
+      // Incomplete characters are not text yet.
       std::string storage;
       if (replace_invalid_utf8(token, storage).data() == token.data()) {
         token = replacement_.in(token);

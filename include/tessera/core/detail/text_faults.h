@@ -12,7 +12,7 @@ namespace tessera::detail {
 /// What editors of some systems write before a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// What to add to a JSON parser's message: a hint where the fault is a malformed number; else "".
+/// What to add to a JSON parser's message: a hint where the fault is NaN or Infinity; else "".
 std::string json_hint(std::string_view fault);
 
 /// Throws Error for a git-lfs pointer, which a repository holds in place of the file itself.
