@@ -8,12 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/export.h"
+#include "rank/rank_state.h"
 #include "tessera/internals/detail/tensor_identity.h"
 
 namespace tessera::detail {
-
-struct RankState;
 
 /// What one thread of a rank has by itself: nothing of it goes along to the thread that runs a
 /// backward. RankState is what all threads of a rank share.
