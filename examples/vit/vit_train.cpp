@@ -40,9 +40,9 @@ struct Run {
     optimizer.scale_lr(schedule.factor(n));
     optimizer.step();
     optimizer.zero_grad();
-    const at::Tensor mean = loss.detach().clone();
-    mesh.group("dp").all_reduce(mean, ReduceOp::kAvg)->wait();
-    observe::StepMetrics metrics{.step = n + 1, .loss = mean.item<double>()};
+    observe::StepMetrics metrics;
+    metrics.step = n + 1;
+    metrics.loss = training::mean_over(loss.detach(), mesh["dp"]).item<double>();
     metrics.grad_norm = norm.item<double>();
     metrics.lr = o.lr * schedule.factor(n);
     metrics.step_time_s =
