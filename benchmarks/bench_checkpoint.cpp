@@ -4,9 +4,9 @@
 //   bench_checkpoint DIR [MIB]      512 MiB of weights unless told otherwise
 //
 // Files are read from the page cache, where checksums are dearest, and from the disk. Figures are
-// medians of five interleaved repetitions; a plain write or read has one thread. What checksums are
-// of the processor's time says more than of the time that has passed where other work goes on. The
-// four ranks are threads.
+// medians of five interleaved repetitions; a plain write or read has one thread. The
+// checksums' share of processor time says more than their share of elapsed time where others work.
+// The four ranks are threads.
 
 #include <ATen/ops/rand.h>
 #include <fcntl.h>

@@ -116,7 +116,7 @@ def peer(min_time):
 
 
 def peer_misses():
-    """Of the first mm of a kind; the ranks exist on paper only, and nothing is communicated."""
+    """Times of the first mm of each kind, on simulated ranks: nothing is communicated."""
     times = {}
     for ndim in (1, 2, 3):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2**ndim)

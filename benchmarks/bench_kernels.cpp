@@ -36,7 +36,7 @@ namespace {
 using namespace tessera;
 using Call = std::function<at::Tensor()>;
 
-/// Of a model's block: sequences of tokens / batch, heads of head_dim.
+/// Sizes of a model's block: sequences of tokens / batch, heads of head_dim.
 struct Sizes {
   at::TensorOptions options;
   std::int64_t tokens, dim, hidden, head_dim, vocabulary, batch = 4;
@@ -161,7 +161,7 @@ void add_all(const Sizes& sizes) {
   }
 }
 
-/// Of an 8B model.
+/// The sizes of an 8B model.
 Sizes on_gpu(std::int64_t tokens) {
   return {.options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16),
           .tokens = tokens,

@@ -115,7 +115,7 @@ def sent(inputs):
 
 
 def sent_by_row(text):
-    """Of "2 all_reduce 64, all_gather 8"."""
+    """What is sent, from text such as "2 all_reduce 64, all_gather 8"."""
     return sent((kind, int(size)) for kind, size in re.findall(r"([a-z_]+) (\d+)", text))
 
 

@@ -142,7 +142,7 @@ add_custom_target(tessera_tests)
 #              [WAITING <filter>...])
 # A GoogleTest program and one CTest test: a process for each of its tests would spend nine tenths
 # of the time on loading libtorch. ALONE: as in tessera_layer. SERIAL: it takes every core. WAITING: the
-# tests of each of these filters mostly wait for time-outs, and so are a CTest test of their own that
+# tests of each of these filters mostly wait for time-outs, and so are a separate CTest test that
 # runs beside the others.
 function(tessera_test name)
   cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;ALONE;USES;WAITING" ${ARGN})

@@ -55,7 +55,7 @@ test_packages=(clang clang-tidy libclang-rt-dev lld doxygen)
 # Python packages of the tests: torch's own and transformers' needs in full, so installed without
 # looking at dependencies; clang-format is the one version that decides about the format. llama-models
 # and mistral-common are there for the tokenizers' files in them, tiktoken and sentencepiece to read
-# those; newer ones of mistral-common add 35 MB of files in a form of its own.
+# those; newer ones of mistral-common add 35 MB of files in a different format.
 test_wheels=(
   absl-py==2.5.1 accelerate==1.15.0 certifi==2026.10.18 charset-normalizer==3.5.2 clang-format==18.1.8
   execnet==2.1.1 expecttest==0.3.0 filelock==3.20.4 fsspec==2025.12.0 huggingface-hub==0.36.2 idna==3.20 iniconfig==2.3.1

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 
 def read_config(path):
-    """Of a Hugging Face folder, or of a config.json under another name."""
+    """The configuration in a Hugging Face folder, or in a config.json under another name."""
     path = pathlib.Path(path)
     config = json.loads((path / "config.json" if path.is_dir() else path).read_text())
     config.setdefault("num_key_value_heads", config["num_attention_heads"])

@@ -84,7 +84,7 @@ def class_line(compound, name):
 
 
 def lines_of_compound(compound):
-    """Of a namespace, a class or a file: itself, unless it is a namespace, and its members."""
+    """The lines of a namespace, a class or a file: itself, unless it is a namespace, and its members."""
     kind, name = compound.get("kind"), text_of(compound, "compoundname")
     if kind == "file":
         yield f"{compound.find('location').get('file')} | header"

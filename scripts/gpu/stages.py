@@ -94,7 +94,7 @@ def versions(context):
 
 
 def ceilings(context):
-    """By the machine's torch, in a process of its own: it may run on the fake."""
+    """By the machine's torch, in a separate process: it may run on the fake."""
     flags = ["--small"] if context.rehearse else ["--quick"] if context.quick else []
     done = subprocess.run([sys.executable, HERE / "ceilings.py", *flags], env=context.environment(),
                           stdout=subprocess.PIPE, text=True, check=True)
@@ -191,7 +191,7 @@ def sizes(context, shape):
     return *steps, *((2, 128) if context.rehearse else (shape.batch, shape.seq))
 
 
-# Of the kernels' names, in this order.
+# Patterns of kernel names, tried in this order.
 FAMILIES = {"products": "gemm|cutlass|nvjet|xmma|cublas", "attention": "flash|fmha|attention",
             "collectives": "nccl", "our own": "tessera", "optimizer": "multi_tensor|adam", "copies": "memcpy|memset|copy|cat",
             "reductions": "reduce|softmax|norm", "elementwise": "elementwise|vectorized"}

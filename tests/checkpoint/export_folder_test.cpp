@@ -90,7 +90,7 @@ TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
   export_model(folder.path(), kThreeShards, 1);
   const ModelFiles older(folder.path());
   export_model(folder.path(), kThreeShards, 2);
-  // An index that was read before leads to shards of its own, though they have lost their names.
+  // An index that was read before leads to its own shards, though they have lost their names.
   EXPECT_EQ(added(older), 1);
   EXPECT_EQ(added(ModelFiles(folder.path())), 2);
 }

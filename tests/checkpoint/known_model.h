@@ -1,6 +1,6 @@
 #pragma once
 
-// A model of which the tests of loading and saving know every value.
+// A model whose every value the tests of loading and saving know.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -6,7 +6,8 @@
 
 namespace tessera::testing {
 
-/// A safetensors file by hand: the header's length (its own, unless told), the header, the data.
+/// The bytes of a safetensors file: the header's length (by default the true one), the header, the
+/// data.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =

@@ -128,7 +128,7 @@ TEST(SaveHuggingFace, RefusesParametersThatDifferBetweenRanks) {
   EXPECT_TRUE(folder.files().empty());
 }
 
-/// A group in which one collective fails in a way of its own.
+/// A group in which one collective fails in a chosen way.
 class FailingGather final : public testing::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -146,7 +146,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // The program goes on: it is not its end that the peer learns from.
+    // The program continues: the peer does not learn it from the program's end.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });

@@ -28,7 +28,7 @@ using Progress = std::function<bool()>;
 /// Begins a call of the device.
 using Begin = std::function<Progress()>;
 
-/// wait() returns, and the device goes on.
+/// wait() returns, and the device continues.
 class DeviceCall final : public Work {
  public:
   explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
@@ -158,7 +158,7 @@ TEST(DISABLED_DeviceHangs, ACallBlocksItsThread) {
   std::this_thread::sleep_for(std::chrono::seconds(20));
 }
 
-/// What follows it has a time-out of its own.
+/// What follows it has its own time-out.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);

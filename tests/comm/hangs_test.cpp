@@ -359,7 +359,7 @@ TEST(Hangs, ARankThatSleepsIsNamed) {
                     "each of ranks 0, 2 waits in all_reduce (call 4 of group 'all')");
     const auto [after, error] = error_of(job.ranks[2]);
     EXPECT_LT(after, job.timeout() + seconds(2));
-    // Of two ranks that give up at the same time one may see that the other has.
+    // If two ranks give up at the same time, one may see that the other has.
     EXPECT_CONTAINS(error_of(job.ranks[0]).second + error,
                     "rank(s) 1 did not arrive within " + std::to_string(job.timeout().count()) +
                         " ms: " + doing);

@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Of two ranks that see nothing of each other's records.
+/// The watch of one of two ranks that cannot read each other's records.
 WorldWatchPtr watch_on_own_host(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
   WatchSettings settings;
   settings.rank = rank;

@@ -1,4 +1,4 @@
-// A world ends when it is told to, and what outlives it says so.
+// A world ends when asked to, and objects that outlive it say so.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>

@@ -23,7 +23,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// A shard's bytes, written by hand.
+/// A shard's bytes, written directly.
 template <class Token>
 std::string ShardBytes(std::int32_t magic, std::int32_t version, std::int32_t count,
                        const std::vector<Token>& tokens) {

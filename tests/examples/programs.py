@@ -110,7 +110,7 @@ def read_metrics(path):
 
 
 class InFolder(unittest.TestCase):
-    """Tests in a folder of their own that holds a small config and tokens to train it on."""
+    """Tests in a temporary folder that holds a small config and tokens to train it on."""
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)

@@ -44,7 +44,7 @@ def code(folder, size):
 
 
 def broken(size, seed):
-    """Text of which every twentieth byte or so is another one."""
+    """The text with about every twentieth byte changed."""
     rng = random.Random(seed)
     data = bytearray(multilingual(size, seed).encode())
     for _ in range(len(data) // 20):

@@ -40,7 +40,7 @@ std::vector<T> values_of(const T* pointer, std::size_t count) {
   return {pointer, pointer + count};
 }
 
-/// Work of a stream that goes on only after open(), as a long kernel does.
+/// Work of a stream that ends only after open(), as a long kernel does.
 class Gate {
  public:
   explicit Gate(cudaStream_t stream) {

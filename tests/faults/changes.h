@@ -46,7 +46,7 @@ class Changes {
   const std::vector<Change>& list() const { return list_; }
 
   void add(Change change);
-  /// Of an open file or folder.
+  /// For an open file or folder.
   void add(int fd, Change change);
 
  private:

@@ -7,7 +7,7 @@ namespace tessera::testing {
 
 // A library that stands before the system calls by which files are written and read, and makes one
 // of them go wrong: openat, pwrite, fsync, fallocate, rename, unlink, pread, close, link. Linked
-// into a test, or preloaded into any program, which then is told by environment variables:
+// into a test, or preloaded into any program, which environment variables then control:
 //
 //   TESSERA_FAULT=CALL:K:ACTION  at the K-th call (1, 2, ...) of this name; "any" counts them all
 //   TESSERA_FAULT_UNDER=FOLDER   calls on files of other folders are left alone and not counted

@@ -93,7 +93,7 @@ struct ModelSpec {
   std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
   bool folded =
       false;  ///< activations are (tokens, features) in place of (batch, sequence, features)
-  bool position = false;  ///< a learned position embedding, a module with a parameter of its own
+  bool position = false;  ///< a learned position embedding, a module with its own parameter
   bool repeated = false;  ///< the first block runs twice
   bool tied = false;
   NormKind norm = NormKind::kNone;

@@ -33,7 +33,7 @@ class Choices {
   E pick_as(const std::string& name, const std::vector<Option>& options) {
     return static_cast<E>(pick(name, options));
   }
-  /// One of `values`, of which the first is the simplest.
+  /// One of `values`; the first is the simplest.
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 

@@ -30,7 +30,7 @@ class Scale : public nn::Module<Scale> {
   nn::Parameter weight_;
 };
 
-/// The same by hand on the local parts.
+/// The same, written for the local parts.
 class PartScaleLayer : public nn::Module<PartScaleLayer> {
  public:
   PartScaleLayer(PartScale kind, std::int64_t size) : kind_(kind) {

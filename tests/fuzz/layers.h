@@ -35,7 +35,7 @@ Layer dropout_layer(DropoutKind kind);
 /// A Linear, with an adapter beside it or without.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter);
 Layer position_layer(std::int64_t dim);
-/// A scale by hand on the local parts.
+/// A scale written for the local parts.
 Layer part_scale_layer(PartScale kind, std::int64_t dim);
 
 }  // namespace tessera::fuzz

@@ -16,7 +16,7 @@ at::Tensor swish(const at::Tensor& x) {
   return x * at::sigmoid(x);
 }
 
-/// The same with a gradient that is written by hand.
+/// The same with a gradient that is written out.
 struct SwishFunction : torch::autograd::Function<SwishFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const std::string& name) {

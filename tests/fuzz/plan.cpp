@@ -231,7 +231,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // Of libtorch's own Linear the style that cuts each part does not know the parts.
+    // The style that cuts each part does not know the parts of libtorch's own Linear.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);

@@ -40,7 +40,7 @@ Choices::Labels shrink(Choices::Labels decisions,
 /// for the search that has started this process.
 void run_as_worker(const SearchOptions& options);
 
-/// Runs the cases in processes of their own (this program, with --worker), so that a crash or a
+/// Runs the cases in separate processes (this program, with --worker), so that a crash or a
 /// rank that waits for ever is one case's outcome.
 std::vector<Result> search(const SearchOptions& options);
 

@@ -317,8 +317,8 @@ class Training {
     return loss;
   }
 
-  /// Of this rank's rows of `all`: their sum over the number of all tokens, times the number of
-  /// parts, since FSDP averages over them.
+  /// The loss of this rank's rows of `all`: their sum over the number of all tokens, times the
+  /// number of parts, since FSDP averages over them.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;

@@ -19,7 +19,7 @@ def known_versions():
 
 
 def make_libtorch(folder, minor):
-    """Of libtorch 2.MINOR as much as CMake looks at."""
+    """Makes the files of libtorch 2.MINOR that CMake looks at."""
     for name, text in {"include/torch/csrc/api/include/torch/torch.h": "",
                        "include/torch/headeronly/version.h":
                            f"#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR {minor}\n",

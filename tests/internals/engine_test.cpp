@@ -1,4 +1,4 @@
-// Canary: autograd asks the engine that the library has put in place. A program of its own, since a
+// Canary: autograd asks the engine that the library has put in place. A separate program, since a
 // process has one engine.
 
 #include "tessera/internals/detail/engine.h"

@@ -19,7 +19,7 @@ DeviceMesh fake_mesh(int rank, std::vector<std::int64_t> sizes, std::vector<std:
   return init_device_mesh(comm::fake_world(rank, size), std::move(sizes), std::move(names));
 }
 
-/// A rank with a GPU, on paper.
+/// A simulated rank with a GPU.
 class GpuWorld final : public comm::World {
  public:
   int rank() const override { return 3; }

@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ParallelizedStack,
                                            StackMesh{2, 2, ActivationMemory::kInputs},
                                            StackMesh{3, 1, ActivationMemory::kMatmuls}));
 
-/// The modules of which a rank holds all parameters between forward and backward.
+/// The modules whose parameters a rank holds between forward and backward.
 std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last) {
   const auto model = make_stack();
   parallelize(*model, mesh, {.reshard_last = reshard_last});

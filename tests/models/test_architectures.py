@@ -15,8 +15,7 @@ def loss_of(model, rows, x):
 
 
 def losses_of_training(model, rows, x, steps):
-    """Of each step's batch, which is the same one, and of what the last step leaves; with
-    llama_train's defaults."""
+    """The loss of each step, on the same batch, and after the last step; with llama_train's defaults."""
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     losses = []

@@ -52,7 +52,7 @@ class HoldsStock : public Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// Holds a child of which libtorch's tree knows nothing until somebody says `known`.
+/// Holds a child that libtorch's tree does not know until `known` is called.
 class Forgets : public Module<Forgets> {
  public:
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}

@@ -35,7 +35,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // Of the query at position p, p + 1 keys.
+      // The query at position p sees p + 1 keys.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_TRUE(at::equal(std::get<0>(at::cat(positions).sort()), at::arange(kTokens)));

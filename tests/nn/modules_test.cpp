@@ -105,7 +105,7 @@ TEST(Dropout, OfTwoModulesIsIndependentWhereNobodyHasInitialisedThem) {
   EXPECT_TRUE(masks[0].equal(others[0]) && masks[1].equal(others[1]));
 }
 
-/// Blocks of which each calls its own dropout "drop".
+/// Blocks; each calls its own dropout "drop".
 class DropBlock : public Module<DropBlock> {
  public:
   DropBlock() { drop = register_module("drop", std::make_shared<Dropout>(0.5)); }

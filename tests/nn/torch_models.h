@@ -75,7 +75,7 @@ struct TorchWithBuffers : torch::nn::Module {
   at::Tensor shift;
 };
 
-/// Reads a parameter of its own in forward.
+/// Reads its own parameter in forward.
 struct TorchScale : torch::nn::Module {
   explicit TorchScale(std::int64_t size)
       : scale(register_parameter("scale", at::full({size}, 0.5))) {}

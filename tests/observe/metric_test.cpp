@@ -52,7 +52,7 @@ struct Seen {
   Range range;
 };
 
-// Of three ranks: (0 * 1 + 10 * 2 + 20 * 3) / 6.
+// The mean of three ranks: (0 * 1 + 10 * 2 + 20 * 3) / 6.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(Metric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {

@@ -67,7 +67,7 @@ class Rank:
         self.ops = torch.ops.tessera
         names = [f"d{i}" for i in range(len(options.mesh))]
         self.mesh = self.ops.init_device_mesh("cpu", options.mesh, names)
-        # Composite operators make plain tensors of their own, equal on all ranks.
+        # Composite operators make plain tensors, equal on all ranks.
         self.ops.set_replication(True)
 
     def distribute(self, tensor, placements):
@@ -211,7 +211,7 @@ class Rank:
                 except Exception as error:
                     status, message = "error", "comparison: " + describe(error)
                 channel.send((status, message, f"sample {s}, {assignment}"))
-                channel.recv()  # the ranks go on together
+                channel.recv()  # the ranks continue together
                 if status == "not comparable":
                     break
         channel.send(None)

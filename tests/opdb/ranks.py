@@ -15,7 +15,7 @@ COLUMNS = ("right", "wrong", "refused", "error", "hang", "crash", "not comparabl
 
 
 class Lost(Exception):
-    """The group cannot go on; args: class and message."""
+    """The group cannot continue; args: class and message."""
 
 
 def free_port():

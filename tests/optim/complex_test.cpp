@@ -82,7 +82,7 @@ void expect_trained(const MakeSlot& make, const Options& options,
   }
 }
 
-/// Plain, and as shards of 4 ranks, of which some are empty.
+/// Plain, and as shards of 4 ranks, some of them empty.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const std::vector<at::Tensor> expected = trained_pairs<Reference>(reference_options);

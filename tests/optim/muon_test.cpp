@@ -146,7 +146,7 @@ TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
   });
 }
 
-// Momentum and decay go on for a gradient of zeros, and rest without one, as in one process.
+// Momentum and decay apply for a gradient of zeros, and not without one, as in one process.
 TEST(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf) {
   RunRanks(3, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({3}, {"dp"});

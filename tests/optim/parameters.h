@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-/// Of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
+/// Sizes of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
 inline nn::SlotPtr slot_of(const at::Tensor& tensor) {

@@ -13,11 +13,11 @@ namespace {
 
 /// Waits without which nothing is wrong, and why.
 const std::map<Site, std::string> kSurvivors{
-    // Of offloaded gradients. On a CPU the host adds them up in the lane that has computed them;
+    // Offloaded gradients: on a CPU the host adds them up in the lane that has computed them;
     // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited looks at this wait.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
-/// Those of the library; the scenarios have some of their own.
+/// Those of the library; the scenarios have others.
 bool is_of_library(const Site& site) {
   return site.starts_with("tessera::");
 }

@@ -131,7 +131,7 @@ TEST(Overlap, ExposesTheFirstGatherAndTheLastReductionAlone) {
 // Every forward did so before there was one.
 TEST(Overlap, SeesWhatIsExposedWithoutAnOrder) {
   const Step first = record_steps(1).steps.front();
-  // The first layer's is in memory of its own, beside the stem.
+  // The first layer's is in separate memory, beside the stem.
   EXPECT_EQ(first.forward.size(), static_cast<std::size_t>(kLayers));
   double sum = 0;
   for (const auto& [name, microseconds] : first.forward) {

@@ -128,7 +128,7 @@ void follow_an_event(CheckedRank& rank) {
   for (int step = 0; step < kSteps; ++step) {
     fsdp::set_unshard_async_op(model, step > 0);
     testing::local_loss(model, rank.rank(), step).backward();
-    // In a lane of its own, where it waits for the gradients.
+    // In a separate lane, where it waits for the gradients.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kAllReduce);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kAllReduce);

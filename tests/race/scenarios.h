@@ -14,7 +14,7 @@ namespace tessera::race {
 /// gather ahead by, the second waits for an update.
 inline constexpr int kSteps = 3;
 
-/// A training that uses lanes in a way of its own.
+/// A training that uses lanes in its own way.
 struct Scenario {
   std::string name;
   int ranks;

@@ -152,7 +152,7 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsOnceItsMemberIsNamed) {
   });
 }
 
-/// (rows, tokens, 8), of which libtorch's encoder takes the tokens first.
+/// (rows, tokens, 8); libtorch's encoder takes the tokens first.
 struct Transposed : torch::nn::Module {
   Transposed() {
     const auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dropout(0.5);

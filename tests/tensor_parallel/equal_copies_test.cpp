@@ -276,7 +276,7 @@ TEST(DebugMode, CompareGradientsAfterEachBackward) {
   }
 }
 
-// Of FSDP's parameters they are there once its reductions are.
+// The gradients of FSDP's parameters exist once its reductions are done.
 TEST(DebugMode, CompareGradientsOfShards) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {

@@ -33,7 +33,7 @@ using testing::fill;
 using testing::full_tensor;
 using testing::uniform_values;
 
-/// Of `parts` in groups: the rows of part `wanted` in a weight of `rows` rows.
+/// The rows of part `wanted` in a weight whose parts lie in groups.
 std::vector<std::int64_t> rows_of_part(const FusedLinear& fused, std::size_t wanted) {
   std::vector<std::int64_t> rows;
   std::int64_t row = 0;
@@ -49,7 +49,7 @@ std::vector<std::int64_t> rows_of_part(const FusedLinear& fused, std::size_t wan
   return rows;
 }
 
-/// What the parts would be as Linears of their own.
+/// What the parts would be as separate Linears.
 std::vector<at::Tensor> separate_products(const FusedLinear& fused, const at::Tensor& x) {
   std::vector<at::Tensor> products;
   for (std::size_t part = 0; part < fused.parts().size(); ++part) {
@@ -249,7 +249,7 @@ struct Work {
   friend bool operator==(const Work&, const Work&) = default;
 };
 
-/// Of a forward and backward of `function`, whose input needs a gradient.
+/// The work of a forward and backward of `function`, whose input needs a gradient.
 template <class Function>
 Work work_of(const DeviceMesh& mesh, const Function& function) {
   CountingMode mode;

@@ -138,7 +138,7 @@ TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
     const at::Tensor of_x = local_tensor(x.grad()).clone();
     const at::Tensor of_k = local_tensor(mixer.k->weight->grad()).clone();
     EXPECT_FALSE(mixer.q->weight->grad().defined());
-    // Of the input alone: nothing is gathered.
+    // The gradient of the input alone: nothing is gathered.
     const comm::TrafficTable before = rank.world()->traffic().table();
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
     EXPECT_FALSE(rank.world()->traffic().since(before).contains({"tp", "all_gather"}));

@@ -147,7 +147,7 @@ TEST(LinearCrossEntropy, GivesTheLossOfEachRowWithoutGradient) {
   EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
 }
 
-/// Of the scale that a mean over many tokens has, times a loss scale.
+/// Losses at the scale of a mean over many tokens, times a loss scale.
 class LinearCrossEntropyInHalf : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(LinearCrossEntropyInHalf, RoundsNoMoreThanTheTypeDoes) {

@@ -1,4 +1,4 @@
-// The loss of logits of which tokens and vocabulary lie on a mesh in any way, against libtorch's
+// The loss of logits whose tokens and vocabulary lie on a mesh in any way, against libtorch's
 // loss of the whole logits, in fp64.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -35,7 +35,7 @@ struct WholeLoss {
   at::Tensor loss, gradient;
 };
 
-/// Of the whole logits, weighted by `of_row` for kNone.
+/// The loss of the whole logits, weighted by `of_row` for kNone.
 WholeLoss loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();

@@ -1,4 +1,4 @@
-// What a plan or a call lacks is said by name, with what mends it.
+// An error names what a plan or a call lacks, and how to correct it.
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>

@@ -131,7 +131,7 @@ TEST(PlanTable, RefusesWhatParallelizeModuleRefuses) {
                "the pattern 'nothing' matches no module");
 }
 
-// The oracle is a real step: what its ranks count is what one process records on paper.
+// The oracle is a real step: what its ranks count is what one simulating process records.
 TEST(PlanTable, RecordsTheCollectivesOfARealStep) {
   for (const bool sequence_parallel : {true, false}) {
     for (const int ranks : {2, 3}) {
@@ -154,7 +154,7 @@ TEST(PlanTable, RecordsTheCollectivesOfARealStep) {
   }
 }
 
-/// Images of 3 x 8 x 8, of which a convolution and a norm make features.
+/// Images of 3 x 8 x 8; a convolution and a norm make features of them.
 struct SmallConvolution : nn::Module<SmallConvolution> {
   SmallConvolution() {
     conv = register_module(
@@ -173,7 +173,7 @@ struct SmallConvolution : nn::Module<SmallConvolution> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-/// A step of `Model` on `input` is recorded on paper as two ranks count it.
+/// A simulated step of `Model` on `input` records what two ranks count.
 template <class Model>
 void expect_recorded(const ParallelizePlan& plan, const at::Tensor& input) {
   const auto paper = [] {

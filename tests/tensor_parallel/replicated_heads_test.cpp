@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ReplicatedHeads,
                                            HeadsCase{{6, 3}, 6, true}, HeadsCase{{6, 1}, 3, true},
                                            HeadsCase{{2, 2}, 2, false}));
 
-// Of the input's 4 shards the same one is kept for all products, so that backward gathers once.
+// One of the input's 4 shards is kept for all products, so that backward gathers once.
 TEST(ReplicatedHeadsOfASplitInput, KeepItsShard) {
   RunRanks(4, [](Rank& rank) {
     const Heads heads{.queries = 8, .keys = 2};
@@ -164,7 +164,7 @@ TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
     const DeviceMesh mesh = rank.mesh({2, 4}, {"dp", "tp"});
     const auto module = make_attention(heads);
     parallelize_module(*module, mesh["tp"], plan_of(heads, false));
-    // A unit of its own within another one.
+    // A unit within another one.
     fsdp::fully_shard(*module->k, mesh["dp"]);
     fsdp::fully_shard(*module, mesh["dp"]);
     const StrictScope strict;

@@ -1,6 +1,6 @@
 // Linked into a test program, this runs its backwards as CUDA does: on another thread than the one
 // that calls them, with what libtorch takes along and nothing else. Each calling thread, which may
-// be a rank, has a thread of its own for it.
+// be a rank, has its own thread for it.
 
 #include <condition_variable>
 #include <exception>

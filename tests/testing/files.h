@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// A folder of its own for a test, removed with its contents at the end.
+/// A temporary folder for a test, removed with its contents at the end.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-/// Runs `work` in a process of its own, made by fork(), which exits with the number that it
+/// Runs `work` in a separate process, made by fork(), which exits with the number that it
 /// returns. The process's status, as waitpid() has it.
 template <class Work>
 int status_of_process(const Work& work) {
@@ -19,7 +19,7 @@ int status_of_process(const Work& work) {
   return status;
 }
 
-/// Whether `work`, in a process of its own, comes to its end.
+/// Whether `work` ends normally in a separate process.
 template <class Work>
 bool survives(const Work& work) {
   const int status = status_of_process([&] {

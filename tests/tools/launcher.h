@@ -18,7 +18,7 @@ struct Result {
   std::chrono::duration<double> took{};
 };
 
-/// A tessera-run as a process of its own. Everything below it carries a mark in its environment, so
+/// A tessera-run as a separate process. Everything below it carries a mark in its environment, so
 /// that whatever is left of the job can be found wherever it hid.
 class Launcher {
  public:

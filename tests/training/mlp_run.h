@@ -35,7 +35,7 @@ struct Mlp : nn::Module<Mlp> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-/// Of a step, on all ranks together.
+/// Rows of a step, on all ranks together.
 constexpr std::int64_t kBatch = 12;
 
 /// Rows [first, first + count) of a step: (x, y).

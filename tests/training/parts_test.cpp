@@ -19,7 +19,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Of a file of JSON lines.
+/// The records in a file of JSON lines.
 std::vector<nlohmann::json> records_of(const std::filesystem::path& file) {
   std::istringstream lines(ReadFile(file));
   std::vector<nlohmann::json> records;

@@ -19,7 +19,7 @@ namespace {
 
 namespace run = tessera::run;
 
-// Each time with ranks, a port and a token of their own.
+// Each time with new ranks, port and token.
 int run_job(run::Options options) {
   run::wait_for_host(options);
   run::NodeNumber node;

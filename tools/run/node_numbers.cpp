@@ -30,7 +30,7 @@ constexpr auto kQuiet = 3s;
 constexpr auto kHello = 2s;
 constexpr std::size_t kLongestWord = 4096;
 
-// The time until which the others may come, of which one line tells.
+// The time until which the others may come; one line says so.
 class Wait {
  public:
   explicit Wait(const Options& options) : begin_(Clock::now()) {

@@ -8,7 +8,7 @@
 
 namespace tessera::run {
 
-/// What a launcher is told.
+/// What a launcher learns.
 struct NodeNumber {
   int node_rank = 0;
   FileDescriptor listener;  ///< of node 0: the place, for rank 0's store

@@ -17,7 +17,7 @@ struct LogOptions {
   std::string folder;   ///< "": a temporary one, where there are outputs to write
   Streams redirects;    ///< to files alone
   Streams tee;          ///< to files too
-  std::set<int> shown;  ///< local ranks of which the launcher shows anything; empty: all
+  std::set<int> shown;  ///< local ranks whose output the launcher shows; empty: all
 };
 
 /// What the command line asks for.
@@ -30,7 +30,7 @@ struct Options {
   int port = 0;                      ///< 0: chosen by the system
   std::string job_id;                ///< of torchrun's --rdzv-id; "": none
   std::vector<std::string> program;  ///< and its arguments
-  /// Of the ranks, in seconds; empty where the environment or the program decides.
+  /// The ranks' timeouts, in seconds; empty where the environment or the program decides.
   std::string timeout;
   std::string watchdog;
   std::string run_dir;  ///< "": a temporary one

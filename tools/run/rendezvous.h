@@ -17,7 +17,7 @@ namespace tessera::run {
 /// getaddrinfo()'s list, which frees itself.
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// Of the host and port where the ranks meet. Throws Error for an unknown host.
+/// The addresses of the host and port where the ranks meet. Throws Error for an unknown host.
 AddressList find_addresses(const Options& options);
 
 /// A socket that listens there; empty, with errno, where the host is another machine or the port is
@@ -31,7 +31,7 @@ struct Rendezvous {
   FileDescriptor listener;  ///< bound and listening, for rank 0; on node 0 only
 };
 
-/// On node 0, waits up to a minute (or --timeout) until the name of its own host is known: under
+/// On node 0, waits up to a minute (or --timeout) until its own host name is known: under
 /// Kubernetes a pod may start before its name can be looked up. Not for addresses.
 void wait_for_host(const Options& options);
 

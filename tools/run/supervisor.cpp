@@ -339,7 +339,7 @@ void Supervisor::end_leftovers() {
   }
 }
 
-// Writes the rest of the output. A slow reader may take its time, unless the launcher is told to
+// Writes the rest of the output. A slow reader may take its time, unless the launcher is asked to
 // stop.
 bool Supervisor::drain() {
   flush();

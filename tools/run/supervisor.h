@@ -17,7 +17,7 @@
 namespace tessera::run {
 
 /// Starts the ranks of this node, passes their output on, and ends them all when one fails or when
-/// the launcher is told to stop.
+/// the launcher is asked to stop.
 class Supervisor {
  public:
   /// `logs` outlives this object. `start`: how often the job was started before. `listener`: the
@@ -70,7 +70,7 @@ class Supervisor {
   void report_others();
   // Leaves the ranks' records where somebody will want to read them.
   void keep_records();
-  // Goes on to a later stage; a call for an earlier one does nothing.
+  // Moves to a later stage; a call for an earlier one does nothing.
   void begin(Stage stage);
   void advance_if_due();
   // To the process groups: ranks and what they have started.

@@ -1,4 +1,4 @@
-// A model with nn::Dropout that goes on from a checkpoint draws the masks of one that never
+// A model with nn::Dropout that continues from a checkpoint draws the masks of one that never
 // stopped.
 
 #include <ATen/ATen.h>

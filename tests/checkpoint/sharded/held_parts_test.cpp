@@ -1,5 +1,5 @@
 // A step of training of what nn::Hooked holds, libtorch's TransformerEncoderLayer with parameters
-// in modules of its own, goes on on another mesh as if nothing had been saved.
+// in its own modules, continues on another mesh as if nothing had been saved.
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformerlayer.h>

@@ -1,4 +1,4 @@
-// Whatever happens during a save, no older step is lost, and what is there is whole.
+// Whatever happens during a save, no older step is lost, and every step found is whole.
 //
 // TESSERA_EVERY_FAULT=1 runs every action at every call of a save, and every rank at every phase;
 // without it a few of them, spread evenly. docs/checkpoints.md has their numbers.

@@ -268,7 +268,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
-// A run goes on with a part of the model frozen, of which the optimizer has no state any more.
+// A run continues with a part of the model frozen; the optimizer has lost that part's state.
 TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -323,7 +323,7 @@ TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
   });
 }
 
-/// Tensors of 64 KiB, of which no two have the same values.
+/// Tensors of 64 KiB; no two have the same values.
 class SmallTensors : public nn::Module<SmallTensors> {
  public:
   explicit SmallTensors(std::int64_t first) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model and an optimizer's state of which the tests of sharded checkpoints know every value.
+// A model and an optimizer's state, whose every value the tests of sharded checkpoints know.
 #include <ATen/ATen.h>
 
 #include <cstdint>

@@ -133,7 +133,7 @@ TEST(SlowDisk, ThatHangsEndsTheSaveAtTheTimeOut) {
                   "since then it has written files");
 }
 
-/// While a save goes on in the background, and once it has ended.
+/// During a save in the background, and once it has ended.
 TEST(SlowDisk, DoesNotHideRanksThatWaitForEachOther) {
   for (const bool ended : {false, true}) {
     const TemporaryFolder dir;

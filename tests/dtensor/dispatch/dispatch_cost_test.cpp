@@ -67,7 +67,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// Of one call, after some that were the same.
+/// The cost of one call, after some equal calls.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
@@ -182,7 +182,7 @@ TEST(DispatchCache, StaysWithinItsCapacity) {
   EXPECT_EQ(dispatch_cache_statistics().hits, full.hits + 1);
 }
 
-// Flattening (batch, sharded sequence) makes a layout of its own for each sequence length.
+// Flattening (batch, sharded sequence) makes a different layout for each sequence length.
 TEST(DispatchCache, KeepsNoLayoutOfSizesThatNobodyUses) {
   const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   clear_dispatch_cache();

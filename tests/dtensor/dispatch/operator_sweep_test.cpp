@@ -173,8 +173,8 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
 
 // Operators.
 
-/// Of which a call with any arguments is no use: they are of other devices and types, or change
-/// what a tensor is.
+/// Operators that need not be called: they are for other devices and types, or change what a tensor
+/// is.
 bool is_left_out(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 24> kBegin{"_",
                                                            "mkldnn",
@@ -307,7 +307,7 @@ std::string outcome(const Call& call, Replace replace) {
   }
 }
 
-/// Of arguments that no profile has.
+/// A call with arguments that no profile has.
 using Function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 struct Written {
@@ -479,7 +479,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// Of a plain tensor beside a distributed one only the sizes or the type are asked.
+// These read only the sizes or the type of a plain tensor beside a distributed one.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

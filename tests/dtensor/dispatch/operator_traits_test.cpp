@@ -39,7 +39,7 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
-/// Of one of libtorch's, "add.Tensor", or of this library's, "tessera::silu_mul".
+/// The operator is one of libtorch's, "add.Tensor", or of this library's, "tessera::silu_mul".
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(

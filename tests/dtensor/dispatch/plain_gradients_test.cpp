@@ -38,7 +38,7 @@ struct Product : torch::autograd::Function<Product> {
   }
 };
 
-/// Of one plain leaf and one of 5 x 4, which is distributed.
+/// A function of one plain leaf and a distributed one of 5 x 4.
 struct Mixture {
   std::string name;
   std::vector<std::int64_t> plain;

@@ -60,7 +60,7 @@ TEST(PlainNumber, ThatTheProgramWritesIsNone) {
   });
 }
 
-/// What a program computes of a distributed tensor of 5 x 3 and a number of its own.
+/// What a program computes of a distributed tensor of 5 x 3 and its own number.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;

@@ -139,7 +139,7 @@ Tensors gradients_of(const Tensors& results, const Tensors& operands) {
                                /*create_graph=*/false, /*allow_unused=*/true);
 }
 
-/// Runs the operation on operands of which the reals are to have gradients. They are no leaves:
+/// Runs the operation on operands; the real ones get gradients. They are no leaves:
 /// a leaf's gradient would be brought to the leaf's layout.
 Outcome run(const Operation& operation, Tensors operands, const DeviceMesh* mesh) {
   for (std::size_t i = 0; i < operands.size(); ++i) {

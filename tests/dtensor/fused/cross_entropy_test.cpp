@@ -36,7 +36,7 @@ struct Outcome {
   at::Tensor losses, gradient;
 };
 
-/// Of whole logits by libtorch, and the gradient of a sum with another weight for each row.
+/// The loss of whole logits by libtorch, and the gradient of a sum with a weight for each row.
 Outcome of_libtorch(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
                     const detail::RowLossOptions& options) {
   const at::Tensor leaf = logits.clone().requires_grad_();

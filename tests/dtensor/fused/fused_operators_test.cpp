@@ -193,7 +193,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Of grouped heads too, where each key-value head serves several: forward and backward.
+/// Forward and backward, also of grouped heads, where each key-value head serves several.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     const Tensors plain{values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1),

@@ -25,7 +25,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
-/// Four matrices, of which the last is neither definite, invertible nor finite.
+/// Four matrices. The last is neither definite, invertible nor finite.
 at::Tensor matrices(bool good) {
   auto batch = at::eye(3, at::kDouble).repeat({4, 1, 1});
   if (good) {

@@ -127,7 +127,7 @@ TEST(LocalMapGradients, AreToBeSaidWhereResultsDisagree) {
   });
 }
 
-// A function that adds up its terms by hand: no placement tells.
+// A function that adds up its terms itself: no placement says so.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

@@ -60,7 +60,7 @@ std::vector<at::Tensor> cubes(at::TensorList tensors) {
   return results;
 }
 
-/// Its gradient is written by hand. As an autograd kernel, and called as it is.
+/// Its gradient is written out. As an autograd kernel, and called as it is.
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
     context->save_for_backward({x, w});

@@ -74,7 +74,7 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
   return rule;
 }
 
-/// Of add_into: the output is what is written, for nothing is returned.
+/// The rule of add_into. The output is the tensor written to: nothing is returned.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = elementwise(call);
   rule->inputs.push_back(rule->inputs.front());

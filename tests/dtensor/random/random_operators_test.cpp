@@ -243,7 +243,7 @@ TEST(RandomOperators, DrawFromTheGeneratorThatIsPassed) {
   const auto own = at::empty(kSizes).uniform_(0, 1, at::detail::createCPUGenerator(3));
   RunRanks(2, [&](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::zeros(kSizes), rank.mesh({2}, {"x"}), {Shard{0}});
-    x.uniform_();  // a plan of its own, and not this one's
+    x.uniform_();  // its own plan, and not this one's
     x.uniform_(0, 1, at::detail::createCPUGenerator(3));
     EXPECT_TRUE(at::equal(DistributedTensor(x).full_tensor(), own));
   });

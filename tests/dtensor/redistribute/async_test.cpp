@@ -144,7 +144,7 @@ TEST(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls) {
   });
 }
 
-// A collective of more rounds than one needs its peers to go on while they use something else.
+// A collective of more rounds than one needs its peers to continue while they use something else.
 TEST(Async, RanksMayUseResultsInUnlikeOrders) {
   RunRanks(4, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});

@@ -109,7 +109,7 @@ TEST(CrossMeshRedistribute, SendsOnlyWhatIsMissing) {
     const auto x = distribute_tensor(counting_values({4, 4}), rank.mesh({4}, {"x"}), {Shard{0}});
     const CommunicationScope communication(mesh);
     x.redistribute(mesh, {Shard{0}, Shard{1}});
-    // Of its row of 4 a rank keeps a half and sends a half to the other rank of its pair.
+    // A rank keeps half of its row of 4 and sends half to the other rank of its pair.
     EXPECT_EQ(communication.total().calls, 1);
     EXPECT_EQ(communication.total().bytes, 2 * 8);
   });

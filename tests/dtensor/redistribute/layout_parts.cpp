@@ -9,7 +9,7 @@
 namespace tessera::testing {
 namespace {
 
-/// What coordinate `i` of `n` holds of integers that are partial: unlike terms, no one of which is
+/// What coordinate `i` of `n` holds of integers that are partial: unlike terms, none of them
 /// the value everywhere.
 at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
   const auto shift = value.add(i).remainder(n);  // each of 0 to n - 1 once among the coordinates

@@ -18,7 +18,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout,
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout,
                     const std::vector<std::int64_t>& coordinate);
 
-/// Of each rank what its terms and its peers' reduce to. Inner mesh dimensions first.
+/// For each rank: the reduction of its terms and its peers'. Inner mesh dimensions first.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout);
 
 }  // namespace tessera::testing

@@ -53,7 +53,7 @@ TEST(RedistributeLayouts, MovesTensorsWithEmptyShardsOn1x2x2) {
   check_random_pairs({1, 2, 2}, {2, 6});
 }
 
-// Of 12 positions 8 and 4: no list of placements says that.
+// Shards of 8 and 4 of 12 positions: no list of placements says that.
 TEST(RedistributeLayouts, ErrorsNameALayoutThatHasNoPlacements) {
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});

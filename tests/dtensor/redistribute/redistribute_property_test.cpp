@@ -39,7 +39,7 @@ class Draw {
 };
 
 /// Mesh dimensions split tensor dimensions in any order, some are partial, and some even tensor
-/// dimensions are two digits, either of which may be split.
+/// dimensions are two digits; either may be split.
 LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes) {
   const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
   Layout::Dims dims;

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// What each of two ranks says of its own error, caught: the other rank must not wait for it.
+/// The error that each of two ranks catches: the other rank must not wait for it.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {

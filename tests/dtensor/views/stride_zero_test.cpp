@@ -1,4 +1,4 @@
-// In-place operators on expanded tensors, of which several positions are one in memory: what
+// In-place operators on expanded tensors, where several positions share memory: what
 // libtorch accepts of a plain one works, in every placement of the tensor that is expanded, and
 // what it refuses is refused on all ranks.
 

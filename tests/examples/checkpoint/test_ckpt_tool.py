@@ -13,7 +13,7 @@ import programs
 
 MIB = 1 << 20
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen."
-# A process of its own: a child's peak is at least that of the process which starts it.
+# A separate process: a child's peak is at least that of the process which starts it.
 PEAK = """import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"""
@@ -71,7 +71,7 @@ class CheckpointTool(unittest.TestCase):
         self.assertEqual(transformers.AutoConfig.from_pretrained(self.folder / "new").dtype, torch.bfloat16)
         self.assertEqual({tensor.dtype for tensor in load_file(self.folder / "new/model.safetensors").values()},
                          {torch.bfloat16})
-        # Of one tokenizer, with the model's generation_config.json and nothing else of the model's.
+        # One tokenizer, the model's generation_config.json, and no other file of the model's.
         (self.folder / "alone").mkdir()
         alone = other.rename(self.folder / "alone/tokenizer.json")
         programs.train(["--model", model, "--tokenizer", alone, "--steps", 0, "--save-hf", self.folder / "mixed"])

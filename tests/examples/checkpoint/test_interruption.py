@@ -25,7 +25,7 @@ class Signals(training_runs.TrainingRuns):
         self.assert_equal_runs(run, self.train("unbroken", flags, steps=steps))
 
     def stop(self, send):
-        """Of a run in its steps; the step that it has reached."""
+        """Stops a run during its steps; returns the step that it has reached."""
         run = self.folder / "run"
         # A constant rate: the schedule does not know how many steps there will be.
         constant = ["--schedule", "constant"]

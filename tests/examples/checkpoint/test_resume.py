@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that never stopped."""
+"""A run that continues from a checkpoint equals the run that never stopped."""
 import fcntl
 import json
 import shutil
@@ -76,7 +76,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
     def test_auto_begins_in_an_empty_folder_and_then_goes_on(self):
         run = self.folder / "run"
         flags = [*self.checkpoints(run), "--resume", "auto", "--keep", 2]
-        # Of the same schedule: the run is cut short by what it finds, not by --steps.
+        # The same schedule: the run is cut short by what it finds, not by --steps.
         self.train("run", [*flags, "--checkpoint-every", 2])
         self.assertEqual(sorted(p.name for p in (run / "steps").glob("step-*")),
                          ["step-00000006", "step-00000008"])

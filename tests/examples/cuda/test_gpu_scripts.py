@@ -1,4 +1,4 @@
-"""scripts/gpu/pack and run, rehearsed on the fake CUDA: a machine with a GPU is not the place to mend them."""
+"""scripts/gpu/pack and run, rehearsed on the fake CUDA: a machine with a GPU is not the place to correct them."""
 import collections
 import json
 import pathlib

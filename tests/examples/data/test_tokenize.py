@@ -235,7 +235,7 @@ class Tokenize(programs.WithSharedFolder):
         self.assertIn('of the tokenizer, "tokenizer.json" has', programs.run(command).stderr)
 
     def test_reads_long_windows_of_zstd(self):
-        """Of 256 MiB, as of zstd --long=28."""
+        """Windows of 256 MiB, as with zstd --long=28."""
         self.tokenize(self.write("a.zst", zstd(b"words and words", window=0x90)), "--no-eos")
         self.expect([["words and words"]], end=[])
 

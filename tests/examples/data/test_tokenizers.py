@@ -16,7 +16,7 @@ SHORT = [b"", b" ", b"a", b"  a", b" \n ", b"<s>", b"a<s> b</s>", "\u00e9".encod
 
 
 class Comparison(programs.WithSharedFolder):
-    """Of the ids and the decoded texts of token_ids with those of another package."""
+    """Compares the ids and the decoded texts of token_ids with those of another package."""
     sizes = 700_000, 300_000, 200_000
 
     @classmethod

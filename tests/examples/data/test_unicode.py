@@ -19,7 +19,7 @@ PATTERNS = [
 
 
 def names(kind):
-    """Of a property's values, one each, that Oniguruma knows."""
+    """One name for each value of a property that Oniguruma knows."""
     chosen = {}
     for name, value in regex._regex.get_properties()[kind][1].items():
         try:

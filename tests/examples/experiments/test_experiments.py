@@ -134,7 +134,7 @@ class Experiments(programs.InFolder):
         self.assertIn("one rank, fp16's last bits 3", done.stdout)
         row = self.row("TP 2")
         self.assertEqual((row["rule"], row["verdict"]), ("fp16", "same"))
-        # Three bits more than bf16 has, of which the gradient norm is known to 3e-3.
+        # Three bits more than bf16 has; in bf16 the gradient norm is known to 3e-3.
         self.assertLess(row["grad_norm"]["found_from"], 1e-3)
 
     def test_in_bf16_a_missing_sum_is_found_where_norms_alone_are_trained(self):

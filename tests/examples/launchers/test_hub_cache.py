@@ -126,7 +126,7 @@ class TestHubCache(programs.WithSharedFolder):
             self.assertIn(f"fetch it with: hf download org/half --revision {MAIN}", done.stderr)
         done = self.run_program("llama_generate", "--model", NAME, "--tokenizer", "org/half", "--prompt", "a")
         self.assertIn("the model org/half in the hub's cache has no tokenizer.json", done.stderr)
-        # Of the plan only the configuration is needed.
+        # The plan needs only the configuration.
         self.succeed("llama_plan", "--model", "org/half")
 
     def test_a_folder_wins(self):

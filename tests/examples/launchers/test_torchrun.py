@@ -71,7 +71,7 @@ def by_tessera_run(arguments, variables):
     lines = [line.partition("] ")[2] if line.startswith("[rank") else line for line in done.stdout.splitlines()]
     if int(lines[0].split()[2]) > int(lines[0].split()[3]):
         return sorted(lines)
-    # Of one node torchrun's port is a fixed one, and the system's choice here.
+    # On one node torchrun's port is fixed; here the system chooses it.
     return sorted(" ".join(words[:4] + words[7:]) for words in (line.split(" ") for line in lines))
 
 

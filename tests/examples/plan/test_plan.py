@@ -148,7 +148,7 @@ class Plan(programs.InFolder):
         self.assertAlmostEqual(plan["step_time_s"], seconds, delta=1e-6 * seconds)
 
     def test_collectives_take_their_bytes(self):
-        """Of a ring, whatever hides them. What the hosts agree on, a few bytes, is no traffic of the metrics."""
+        """The bytes are a ring's, whatever hides them. The few bytes of the hosts' agreement are not counted."""
         plan = self.plan(programs.SMALL, [*STEP, "--gpu", self.machine(link_bandwidth=1e9, network_share=0.5)],
                          dp=2, tp=4)
         for group, ranks in (("dp", 2), ("tp", 4)):

@@ -31,7 +31,7 @@ class ContextParallel(programs.InFolder):
                                env=dict(os.environ, TESSERA_DEBUG="0"))
                 self.check_curve("split")
         comm = programs.read_metrics(self.folder / "split.jsonl")[-1]["comm"]
-        # Of 2 layers in 2 micro-batches: in forward, and again for backward.
+        # 2 layers, 2 micro-batches: in forward, and again for backward.
         self.assertEqual(comm["cp"]["all_gather"]["calls"], 8)
         self.assertEqual(comm["cp"]["reduce_scatter"]["calls"], 4)
         self.assertIn("dp_cp", comm)

@@ -1,4 +1,4 @@
-"""Held-out loss while training goes on: --eval-every, --eval-text, --eval-tokens."""
+"""Held-out loss during training: --eval-every, --eval-text, --eval-tokens."""
 import re
 import unittest
 

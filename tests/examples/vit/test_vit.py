@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-# Of few things that divide: 26 tokens are 13 + 13, 7 classes 4 + 3, 27 features of the MLP 14 + 13.
+# Sizes that the ranks do not divide: 26 tokens are 13 + 13, 7 classes 4 + 3, 27 features of the MLP 14 + 13.
 SIZES = {"image_size": 15, "channels": 2, "patch_size": 3, "dim": 20, "depth": 2, "heads": 2, "mlp_dim": 27,
          "classes": 7, "dropout": 0.0}
 MESHES = ((1, 1), (2, 1), (1, 2), (2, 2))

@@ -39,7 +39,7 @@ struct Operation {
   CommunicatorPtr communicator;
   Stream* stream;
 
-  /// Of this rank's input: what the traffic of a Communicator counts.
+  /// Bytes of this rank's input: what the traffic of a Communicator counts.
   std::size_t input_bytes() const;
 };
 

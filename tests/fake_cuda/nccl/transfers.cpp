@@ -80,7 +80,7 @@ bool Transfers::Transfer::advance() {
   return moved != before;
 }
 
-/// Of the header, or of the data behind it.
+/// Moves bytes of the header, or of the data behind it.
 std::size_t Transfers::Transfer::move_some() {
   const bool in_header = moved < sizeof(Header);
   Header& header_bytes = sends ? header : header_of_peer;

@@ -24,7 +24,7 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that go on together. Those between one pair of ranks keep their order.
+/// Sends and receives that run together. Those between one pair of ranks keep their order.
 class Transfers {
  public:
   void send(Communicator& communicator, int peer, const Header& header, const void* data);

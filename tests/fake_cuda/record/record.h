@@ -57,7 +57,7 @@ struct CollectiveUse {
   std::int64_t bytes = 0;  ///< of this rank's input
 };
 
-/// Of the process. `mutex` guards every member.
+/// The record of the process. `mutex` guards every member.
 struct Record {
   std::mutex mutex;
   std::map<std::string, std::int64_t> calls;

@@ -3,7 +3,7 @@
 
 namespace fake_cuda {
 
-/// Of the calling thread.
+/// The calling thread's device.
 int current_device();
 
 }  // namespace fake_cuda

@@ -9,7 +9,7 @@ namespace fake_cuda {
 /// What a launch with these arguments does; they are copied.
 using HostForm = std::function<void()> (*)(void** arguments);
 
-/// Of the kernel with this mangled name; null for those that compute nothing here.
+/// The host form of the kernel with this mangled name; null for kernels that compute nothing here.
 HostForm host_form_of(const std::string& kernel);
 
 }  // namespace fake_cuda

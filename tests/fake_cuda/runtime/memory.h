@@ -7,7 +7,7 @@ namespace fake_cuda {
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
-/// Of what holds `address`.
+/// The kind of memory that holds `address`.
 MemoryKind kind_of(const void* address);
 
 /// The device of device memory.

@@ -47,7 +47,7 @@ class Stream {
   /// calling thread.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Work that may wait, also for the host, gets the stream's own thread: the host goes on.
+  /// Work that may wait, also for the host, gets the stream's own thread: the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
   /// A point after all work so far.
@@ -73,7 +73,7 @@ class Stream {
   bool has_thread_ = false;
 };
 
-/// The stream of a handle, of which null is the current device's default one. Null after its end.
+/// The stream of a handle; a null handle is the device's default stream. Null after its end.
 Stream* find_stream(cudaStream_t handle);
 
 /// All that live, for calls that wait for a whole device.

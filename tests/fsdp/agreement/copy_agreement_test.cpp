@@ -100,7 +100,7 @@ TEST(CopyAgreement, ComesAgainWithDebugChecks) {
 }
 
 TEST(CopyAgreement, IsOfGradientsWithDebugChecks) {
-  // Of what an accumulation of one rank alone has left.
+  // The gradient that an accumulation on one rank alone has left.
   const auto errors = errors_of_second_step([](const at::Tensor& weight) { return weight.grad(); });
   EXPECT_CONTAINS(errors[1],
                   "the gradient of parameter 'head.weight' differs from rank 0 on ranks 1");

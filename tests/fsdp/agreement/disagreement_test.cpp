@@ -131,7 +131,7 @@ TEST_F(Disagreement, OfNeighboursIsNamed) {
       slot->get().set_requires_grad(false);
     }
     const at::Tensor x = input().requires_grad_();
-    // Neighbours gather nothing but this; the other pair is told.
+    // Neighbours gather nothing but this; the other pair receives the error.
     model(x, rank.rank() != 1, true).sum().backward();
   });
   EXPECT_THAT(errors[0], AllOf(HasSubstr("'dp/2' (ranks 0, 1)"), kNamed));
@@ -140,7 +140,7 @@ TEST_F(Disagreement, OfNeighboursIsNamed) {
   EXPECT_THAT(errors[3], AllOf(HasSubstr("'dp' (ranks 0, 1, 2, 3)"), kNamed));
 }
 
-/// Ranks that go on after an error compute what one rank does.
+/// Ranks that continue after an error compute what one rank does.
 TEST_F(Disagreement, LeavesNothingWrongBehind) {
   const auto alone = [](bool gradient) {
     nn::Linear a(3, 3);

@@ -14,7 +14,7 @@ namespace {
 using testing::gradients_of;
 using testing::RecordingStreams;
 
-/// Two units of which a call uses one or both.
+/// Two units; a call uses one or both.
 class Pair : public nn::Module<Pair> {
  public:
   Pair() {

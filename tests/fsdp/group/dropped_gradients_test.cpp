@@ -175,7 +175,7 @@ TEST(WaitingGradients, AreRefusedToAllWhoWouldReadThem) {
   });
 }
 
-/// Two units, of which a call uses one or both.
+/// Two units; a call uses one or both.
 class Branches : public nn::Module<Branches> {
  public:
   Branches() {

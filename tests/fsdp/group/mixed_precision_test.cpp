@@ -12,7 +12,7 @@ using testing::SmallModel;
 
 constexpr std::int64_t kRows = 12;
 
-/// One rank's training step in bf16 computation with fp32 masters, by hand.
+/// One rank's training step in bf16 computation with fp32 masters, written out.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   SmallModel masters(5, 7, 3);
   SmallModel compute(5, 7, 3);

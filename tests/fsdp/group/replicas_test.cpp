@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
                          ::testing::Values(std::pair{2, 2}, std::pair{3, 1}, std::pair{1, 3},
                                            std::pair{2, 3}));
 
-/// Two layers of which a micro-batch uses one.
+/// Two layers; a micro-batch uses one of them.
 class Either : public nn::Module<Either> {
  public:
   Either() {

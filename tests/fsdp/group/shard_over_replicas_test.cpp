@@ -107,7 +107,7 @@ TEST_P(ShardOverReplicas, TrainsAsOneRankDoes) {
     ShardedModel model(hybrid_mesh(rank, r, s), kOverReplicas);
     const comm::TrafficTable before = rank.world()->traffic().table();
     expect_same(train(model, how, rank.rank(), rank.size()), expected, rank);
-    // Three steps of four units, of which the root stays whole between forward and backward; and
+    // Three steps of four units. The root stays whole between forward and backward; and
     // reading gradients and parameters.
     const int of_all = 12 + 2 * 14, within = 3 * (7 * how.micro_batches - 4);
     if (r > 1) {

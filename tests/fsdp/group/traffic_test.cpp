@@ -88,7 +88,7 @@ TEST(Traffic, HalvesTheGathersInBfloat16) {
   });
 }
 
-/// Bytes of gathered parameters of which `pieces` ranks keep one piece each. `shards`:
+/// Bytes of gathered parameters; `pieces` ranks keep one piece each. `shards`:
 /// elements of each parameter's shard on rank 0 of `ranks`. Each with its padding begins at a
 /// multiple of 64 bytes.
 std::int64_t kept(const std::vector<std::int64_t>& shards, std::int64_t ranks,

@@ -208,7 +208,7 @@ TEST(TwoDimensional, RunsAUnitOfWhichARankHasNothing) {
   });
 }
 
-/// Of eight ranks: two of tensor parallelism, and four that `shard` shards over.
+/// Eight ranks: two of tensor parallelism, and four that `shard` shards over.
 void expect_training_in_three_dimensions(
     const std::function<void(nn::ModuleBase& module, const DeviceMesh& mesh)>& shard) {
   SmallLlama alone;

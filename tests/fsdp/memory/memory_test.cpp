@@ -39,7 +39,7 @@ struct Peaks {
   std::int64_t init = 0, forward = 0, backward = 0, step = 0, zeroed = 0, deleted = 0;
 };
 
-/// Of the second step of one rank.
+/// The peaks of one rank's second step.
 Peaks peaks(const Options& options, const std::function<void(SmallModel&)>& prepare = {}) {
   Peaks peaks;
   RunRanks(kRanks, [&](Rank& rank) {

@@ -79,7 +79,7 @@ TEST(WrapPlan, RefusesAParameterInAUnitElsewhere) {
   EXPECT_CONTAINS(error, "does not hold");
 }
 
-/// Applies a plan with `first` and then one with `second`, on a mesh of its own each; the message
+/// Applies a plan with `first` and then one with `second`, each on its own mesh; the message
 /// of rank 0, "" if there is no error.
 std::string error_of_second(const Options& first, const Options& second,
                             const std::string& second_mesh = "dp") {

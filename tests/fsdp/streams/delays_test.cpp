@@ -79,7 +79,7 @@ std::vector<at::Tensor> train_late(const Rank& rank, const LateKind& kind, Laten
   return results;
 }
 
-/// `late_ranks`: the ranks that are late, each in a training of its own; nullopt: all by turns.
+/// `late_ranks`: the ranks that are late, each in a separate training; nullopt: all by turns.
 void expect_no_change(const LateKind& kind, Stage stage, milliseconds delay,
                       const std::vector<std::optional<int>>& late_ranks) {
   const testing::SharedMemory shared_memory(kind.shared_memory);
@@ -156,7 +156,7 @@ TEST_P(Delays, OfATenthOfASecondByTurnsChangeNoBit) {
 INSTANTIATE_TEST_SUITE_P(Stages, Delays, ::testing::ValuesIn(late_cases(kLateKinds)),
                          name_of_late_case);
 
-/// Of one and the same rank.
+/// The same rank is always late.
 class ShortDelays : public ::testing::TestWithParam<LateCase> {};
 
 TEST_P(ShortDelays, ChangeNoBit) {

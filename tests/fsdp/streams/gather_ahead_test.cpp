@@ -73,7 +73,7 @@ TEST(GatherAhead, WaitsForTheMemoryThatItTakesAlone) {
     const auto streams = record(model);
     log_of_forward(model, rank, *streams);
     const Log log = log_of_forward(model, rank, *streams);
-    // In memory of its own, before any has been left.
+    // In newly allocated memory, before any has been freed.
     EXPECT_EQ(between(log, "all_gather unit 'block1'", "reshard unit 'block0'"),
               (Log{"all_gather unit 'block1'", "enter all_gather", "leave"}));
     const Log left = between(log, "reshard unit 'block0'", "unshard unit 'block1'");
@@ -85,7 +85,7 @@ TEST(GatherAhead, WaitsForTheMemoryThatItTakesAlone) {
   });
 }
 
-// Compute unpacks into memory of its own; the buffer is free as soon as it has done so.
+// Compute unpacks into separate memory; the buffer is free as soon as it has done so.
 TEST(GatherAhead, OfPackedUnitsWaitsForTheUnpackingAlone) {
   RunRanks(2, [](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}),
@@ -153,7 +153,7 @@ TEST(GatherAhead, EndsWhereTheOrderChangesAndFreesWhatWasNotUsed) {
                    "reshard unit 'a'",  //
                    "all_gather unit 'c'", "unshard unit 'c'", "reshard unit 'c'",
                    "unshard unit 'b'", "reshard unit 'b'"}));
-    // Of this one the last is gathered for nothing.
+    // This call does not use the unit gathered last.
     EXPECT_EQ(notes({0, 2}), (Log{"all_gather unit 'a'", "unshard unit 'a'", "all_gather unit 'c'",
                                   "reshard unit 'a'",  //
                                   "unshard unit 'c'", "all_gather unit 'b'", "reshard unit 'c'"}));

@@ -1,4 +1,4 @@
-// Hooks on reduced gradients that run in a lane of their own. The streams only record.
+// Hooks on reduced gradients that run in a separate lane. The streams only record.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -31,7 +31,7 @@ std::vector<at::Tensor> whole_gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// Of a sharded SmallModel; `forward` runs it to the loss.
+/// One step of a sharded SmallModel; `forward` runs it to the loss.
 template <class Prepare, class Forward>
 Step step(Rank& rank, const Options& options, Prepare prepare, Forward forward) {
   SmallModel model(7, 10, 3);

@@ -33,7 +33,7 @@ at::Tensor LossInputs() {
   return testing::uniform_values({kLossRows, kLossFeatures}, 0.7);
 }
 
-/// Of the first six rows one counts, of the others all.
+/// Only one of the first six rows counts; all later ones do.
 at::Tensor LossTargets() {
   const at::Tensor targets = at::arange(kLossRows, at::kLong).remainder(7);
   targets.narrow(0, 1, 5).fill_(-100);
@@ -74,7 +74,7 @@ TEST_P(LossMean, IsOverTheTokensOfAllRanks) {
 
 INSTANTIATE_TEST_SUITE_P(MicroBatches, LossMean, ::testing::Values(1, 2, 4));
 
-// Ranks have 6, 6 and 4 rows, of which some have no target.
+// Ranks have 6, 6 and 4 rows; some rows have no target.
 TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   constexpr std::int64_t kRows = 16;
   const at::Tensor x = testing::uniform_values({kRows, kLossFeatures}, 0.7);

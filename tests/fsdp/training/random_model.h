@@ -182,7 +182,7 @@ struct Result {
 
 enum class Checkpointing { kNone, kBlocks };
 
-/// Of each forward, on all ranks together.
+/// The rows of each forward, on all ranks together.
 using Rows = std::vector<std::int64_t>;
 
 /// The loss and gradients of as many forwards as there are `rows`.

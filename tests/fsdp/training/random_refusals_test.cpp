@@ -1,4 +1,4 @@
-// Random operators of which nobody could say what one rank would draw are refused, on all ranks, by
+// Random operators are refused where one rank's draws are not known: on all ranks, by
 // name and with what to do.
 
 #include <ATen/ATen.h>

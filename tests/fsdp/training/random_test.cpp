@@ -154,7 +154,7 @@ at::Tensor times_categories(const at::Tensor& x) {
   return x.mul(at::multinomial(x.detach().softmax(-1), 1).add(1));
 }
 
-/// Those that make plain tensors, of which under tp nobody could tell whether they are parts.
+/// Operators that make plain tensors: under tp it is not known whether they are parts.
 class RandomOfRows : public ::testing::TestWithParam<RandomCase> {};
 
 TEST_P(RandomOfRows, DrawsUnderFsdpAsOneRankDoes) {

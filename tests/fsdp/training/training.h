@@ -13,7 +13,7 @@ namespace tessera::testing {
 
 constexpr std::int64_t kRows = 12;  // of the global batch; divides by 1, 2, 3, 4 and 6
 
-/// Of the model, unless a test says otherwise: 2, 3 and 4 ranks divide none of them, or some.
+/// The model's sizes, unless a test says otherwise: 2, 3 and 4 ranks divide none or some of them.
 constexpr std::int64_t kDim = 7, kHidden = 10, kClasses = 3;
 
 struct Sizes {

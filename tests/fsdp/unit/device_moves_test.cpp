@@ -10,7 +10,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Of libtorch's own kind.
+/// A module of libtorch's own kind.
 struct Counter : torch::nn::Module {
   Counter() { counts = register_buffer("counts", at::ones({2}, at::kDouble)); }
   at::Tensor counts;

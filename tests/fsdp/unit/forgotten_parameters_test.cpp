@@ -1,4 +1,4 @@
-// A model of which only parts were made units.
+// A model with only some parts made units.
 #include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"

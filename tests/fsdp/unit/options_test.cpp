@@ -226,7 +226,7 @@ TEST(Options, GivesParametersAMeshOfTheirOwn) {
     EXPECT_EQ(traffic_of(traffic, "efsdp", "all_gather").calls, 1);
     EXPECT_TRUE(full_tensor(model.dense->slot("weight")->persistent().grad())
                     .allclose(alone.dense->weight->grad().div(4), 1e-4, 1e-5));
-    // Of the mean over all four ranks, too.
+    // These too are of the mean over all four ranks.
     const at::Tensor experts =
         full_tensor(model.experts->slot("weight")->persistent().grad()).mul(4);
     mesh.group("ep").all_reduce(experts, ReduceOp::kSum)->wait();

@@ -1,4 +1,4 @@
-// An error of libtorch's, as out of memory, is told with the unit in which it was thrown.
+// An error of libtorch's, as out of memory, names the unit in which it was thrown.
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
 #include <c10/util/Exception.h>
@@ -18,7 +18,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Throws where it is told to.
+/// Throws at a chosen place.
 class Faulty : public nn::Module<Faulty> {
  public:
   Faulty() { linear = register_module("linear", std::make_shared<nn::Linear>(3, 3)); }

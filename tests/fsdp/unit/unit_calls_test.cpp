@@ -85,7 +85,7 @@ class Headless : public nn::Module<Headless> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// The loss of two chunks of the rows, one after the other, each with a backward of its own that
+/// The loss of two chunks of the rows, one after the other, each with its own backward that
 /// ends before the model's begins.
 void chunked_backward(Headless& model, const at::Tensor& x) {
   const at::Tensor hidden = model(x);

@@ -17,7 +17,7 @@ namespace {
 using testing::ErrorsOfRanks;
 using testing::RanksOptions;
 
-/// Two layers of which a call uses one.
+/// Two layers; a call uses one of them.
 class Branches : public nn::Module<Branches> {
  public:
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
@@ -249,7 +249,7 @@ TEST(Unused, KeepsTheGradientOfAnEarlierBackward) {
   });
 }
 
-// Momentum and decay go on for a parameter with a gradient of zeros, and rest for one without.
+// Momentum and decay apply to a parameter with a gradient of zeros, not to one without a gradient.
 TEST(Unused, UpdatesNothingThatNoRankUsed) {
   const auto train = [](Branches& model) {
     optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});

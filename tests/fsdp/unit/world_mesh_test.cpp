@@ -25,7 +25,7 @@ TEST_P(WorldMesh, TrainsAsOneRankDoes) {
   RunRanks(GetParam(), [&](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     testing::fill(model);
-    // Each form, and a mesh by hand beside them.
+    // Each form, and a mesh made explicitly beside them.
     fully_shard({model.blocks[0].get(), model.blocks[1].get()}, rank.world());
     replicate(*model.blocks[2], rank.world());
     fully_shard(*model.head, rank.mesh({rank.size()}, {"dp"}));

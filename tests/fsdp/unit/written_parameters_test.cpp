@@ -11,7 +11,7 @@ namespace {
 
 using testing::Arrangement;
 
-/// No rank has an empty shard, of which nobody sees a write.
+/// No rank has an empty shard: a write to one is not seen.
 constexpr testing::Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 

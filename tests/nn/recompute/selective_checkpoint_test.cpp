@@ -212,7 +212,7 @@ TEST(SelectiveCheckpoint, RefusesAKeptResultThatWasModifiedInPlace) {
             "in place; let the policy recompute it, or write to a copy");
 }
 
-// matmul makes (6, 2) of (2, 3, 2), and a view of the product that has a version of its own.
+// matmul makes (6, 2) of (2, 3, 2), and a view of the product with its own version.
 TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const auto fn = [](const at::Tensor& a, const at::Tensor& b) {

@@ -22,7 +22,7 @@ namespace {
 using namespace testing;
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 
-/// `function` of what this rank has, as a user would call it by hand.
+/// `function` of this rank's part, as a user would call it.
 at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
   if (!tessera::is_distributed(x)) {
     return function(x);

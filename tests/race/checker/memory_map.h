@@ -45,13 +45,13 @@ class MemoryMap {
     std::optional<Action> writer;
     std::vector<Action> readers;  ///< since then, the last of each queue
   };
-  /// Of a queue that allocated it, where.
+  /// A block: its end, the queue that allocated it, and where.
   struct Block {
     std::uintptr_t end = 0;
     std::size_t owner = 0;
     std::string place;
   };
-  /// Of memory that its owner has not allocated from since.
+  /// The last use of memory that its owner has not allocated from since.
   struct Use {
     Action user;
     std::string memory;

@@ -32,7 +32,7 @@ class RaceChecker final : public testing::AllocationWatcher {
  public:
   explicit RaceChecker(Costs costs = {}) : timeline_(costs) {}
 
-  /// Of what is issued from now on.
+  /// The lane of what is issued from now on.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }

@@ -22,7 +22,7 @@ struct Setting {
 std::optional<Setting> find_setting(const CLI::App& app, const std::string& option,
                                     const char* variable = nullptr);
 
-/// Of an option without a value: whether it was given, or its variable is a number other than 0.
+/// For an option without a value: whether it was given, or its variable is a number other than 0.
 std::optional<Setting> find_switch(const CLI::App& app, const std::string& option,
                                    const char* variable);
 

@@ -1,4 +1,4 @@
-// Which outputs of which ranks, in the words of torchrun's --redirects and --tee.
+// The outputs of ranks that an option names, in the syntax of torchrun's --redirects and --tee.
 
 #pragma once
 

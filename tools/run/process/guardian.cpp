@@ -32,7 +32,7 @@ void close_all_but(int fd) {
   close_range(4, ~0U, 0);
 }
 
-// The guardian's whole life. In a session of its own and with all signals blocked, it is not ended
+// The guardian's whole life. In a separate session and with all signals blocked, it is not ended
 // by what ends the launcher: Ctrl-C, a closed terminal, a signal to the launcher's process group.
 [[noreturn]] void guard(int launcher) {
   setsid();

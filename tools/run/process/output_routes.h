@@ -22,7 +22,7 @@ class OutputRoutes {
   bool has_own_stdout(int local_rank) const;
   LineRelay::TakeLine out(int local_rank);
   LineRelay::TakeLine err(int local_rank);
-  /// Of the files.
+  /// The sinks that are files.
   std::vector<OutputSink*> sinks();
   /// What the files lack, each in a sentence.
   std::vector<std::string> losses() const;

@@ -36,7 +36,7 @@ class LogFolder {
 
   /// "": there are no logs.
   const std::string& path() const { return path_; }
-  /// Of a rank of this node in a start of the job, counted from 0; nullopt: it is not written.
+  /// The log of a local rank in a start of the job, both from 0; nullopt: it is not written.
   std::optional<RankLog> out(int start, int local_rank) const;
   std::optional<RankLog> err(int start, int local_rank) const;
 

@@ -15,8 +15,7 @@
 namespace tessera::run {
 namespace {
 
-// Of lines that wait for others, so that the launcher's memory and the time of a search stay
-// bounded.
+// Limits for lines that wait for others: they bound the launcher's memory and the time of a search.
 constexpr std::size_t kMostBytesHeld = 1 << 20;
 constexpr std::size_t kMostLinesHeld = 1000;
 // A longer line is cut, so that a rank that never ends its line does not fill the memory.

@@ -95,9 +95,9 @@ class LineRelay {
   /// nullopt: there was none yet.
   const std::optional<std::string>& last_line() const { return last_line_; }
 
-  /// Reads what is there now; closes at the end of the output.
+  /// Reads what is available; closes at the end of the output.
   void read_available();
-  /// Reads what is there, passes an unfinished line on and closes.
+  /// Reads what is available, passes an unfinished line on and closes.
   void finish();
 
  private:

@@ -52,9 +52,9 @@ void restore_signals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// Whether the launcher's standard input is one that a rank can have: a pipe or a file. Of a
-// terminal a rank, in a group of its own, cannot read; where the launcher was started without one,
-// the number is that of a descriptor of its own, which closes on exec.
+// Whether a rank can have the launcher's standard input: a pipe or a file. A rank is in a separate
+// process group and cannot read from a terminal. Without an input, the number is that of one of the
+// launcher's descriptors, which closes on exec.
 bool has_input() {
   return fcntl(STDIN_FILENO, F_GETFD) == 0 && isatty(STDIN_FILENO) == 0;
 }
@@ -62,7 +62,7 @@ bool has_input() {
 // The child up to its exec. Standard input is empty, because several ranks cannot share one, but
 // for the rank that has the launcher's.
 [[noreturn]] void become(const Child& child) {
-  // A group of its own, so that a signal reaches the rank together with what it has started.
+  // A separate process group, so that a signal reaches the rank together with what it has started.
   setpgid(0, 0);
   // The rank itself registers with the guardian, before it can start anything: the launcher may be
   // killed at any time.

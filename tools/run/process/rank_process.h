@@ -19,7 +19,7 @@ class ExitStatus {
   explicit ExitStatus(int wait_status) : status_(wait_status) {}
 
   bool ok() const { return status_ == 0; }
-  /// It was told to stop and has saved what it needs to go on (kStoppedExitCode).
+  /// It was asked to stop and has saved what it needs to continue (kStoppedExitCode).
   bool stopped() const;
   bool by_signal() const;
   /// The exit code, or 128 + the signal's number.

@@ -23,7 +23,7 @@ bool is_ignored(int signal) {
 
 SignalQueue::SignalQueue() {
   // A reader of the launcher's output may go away, and so may the guardian: the write then fails,
-  // and the launcher goes on to end its ranks.
+  // and the launcher then ends its ranks.
   signal(SIGPIPE, SIG_IGN);
   // A parent that ignored SIGCHLD has handed that on; the kernel would then reap the ranks itself,
   // and their exit codes would be lost.
