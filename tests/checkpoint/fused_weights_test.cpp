@@ -110,7 +110,7 @@ TEST(FusedWeights, AreSavedAsTheirParts) {
   }
 }
 
-TEST(FusedWeights, OfWhichAPartIsMissingOrOfAnotherSizeAreAnError) {
+TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
   TemporaryFolder folder;
   Tensors values = separate_values();
   values.erase("k.weight");

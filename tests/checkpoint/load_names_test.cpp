@@ -168,7 +168,7 @@ TEST(LoadNames, FailsOnAllRanksAlike) {
   }
 }
 
-TEST(LoadNames, OfTorchsOwnCheckpointSaysWhatConvertsIt) {
+TEST(LoadNames, NameTheConverterForATorchCheckpoint) {
   TemporaryFolder folder;
   WriteFile(folder / ".metadata", "pickle");
   WriteFile(folder / "__0_0.distcp", "pickle");

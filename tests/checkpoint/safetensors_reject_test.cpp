@@ -260,7 +260,7 @@ TEST_F(SafetensorsReject, FileThatShrinksWhileOpen) {
   EXPECT_ERROR(file.read("w"), "became shorter");
 }
 
-TEST_F(SafetensorsReject, WhatIsNoRegularFile) {
+TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
   EXPECT_ERROR(SafetensorsFile(folder_.path()), "not a regular file");
   ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   EXPECT_ERROR(SafetensorsFile(folder_ / "pipe"), "not a regular file");

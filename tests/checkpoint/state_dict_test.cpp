@@ -34,7 +34,7 @@ void zero(const nn::ModuleBase& model) {
   }
 }
 
-TEST(StateDicts, GoOutAndBackOnEveryMesh) {
+TEST(StateDicts, RoundTripOnEveryMesh) {
   const std::vector<std::vector<std::int64_t>> meshes = {{1, 1}, {2, 2}, {3, 1}, {1, 4}};
   for (const auto& sizes : meshes) {
     RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
@@ -76,7 +76,7 @@ TEST(StateDicts, AreSentInPartsOfARow) {
   });
 }
 
-TEST(StateDicts, OfShardsShareTheirMemory) {
+TEST(StateDicts, ShareTheMemoryOfShards) {
   RunRanks(2, [](Rank& rank) {
     Net net;
     Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
@@ -150,7 +150,7 @@ std::string error_of(const TensorDict& state, const StateDictOptions& options = 
   return errors[0];
 }
 
-TEST(StateDicts, ThatDoNotFitChangeNothingOnAnyRank) {
+TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   Tensors other = Values();
   other.erase("head.weight");
   other["tail.weight"] = at::zeros({2});
@@ -175,7 +175,7 @@ TEST(StateDicts, ThatDoNotFitChangeNothingOnAnyRank) {
   });
 }
 
-TEST(StateDicts, OfParametersThatNobodyFilledHaveNoValues) {
+TEST(StateDicts, HaveNoValuesForUnfilledParameters) {
   RunRanks(1, [](Rank& rank) {
     nn::Linear linear(2, 3);
     EXPECT_EQ(get_model_state_dict(*rank.world(), linear).size(), 2U);

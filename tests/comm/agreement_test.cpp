@@ -42,7 +42,7 @@ TEST(Agreement, GathersValuesBetweenTheHostsWithoutTraffic) {
   });
 }
 
-TEST(Agreement, TakesRanksOnPaperForLikeThisOne) {
+TEST(Agreement, AssumesThatSimulatedRanksEqualThisOne) {
   const CommunicatorPtr group = group_of_all(*fake_world(1, 3));
   EXPECT_THAT(gather_on_hosts(*group, {5}),
               ElementsAre(ElementsAre(5), ElementsAre(5), ElementsAre(5)));

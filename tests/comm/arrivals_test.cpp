@@ -23,7 +23,7 @@ class LostStore final : public c10d::HashStore {
   }
 };
 
-TEST(Arrivals, OfALostStoreAreNobodys) {
+TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
   const auto store = c10::make_intrusive<LostStore>();
   JobVariables job;
   job.rank = 1;

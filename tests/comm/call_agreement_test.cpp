@@ -58,7 +58,7 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupGoOn) {
+TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     gather(group, "unit 'a'");
@@ -231,7 +231,7 @@ TEST_F(CallAgreement, IsEachGroupsOwn) {
   });
 }
 
-TEST(CallAgreementInSharedMemory, WaitsForNobody) {
+TEST(CallAgreementInSharedMemory, DoesNotWaitForOtherRanks) {
   RunRanks(2, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     gather(group, "unit 'a'");

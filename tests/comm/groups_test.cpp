@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, Groups,
                                   std::to_string(info.param.ranks);
                          });
 
-TEST(Groups, ExistOnPaperToo) {
+TEST(Groups, ExistInASimulatedWorld) {
   const WorldPtr world = fake_world(1, 3);
   Communicator& group = *world->group({0, 1, 2}, "all");
   EXPECT_TRUE(group.moves_groups_in_place());
@@ -116,7 +116,7 @@ TEST(Groups, ExistOnPaperToo) {
   EXPECT_TRUE(outputs[1].equal(at::full({3}, 2000.0f)));
 }
 
-TEST(HostGroup, IsForAThreadOfItsOwnAndCountsNoTraffic) {
+TEST(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic) {
   RunRanks(2, [](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const CommunicatorPtr hosts = rank.world()->host_group({0, 1}, "all");

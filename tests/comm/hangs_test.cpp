@@ -390,7 +390,7 @@ TEST(Hangs, ARankThatIsStoppedIsNamed) {
   });
 }
 
-TEST(Hangs, ASlowRankIsToldFromAStuckOne) {
+TEST(Hangs, ASlowRankIsDistinguishedFromAStuckOne) {
   for_each_backend("Rank1IsSlow", [](const Job& job) {
     EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 sleeps");
     EXPECT_CONTAINS(job.ranks[0].output,
@@ -432,7 +432,7 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
 }
 
 // The processes of a job share TESSERA_RUN_DIR; such worlds of theirs have the same numbers.
-TEST(FlightRecords, OfRanksThatAreThreadsAreNoFiles) {
+TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());
   const WorldPtr world = thread_worlds(1).front();
@@ -440,7 +440,7 @@ TEST(FlightRecords, OfRanksThatAreThreadsAreNoFiles) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(FlightRecords, OfALaterJobInTheSameFolderLeaveTheEarlierOnesMapped) {
+TEST(FlightRecords, OfAnEarlierJobStayMappedWhenALaterOneUsesTheFolder) {
   const testing::TemporaryFolder folder;
   const RecordPtr earlier = make_record({}, 1, folder.path());
   const RecordPtr later = make_record({}, 1, folder.path());

@@ -40,7 +40,7 @@ bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::
   return all_come_at_once(*store, own, group, world_size, "tp/" + std::to_string(earlier));
 }
 
-TEST(AllComeAtOnce, WhereTheirGroupsHoldAllRanks) {
+TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(4, [&](Rank& rank) {
     const int r = rank.rank();

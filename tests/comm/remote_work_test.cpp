@@ -57,7 +57,7 @@ TEST(RemoteWork, CountsForTheTimeOut) {
 }
 
 /// The record has no slot left for it.
-TEST(Work, OfAThreadThatIsNotListedCounts) {
+TEST(Work, IsCountedForAnUnlistedThread) {
   const WorldWatchPtr world = watch_on_own_host(0, c10::make_intrusive<c10d::HashStore>());
   std::int64_t other = 1;
   for (flight::ThreadSlot& slot : world->own().threads) {

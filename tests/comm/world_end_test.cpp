@@ -48,7 +48,7 @@ TEST(WorldEnd, AMeshOutlivesItsWorld) {
   EXPECT_ERROR(mesh.group().barrier(), "barrier in group 'dp'", "its world has ended");
 }
 
-TEST(WorldEnd, AGroupOnTheHostOutlivesAWorldThatNobodyEnds) {
+TEST(WorldEnd, AHostGroupOutlivesAWorldThatIsNotEnded) {
   const CommunicatorPtr group = group_of_all(*thread_worlds(1).front());
   at::Tensor value = at::ones({4});
   group->all_reduce(value, ReduceOp::kSum)->wait();
@@ -107,7 +107,7 @@ TEST(WorldEnd, AScopeWithinTheCleanUpAfterAnExceptionIsOneThatEndsWell) {
 }
 
 // libtorch's flight recorder.
-TEST(DISABLED_WorldEnd, OfAProcess) {
+TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();
   EXPECT_STREQ(std::getenv("TORCH_FR_BUFFER_SIZE"), "100");
@@ -117,7 +117,7 @@ TEST(DISABLED_WorldEnd, OfAProcess) {
 
 TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
   for (const testing::Ended& ended : testing::RunProcesses(
-           2, "DISABLED_WorldEnd.OfAProcess", {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
+           2, "DISABLED_WorldEnd.RunsAProcessToItsEnd", {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
   }
 }

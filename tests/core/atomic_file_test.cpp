@@ -50,7 +50,7 @@ TEST(AtomicFile, MakesInterruptedCallsAgain) {
   }
 }
 
-TEST(AtomicFile, GoesOnAfterAShortWrite) {
+TEST(AtomicFile, ContinuesAfterAShortWrite) {
   const TemporaryFolder folder;
   const SystemCallFault fault(folder.path(), "pwrite:1:short");
   write_reserved(folder / "f", "some text");

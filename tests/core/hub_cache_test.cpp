@@ -127,7 +127,7 @@ TEST_F(HubCache, FindsAModelOfNoOrganisation) {
   EXPECT_EQ(hub_path("gpt2", HubPart::kModel), old / "snapshots" / kCommit);
 }
 
-TEST_F(HubCache, SaysHowToFetchWhatIsMissing) {
+TEST_F(HubCache, SaysHowToFetchAMissingModel) {
   EXPECT_ERROR(hub_path("org/other", HubPart::kModel), "'org/other' is neither here nor in",
                folder_.path().string(), "fetch it with: hf download org/other");
   EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "org/name in the hub's cache",

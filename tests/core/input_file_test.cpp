@@ -28,7 +28,7 @@ TEST(InputFile, IsReadWholeThroughInterruptedAndShortReads) {
   }
 }
 
-TEST(InputFile, ThatShrinksIsAnError) {
+TEST(InputFile, ShrinkingIsAnError) {
   const TemporaryFolder folder;
   WriteFile(folder / "f", "some text");
   const InputFile file(folder / "f", "a text");
@@ -37,7 +37,7 @@ TEST(InputFile, ThatShrinksIsAnError) {
   EXPECT_ERROR(file.read_at(0, bytes), "became shorter while it was read");
 }
 
-TEST(InputFile, RefusesWhatIsNoRegularFileWithoutWaiting) {
+TEST(InputFile, RefusesAnIrregularFileWithoutWaiting) {
   const TemporaryFolder folder;
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_ERROR(InputFile(folder / "fifo", "a text"), "fifo' is not a regular file: give a text");

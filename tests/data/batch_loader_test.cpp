@@ -133,7 +133,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
   }
 }
 
-TEST(BatchLoader, ASourceThatIsUsedUpBeginsAnewWhileTheOthersGoOn) {
+TEST(BatchLoader, ASourceThatIsUsedUpRestartsWhileTheOthersContinue) {
   const BatchLoader loader(Sources({3, 100}, {1, 2}), {.batch = 3});
   const auto tokens = FirstTokens(loader, 3, 0, 60);
   std::vector<std::int64_t> small, large;

@@ -60,7 +60,7 @@ TEST_F(ChatTemplates, TellTheAssistantsTurnsByTheirPrefixes) {
   EXPECT_EQ(chat.learnt[1].second, chat.text.size());
 }
 
-TEST_F(ChatTemplates, TellTheAssistantsTurnsByWhatIsGenerated) {
+TEST_F(ChatTemplates, FindTheAssistantsTurnsByGenerationTags) {
   const auto chat = Open(
       "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
       "{% endgeneration %}{% else %}[{{ m.content }}]{% endif %}{% endfor %}");
@@ -69,7 +69,7 @@ TEST_F(ChatTemplates, TellTheAssistantsTurnsByWhatIsGenerated) {
   EXPECT_EQ(text.learnt, (std::vector<std::pair<std::size_t, std::size_t>>{{3, 4}, {7, 9}}));
 }
 
-TEST_F(ChatTemplates, RefuseTurnsThatCannotBeToldApart) {
+TEST_F(ChatTemplates, RefuseAmbiguousTurns) {
   // As templates that leave out what an earlier turn has thought.
   const auto chat = Open("{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}");
   EXPECT_ERROR(chat->conversation(kTwoTurns, "f:1"), "f:1: by the model's chat template",

@@ -32,11 +32,11 @@ void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
   }
 }
 
-TEST(Fingerprint, OfASmallFileChangesWithEveryByte) {
+TEST(Fingerprint, ChangesWithEveryByteOfASmallFile) {
   ExpectSeen(10'000, {0, 4095, 4096, 9'999});
 }
 
-TEST(Fingerprint, OfALargeFileHasItsFirstAndItsLastByte) {
+TEST(Fingerprint, CoversTheFirstAndLastByteOfALargeFile) {
   ExpectSeen(3'000'001, {0, 3'000'000});
 }
 
@@ -48,7 +48,7 @@ TEST(Fingerprint, DoesNotDependOnTheFolder) {
   EXPECT_EQ(fingerprint(folder / "a.bin"), fingerprint(folder / "moved/a.bin"));
 }
 
-TEST(Fingerprint, OfAnEmptyFileIsOne) {
+TEST(Fingerprint, ExistsForAnEmptyFile) {
   const TemporaryFolder folder;
   WriteFile(folder / "a.bin", "");
   EXPECT_EQ(fingerprint(folder / "a.bin"), (FileFingerprint{"a.bin", 0, 0}));

@@ -61,7 +61,7 @@ class LetterTemplate final : public ChatTemplate {
   }
 };
 
-TEST(PromptCompletions, OfMessagesHaveTargetsInTheAssistantsTurnsOnly) {
+TEST(PromptCompletions, HaveTargetsOnlyInTheAssistantsTurns) {
   const PromptOptions chat{
       .begin = {1}, .truncate = true, .chat = std::make_shared<LetterTemplate>()};
   const auto [inputs, targets] = SampleOf(R"({"messages": []})", chat);

@@ -160,7 +160,7 @@ TEST(TokenShards, RefusesAFileShorterThanItsCount) {
   EXPECT_ERROR(open_token_shards(folder / "a.bin"), "it is truncated");
 }
 
-TEST(TokenShards, ThatShrinksWhileItIsInUseIsAnError) {
+TEST(TokenShards, ShrinkingInUseIsAnError) {
   TemporaryFolder folder;
   WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2, 3}));
   const auto tokens = open_token_shards(folder / "a.bin");

@@ -8,7 +8,7 @@
 namespace fake_cuda {
 namespace {
 
-TEST(FakeStreams, HostGoesOnWhileAStreamWorks) {
+TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
   int* const value = on_device<int>({1});
@@ -39,7 +39,7 @@ TEST(FakeStreams, OneWaitsForTheEventOfAnother) {
   EXPECT_EQ(*copy, 0);
 }
 
-TEST(FakeStreams, WithoutAWaitTheOtherDoesNotWait) {
+TEST(FakeStreams, DoNotWaitForEachOtherWithoutAWait) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
   int* const value = on_device<int>({1});

@@ -33,7 +33,7 @@ TEST(C10dStoreCanary, KeepsWhatIsSetBelowAPrefix) {
   EXPECT_EQ(below->clone()->add("count", 1), 3);
 }
 
-TEST(C10dStoreCanary, OfAServerIsSeenByItsClients) {
+TEST(C10dStoreCanary, OnAServerIsSeenByItsClients) {
   constexpr std::uint16_t kAny = 0;
   const StorePtr server =
       connect_store({.address = "127.0.0.1", .port = kAny, .serves = true, .timeout = 10s});

@@ -21,7 +21,7 @@ int number_in(Carried what) {
   return found == nullptr ? 0 : static_cast<const Number*>(found)->number;
 }
 
-TEST(CarriedSlotCanary, IsOneOfItsOwnForEachValue) {
+TEST(CarriedSlotCanary, IsSeparateForEachValue) {
   const c10::DebugInfoGuard strict(kind_of(Carried::kStrict), std::make_shared<Number>(1));
   const c10::DebugInfoGuard watch(kind_of(Carried::kModuleWatch), std::make_shared<Number>(2));
   const c10::DebugInfoGuard libtorch(c10::DebugInfoKind::TEST_INFO, std::make_shared<Number>(3));

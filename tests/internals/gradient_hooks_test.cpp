@@ -37,7 +37,7 @@ auto noting(std::vector<BackwardCode>& codes) {
   };
 }
 
-TEST(GradientHooksCanary, OfTheLibraryAreFoundAndCountAsFormulas) {
+TEST(GradientHooksCanary, FindsTheLibrarysHooksAndCountsThemAsFormulas) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = x * 2;
@@ -52,7 +52,7 @@ TEST(GradientHooksCanary, OfTheLibraryAreFoundAndCountAsFormulas) {
   EXPECT_EQ(backward_code(), BackwardCode::kNone);
 }
 
-TEST(GradientHooksCanary, OfTheProgramAreSeenOnLeavesAndOthers) {
+TEST(GradientHooksCanary, SeesTheProgramsHooksOnLeavesAndOtherTensors) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = x * 2;
@@ -62,7 +62,7 @@ TEST(GradientHooksCanary, OfTheProgramAreSeenOnLeavesAndOthers) {
   EXPECT_EQ(codes, std::vector(2, BackwardCode::kFormulaOrProgram));
 }
 
-TEST(GradientHooksCanary, ThatWereTakenAwayCountNoMore) {
+TEST(GradientHooksCanary, CountsNoRemovedHooks) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const unsigned hook = x.register_hook([](const at::Tensor& gradient) { return gradient; });
@@ -83,7 +83,7 @@ struct Noting : torch::autograd::Function<Noting> {
   }
 };
 
-TEST(BackwardCodeCanary, OfAFunctionIsTheProgramsAndOfOtherNodesAutograds) {
+TEST(BackwardCodeCanary, IsTheProgramsInAFunctionAndAutogradsInOtherNodes) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor y = Noting::apply(x) * 2;
@@ -96,7 +96,7 @@ struct OfTheLibrary : own_program::Noting {
   using Noting::Noting;
 };
 
-TEST(BackwardCodeCanary, OfANodeOfAnotherClassIsTheProgramsUnlessTheLibraryHasTheClass) {
+TEST(BackwardCodeCanary, IsTheProgramsInANodeOfAnUnknownClass) {
   std::vector<BackwardCode> codes;
   const at::Tensor x = at::ones({2}).requires_grad_();
   const auto behind = [&x](const NodePtr<torch::autograd::Node>& node) {

@@ -168,7 +168,7 @@ std::unique_ptr<at::ObserverContext> note_number(const at::RecordFunction& funct
   return nullptr;
 }
 
-TEST(SequenceNumberCanary, IsToldWhereANodeRuns) {
+TEST(SequenceNumberCanary, IsReportedWhereANodeRuns) {
   const std::uint64_t next = next_sequence_number();
   const at::Tensor y = (leaf() * 2).sum();
   const at::CallbackHandle handle = at::addThreadLocalCallback(

@@ -45,7 +45,7 @@ TEST(LentKeysCanary, AreReachedOnceAThreadIncludesThem) {
   EXPECT_EQ(calls_that_arrive<kFakeModeKey>(), 1);
 }
 
-TEST(LentKeysCanary, OfPlaceholdersHasNoFallbackOfLibtorch) {
+TEST(LentKeysCanary, PlaceholdersHaveNoFallbackOfLibtorch) {
   EXPECT_NO_THROW(notes_calls<kPlaceholderKey>());
 }
 
@@ -54,7 +54,7 @@ bool is_first(c10::DispatchKey first, c10::DispatchKey second) {
   return both.highestPriorityTypeId() == first;
 }
 
-TEST(LentKeysCanary, StandWhereCallsAreToBeSeen) {
+TEST(LentKeysCanary, HaveThePriorityAtWhichCallsAreSeen) {
   EXPECT_TRUE(is_first(kRandomKey, c10::DispatchKey::AutogradCPU));
   EXPECT_TRUE(is_first(c10::DispatchKey::AutogradCPU, kDistributedKey));
   EXPECT_TRUE(is_first(c10::DispatchKey::ADInplaceOrView, kDistributedKey));

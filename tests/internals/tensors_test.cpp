@@ -16,7 +16,7 @@
 namespace tessera::detail {
 namespace {
 
-TEST(VersionCounterCanary, CountsWritesOfOperatorsAndByHand) {
+TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
   const at::Tensor x = at::ones({2});
   EXPECT_TRUE(counts_writes(x));
   const std::uint32_t before = writes_of(x);
@@ -46,7 +46,7 @@ TEST(VersionCounterCanary, IsSharedOnceAsked) {
   EXPECT_EQ(writes_of(x), before + 2);
 }
 
-TEST(VersionCounterCanary, OfAnInferenceTensorIsNone) {
+TEST(VersionCounterCanary, IsAbsentForAnInferenceTensor) {
   const at::Tensor x = [] {
     const c10::InferenceMode inference;
     return at::ones({2});

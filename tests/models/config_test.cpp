@@ -201,7 +201,7 @@ TEST(Tokenizer, IsFoundInTheModelsFolder) {
                "none");
 }
 
-TEST(Config, OfAStrangerCostsLittle) {
+TEST(Config, IsReadAtBoundedCostFromAnUntrustedFile) {
   const testing::TemporaryFolder folder;
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_ERROR(read_config(folder / "fifo"), "is not a regular file");

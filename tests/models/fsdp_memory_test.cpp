@@ -42,7 +42,7 @@ std::int64_t bytes_on(Rank& rank, std::int64_t replicas, std::int64_t dp) {
   return bytes_of_step(*model, {.part = rank.rank(), .parts = rank.size()});
 }
 
-TEST(FsdpMemory, OfZero2IsAQuarterOfThatOfFourReplicas) {
+TEST(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas) {
   RunRanks(4, [](Rank& rank) {
     const std::int64_t replicated = bytes_on(rank, 4, 1);
     const std::int64_t sharded = bytes_on(rank, 1, 4);
@@ -78,7 +78,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
   return memory.peak();
 }
 
-TEST(FsdpMemory, OfEmbeddingAndHeadIsNotHeldAtOnce) {
+TEST(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce) {
   RunRanks(4, [](Rank& rank) {
     const std::int64_t together = peak_of_step(rank, false);
     const std::int64_t apart = peak_of_step(rank, true);

@@ -216,7 +216,7 @@ TEST(Adopt, InitialisersOfTheProgramComeFirst) {
   EXPECT_ERROR(init_weights(*model, 1), "'gain.shift' matches no parameter");
 }
 
-TEST(Adopt, ParametersThatNobodyFillsAreNamed) {
+TEST(Adopt, UnfilledParametersAreNamed) {
   const auto model = [] {
     const MetaDevice meta;
     return adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());

@@ -109,7 +109,7 @@ TEST(CallChecks, RefuseAStockModuleOutsideOfHooked) {
   EXPECT_ERROR(on_meta(input()), "parameter 'fc.weight'", "nn::Hooked");
 }
 
-TEST(CallChecks, RefuseStorageThatNobodyFilled) {
+TEST(CallChecks, RefuseUnfilledStorage) {
   Sequential module(std::make_shared<Linear>(2, 2));
   EXPECT_ERROR(module(input()), "forward of a tessera::nn::Sequential", "'0.weight', '0.bias'",
                "nn::init_weights");
@@ -139,7 +139,7 @@ TEST(CallChecks, RefuseAHeldStockModuleOnMeta) {
   EXPECT_ERROR((*module)(input()), "was never filled");
 }
 
-TEST(CallChecks, NoticeWhatIsEmptiedAfterACall) {
+TEST(CallChecks, NoticeParametersEmptiedAfterACall) {
   Linear module(2, 2);
   init_weights(module, 0);
   module(input());
@@ -176,7 +176,7 @@ TEST(CallChecks, KnowWhatWasFilledBeforeItWasDistributed) {
   });
 }
 
-TEST(CallChecks, RefuseBuffersThatNobodyFilled) {
+TEST(CallChecks, RefuseUnfilledBuffers) {
   WithBuffers module;
   EXPECT_ERROR(module(input()), "'table'");
   module.table->zero_();

@@ -62,7 +62,7 @@ TEST(DistributeModule, ComputesWhatThePlainModuleDoes) {
   });
 }
 
-TEST(DistributeModule, ReplicatesWhatIsLeft) {
+TEST(DistributeModule, ReplicatesTheRemainingParameters) {
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"tp"});
     const auto model = initialized();

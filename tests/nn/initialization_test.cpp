@@ -131,7 +131,7 @@ class Forgetful : public Module<Forgetful> {
   Forgetful() { register_slot("weight", {2}); }
 };
 
-TEST(InitWeights, NamesWhatNobodyFilled) {
+TEST(InitWeights, NamesUnfilledParameters) {
   auto root = std::make_shared<Sequential>();
   root->register_module("inner", std::make_shared<Forgetful>());
   EXPECT_ERROR(init_weights(*root, 1), "'inner.weight'");

@@ -86,7 +86,7 @@ TEST(Dropout, OfTwoModulesIsIndependent) {
   EXPECT_FALSE((*a)(x).equal((*b)(x)));
 }
 
-TEST(Dropout, OfTwoModulesIsIndependentWhereNobodyHasInitialisedThem) {
+TEST(Dropout, OfTwoUninitialisedModulesIsIndependent) {
   class Both : public Module<Both> {
    public:
     Both() {

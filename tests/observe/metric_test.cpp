@@ -76,7 +76,7 @@ TEST(Metric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {
   });
 }
 
-TEST(Metric, OfOneProcessCommunicatesNothing) {
+TEST(Metric, CommunicatesNothingInOneProcess) {
   const auto world = comm::fake_world(0, 1);
   Seen seen(2);
   seen.mean.sync(*world);
@@ -132,7 +132,7 @@ TEST(Metric, GoesThroughASaveWithoutBeingSynchronisedAndToAnyNumberOfRanks) {
   }
 }
 
-TEST(Metric, OfAFullStateDictIsOneForAllRanksAndGoesToOne) {
+TEST(Metric, HasAFullStateDictForAllRanksThatIsLoadedOnOne) {
   RunRanks(3, [](Rank& rank) {
     comm::World& world = *rank.world();
     Seen seen(rank.rank());

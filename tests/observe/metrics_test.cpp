@@ -59,7 +59,7 @@ TEST(ToJson, KeepsValuesExactly) {
   EXPECT_EQ(json["peak_memory_bytes"].get<std::int64_t>(), std::int64_t{3} << 29);
 }
 
-TEST(ReadMetrics, GivesBackWhatWasWritten) {
+TEST(ReadMetrics, ReturnsTheWrittenRecords) {
   const TemporaryFolder folder;
   auto metrics = Sample();
   metrics.mfu = 51.25;
@@ -78,7 +78,7 @@ TEST(ReadMetrics, GivesBackWhatWasWritten) {
   EXPECT_TRUE(read_metrics(folder / "none.jsonl", 3).empty());
 }
 
-TEST(MetricsWriter, OfAResumedRunCutsTheRecordsOfLaterSteps) {
+TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
   const TemporaryFolder folder;
   const auto file = folder / "m.jsonl";
   auto metrics = Sample();

@@ -159,7 +159,7 @@ TEST(ClipGradNorm, AgreesWhenARankHasNoGradient) {
   });
 }
 
-TEST(ClipGradNorm, OfNothingIsZero) {
+TEST(ClipGradNorm, IsZeroWithoutParameters) {
   EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0.0F);
   EXPECT_EQ(clip_grad_norm_({slot_of(at::ones({2}))}, 1.0).item<float>(), 0.0F);
 }

@@ -107,7 +107,7 @@ TEST(ComplexParameters, AreUpdatedBySgdAsPairsOfRealOnes) {
       torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.2));
 }
 
-TEST(ComplexParameters, ThatAreConjugatedLazilyHaveTheirGradient) {
+TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
   const nn::SlotPtr slot = slot_of(at::view_as_complex(value(0)));
   slot->persistent().mutable_grad() = at::view_as_complex(gradient(0, 0)).conj();
   const at::Tensor expected =

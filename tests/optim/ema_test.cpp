@@ -45,7 +45,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
   });
 }
 
-TEST(Ema, GoesOnWithAStateThatWasLoaded) {
+TEST(Ema, ContinuesFromALoadedState) {
   const nn::SlotPtr slot = slot_of(at::ones({3}));
   Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
   {

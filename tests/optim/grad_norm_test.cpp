@@ -43,7 +43,7 @@ void expect_all_norms(const std::vector<nn::SlotPtr>& slots) {
   }
 }
 
-TEST(GradNorm, OfPlainGradients) {
+TEST(GradNorm, WorksForPlainGradients) {
   expect_all_norms({slot_of(at::zeros({7, 5})), slot_of(at::zeros({3}))});
 }
 
@@ -185,7 +185,7 @@ TEST(GradNorm, IsNonFiniteEverywhereIfAnUncountedReplicaIs) {
   }
 }
 
-TEST(GradNorm, RefusesMeshesOfWhichNoneHoldsTheOthers) {
+TEST(GradNorm, RefusesMeshesThatDoNotContainEachOther) {
   RunRanks(3, [](Rank& rank) {
     if (rank.rank() != 1) {
       return;

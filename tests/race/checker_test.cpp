@@ -80,7 +80,7 @@ TEST(RaceChecker, LooksAtTheElementsThatAreUsed) {
             0u);
 }
 
-TEST(RaceChecker, FindsAReadOfWhatNobodyWroteAndFillsItWithNan) {
+TEST(RaceChecker, FindsAReadOfUnwrittenMemoryAndFillsItWithNan) {
   const auto faults = faults_of([](CheckedRank&) {
     const at::Tensor a = at::empty({128});
     EXPECT_TRUE(a.isnan().all().item<bool>());

@@ -125,7 +125,7 @@ TEST(HeldParts, MadeOnTheMetaDeviceAreFilledAlikeOnEveryMesh) {
   RunRanks(3, [&](Rank& rank) { EXPECT_TRUE(values(rank).equal(expected)); });
 }
 
-TEST(HeldParts, TakeNoStyleWhoseHooksNobodyWouldRun) {
+TEST(HeldParts, TakeNoStyleWhoseHooksWouldNotRun) {
   RunRanks(2, [](Rank& rank) {
     Stock model;
     EXPECT_ERROR(parallelize_module(model, rank.mesh({2}, {"tp"}),

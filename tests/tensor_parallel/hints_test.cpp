@@ -38,7 +38,7 @@ class Mlp : public nn::Module<Mlp> {
   std::shared_ptr<nn::Linear> fc1, fc2;
 };
 
-TEST(Hints, OfARowwiseLinearThatThePlanForgot) {
+TEST(Hints, NameARowwiseLinearThatThePlanForgot) {
   RunRanks(2, [](Rank& rank) {
     for (const bool in_forward : {false, true}) {
       Mlp model(in_forward);
@@ -50,7 +50,7 @@ TEST(Hints, OfARowwiseLinearThatThePlanForgot) {
   });
 }
 
-TEST(Hints, OfAnInputThatAModuleNeedsWhole) {
+TEST(Hints, NameAnInputThatAModuleNeedsWhole) {
   RunRanks(2, [](Rank& rank) {
     // Without an entry for the norm, which needs all features of a token.
     Mlp model(/*normed_result=*/true);
@@ -61,7 +61,7 @@ TEST(Hints, OfAnInputThatAModuleNeedsWhole) {
   });
 }
 
-TEST(Hints, OfATensorOutsideOfAPlanNameNoPlan) {
+TEST(Hints, NameNoPlanForATensorOutsideOfIt) {
   RunRanks(2, [](Rank& rank) {
     const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"tp"}), {Shard{0}});
     const StrictScope strict;

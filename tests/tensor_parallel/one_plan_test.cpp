@@ -180,7 +180,7 @@ Result train_once(Rank& rank, const std::vector<std::int64_t>& sizes, bool seque
 
 class OnePlan : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
 
-TEST_P(OnePlan, OfColumnsAndRowsTrainsWhatOneRankDoes) {
+TEST_P(OnePlan, WithColumnsAndRowsTrainsAsOneRankDoes) {
   Result expected;
   RunRanks(1, [&](Rank& rank) { expected = train_once(rank, {1, 1}, false); });
   for (const bool sequence_parallel : {false, true}) {

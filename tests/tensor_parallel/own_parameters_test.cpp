@@ -93,7 +93,7 @@ TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRank) {
   }
 }
 
-TEST(OwnParameters, OfAContainerHaveThemUnderFsdp) {
+TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRankUnderFsdp) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     Encoder model;
@@ -137,7 +137,7 @@ TEST(OwnParameters, MayBePlacedByAnEntryBesideThoseOfTheModulesBelow) {
   }
 }
 
-TEST(OwnParameters, OfModulesBelowAreThoseOfTheInnermostEntry) {
+TEST(OwnParameters, OfInnerModulesFollowTheInnermostEntry) {
   RunRanks(2, [](Rank& rank) {
     Encoder model;
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
@@ -158,7 +158,7 @@ TEST(OwnParameters, OfModulesBelowAreThoseOfTheInnermostEntry) {
   });
 }
 
-TEST(OwnParameters, ThatAModuleHasNotAreRefused) {
+TEST(OwnParameters, AreRefusedIfTheModuleHasNone) {
   RunRanks(2, [](Rank& rank) {
     Encoder model;
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

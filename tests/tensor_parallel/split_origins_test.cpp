@@ -28,7 +28,7 @@ void split(nn::Linear& linear, const DeviceMesh& mesh) {
   parallelize_module(linear, mesh, {{"", colwise_parallel()}});
 }
 
-TEST(SplitOrigins, OfDifferentSeedsBeforeThePlanAreRefused) {
+TEST(SplitOrigins, AreRefusedForDifferentSeedsBeforeThePlan) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(4, 5);
     nn::init_weights(linear, rank.rank() == 2 ? 1 : 0);
@@ -38,7 +38,7 @@ TEST(SplitOrigins, OfDifferentSeedsBeforeThePlanAreRefused) {
   });
 }
 
-TEST(SplitOrigins, OfDifferentSeedsAfterThePlanAreRefused) {
+TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
   RunRanks(2, [](Rank& rank) {
     const auto linear = [] {
       const nn::MetaDevice meta;
@@ -51,7 +51,7 @@ TEST(SplitOrigins, OfDifferentSeedsAfterThePlanAreRefused) {
   });
 }
 
-TEST(SplitOrigins, OfOtherValuesAreRefusedUnderFsdpToo) {
+TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     nn::Linear linear(4, 5);
@@ -66,7 +66,7 @@ TEST(SplitOrigins, OfOtherValuesAreRefusedUnderFsdpToo) {
   });
 }
 
-TEST(SplitOrigins, OfOneTensorAreTaken) {
+TEST(SplitOrigins, AreAcceptedForOneTensor) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     for (const bool sharded : {false, true}) {

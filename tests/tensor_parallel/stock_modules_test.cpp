@@ -126,7 +126,7 @@ TEST(StockModules, HaveTheirBiasAddedOnce) {
   });
 }
 
-TEST(StockModules, OfOtherKindsAreRefusedByName) {
+TEST(StockModules, AreRefusedByNameForOtherKinds) {
   RunRanks(2, [](Rank& rank) {
     HookedNorm norm(torch::nn::LayerNormOptions({4}));
     EXPECT_ERROR(parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}}),

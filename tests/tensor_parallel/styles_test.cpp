@@ -92,7 +92,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
   });
 }
 
-TEST(Rowwise, RefusesAPlainPartThatNobodyNamedOne) {
+TEST(Rowwise, RefusesAPlainPartThatIsNotDeclared) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(6, 5);
     fill(linear);
@@ -190,7 +190,7 @@ TEST(PrepareInput, RefusesACallWithTooFewTensors) {
   });
 }
 
-TEST(PrepareOutput, GathersWhatItIsTold) {
+TEST(PrepareOutput, GathersTheRequestedOutput) {
   RunRanks(2, [](Rank& rank) {
     nn::RMSNorm alone(4);
     fill(alone);

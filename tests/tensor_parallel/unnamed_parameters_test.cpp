@@ -141,7 +141,7 @@ TEST(UnnamedParameters, AreInTheTableOfThePlan) {
   });
 }
 
-TEST(UnnamedParameters, OfWhichEachRankHasAnotherStayPlain) {
+TEST(UnnamedParameters, StayPlainIfTheyDifferByRank) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     Model model;
@@ -172,7 +172,7 @@ TEST(PlainTensors, GetPlainAndWholeGradients) {
   });
 }
 
-TEST(PlainTensors, OutsideOfTheForwardAreNotMixedWithItsResult) {
+TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
   class Linear : public nn::Module<Linear> {
    public:
     Linear() { q = register_module("q", std::make_shared<nn::Linear>(8, 8)); }

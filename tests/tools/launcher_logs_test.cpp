@@ -52,7 +52,7 @@ TEST(LauncherLogs, RedirectsAreNotShown) {
   EXPECT_FALSE(std::filesystem::exists(ranks / "1" / "stdout.log"));
 }
 
-TEST(LauncherLogs, WhatIsCopiedToo) {
+TEST(LauncherLogs, CopiedStreamsAreAlsoShown) {
   const TemporaryFolder folder;
   const auto result = Speak({"--log-dir", folder.path(), "-r", "1", "-t", "1:1"});
   EXPECT_EQ(result.out, "[rank 1] out 1\n");

@@ -77,7 +77,7 @@ TEST(LauncherNodes, AnotherJobsLauncherIsNoNode) {
   EXPECT_EQ(first.wait().code, 0);
 }
 
-TEST(LauncherNodes, OfOtherSizesAreRefused) {
+TEST(LauncherNodes, AreRefusedWithOtherSizes) {
   const auto place = FreePlace();
   Launcher one(Node(place, "job", "2"));
   Launcher other(Node(place, "job", "3"));
@@ -89,7 +89,7 @@ TEST(LauncherNodes, OfOtherSizesAreRefused) {
   }
 }
 
-TEST(LauncherNodes, ThatDoNotComeAreAnErrorInTime) {
+TEST(LauncherNodes, AreAnErrorAtTheTimeoutIfTheyDoNotCome) {
   const auto place = FreePlace();
   const auto alone = Launcher(Node(place, "job", "2", "0.5")).wait();
   EXPECT_EQ(alone.code, 2);
@@ -105,7 +105,7 @@ TEST(LauncherNodes, SaysForWhomItWaits) {
   EXPECT_CONTAINS(alone.err, "tessera-run: 1 of 2 nodes are at 127.0.0.1:");
 }
 
-TEST(LauncherNodes, StopsWaitingWhenToldTo) {
+TEST(LauncherNodes, StopWaitingOnRequest) {
   Launcher alone(Node(FreePlace()));
   std::this_thread::sleep_for(300ms);
   kill(alone.pid(), SIGTERM);

@@ -42,7 +42,7 @@ TEST(LauncherRecords, AreInAFolderThatGoesWithAJobThatEndsWell) {
   EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
-TEST(LauncherRecords, OfAJobThatFailsStayAndAreNamed) {
+TEST(LauncherRecords, AreKeptAndNamedIfTheJobFails) {
   const auto result = RunShell(2, "touch $TESSERA_RUN_DIR/world-0.rank-$RANK.flight; exit 3");
   std::smatch found;
   ASSERT_TRUE(std::regex_search(
@@ -74,7 +74,7 @@ TEST(LauncherRecords, AreExplained) {
             "  no record here of rank 1: copy those of all nodes into one folder\n");
 }
 
-TEST(LauncherRecords, ThatAreNotThereAreNamed) {
+TEST(LauncherRecords, AreNamedIfMissing) {
   const TemporaryFolder folder;
   const auto result = Launcher({"--explain", folder.path().string()}).wait();
   EXPECT_EQ(result.code, 2);

@@ -33,7 +33,7 @@ class LauncherRestart : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(LauncherRestart, GoesOnUntilTheJobEndsWell) {
+TEST_F(LauncherRestart, RepeatsUntilTheJobSucceeds) {
   const auto result = Launcher(Job(5,
                                    "[ $RANK = 1 ] && exit 0; "
                                    "[ $(wc -l < $S) -lt 3 ] && kill -9 $$; exit 0"))
@@ -75,7 +75,7 @@ TEST_F(LauncherRestart, IsNotForAJobThatWasStopped) {
   EXPECT_EQ(CountStarts(), 1);
 }
 
-TEST_F(LauncherRestart, IsNotForALauncherThatIsToldToStop) {
+TEST_F(LauncherRestart, DoesNotFollowASignalToTheLauncher) {
   const std::string up = (folder_ / "up").string();
   Launcher launcher(Job(2, "[ $RANK = 1 ] || touch '" + up + "'; sleep 1000"));
   WaitForFile(up);

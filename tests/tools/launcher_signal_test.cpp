@@ -55,7 +55,7 @@ TEST_F(LauncherSignal, LetsRanksEndInOrder) {
   EXPECT_CONTAINS(result.out, "[rank 1] saved\n");
 }
 
-TEST_F(LauncherSignal, KillsAtOnceWhenToldTwice) {
+TEST_F(LauncherSignal, KillsAtOnceAtTheSecondSignal) {
   const auto told = (folder_ / "told").string();
   Launcher launcher(Job(2, "while :; do sleep 0.05; done", "trap ': > " + told + "' INT"));
   WaitForRanks(2);

@@ -80,7 +80,7 @@ TEST(LauncherTorchrun, AProgramNeedsNoDashesBeforeIt) {
   EXPECT_EQ(Printed({"-r0", "--", "printf", "<%s>", "--", "x"}), "<--><x>");
 }
 
-TEST(LauncherTorchrun, C10dHasAPortOfItsOwn) {
+TEST(LauncherTorchrun, C10dUsesADifferentPort) {
   EXPECT_EQ(PrintedRanks({"--nnodes", "2", "--node-rank", "1", "--rdzv-backend", "c10d",
                           "--rdzv-endpoint", "[::1]"}),
             "[rank 1] 1 2 ::1 29400\n");

@@ -65,7 +65,7 @@ TEST(CheckpointerTest, AResumedRunIsBitEqualWhereStepsAreSavedAtOnce) {
   expect_same_resumed(3, 3, 1, false);
 }
 
-TEST(CheckpointerTest, RandomNumbersAndTheLossScaleGoOn) {
+TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1), resumed(rank, 2, 1);
@@ -102,7 +102,7 @@ TEST(CheckpointerTest, SavesEverySoManyStepsAndTheLast) {
   }
 }
 
-TEST(CheckpointerTest, SavesWhereTheRunIsToldToStop) {
+TEST(CheckpointerTest, SavesWhenTheRunIsAskedToStop) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1);
@@ -166,7 +166,7 @@ TEST(CheckpointerTest, AStepOfAnotherProgramIsRefused) {
   });
 }
 
-TEST(CheckpointerTest, WhatTheLastSaveFailedWithComesFromFinish) {
+TEST(CheckpointerTest, FinishThrowsTheErrorOfTheLastSave) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     MlpRun run(rank, 2, 1);

@@ -49,7 +49,7 @@ TEST(EvaluationTest, IsTheMeanOverBatchesAndRanks) {
   });
 }
 
-TEST(EvaluationTest, EndsWhereItIsToldToStop) {
+TEST(EvaluationTest, EndsWhenAskedToStop) {
   RunRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
     int batches = 0;
@@ -74,7 +74,7 @@ TEST(EvaluationTest, IsDueEverySoManyStepsAndAtTheLast) {
   EXPECT_FALSE((training::EvaluationOptions{.steps = 7}.is_due(7)));
 }
 
-TEST(EvaluationTest, SeesTheAveragesAndGivesTheWeightsBack) {
+TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
   RunRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
     const at::Tensor initial = run.weights();

@@ -62,7 +62,7 @@ void expect_one_ranks_steps(MlpRun& run, const StepOptions& options) {
   EXPECT_TRUE(run.weights().allclose(one.weights, 1e-4, 1e-6));
 }
 
-TEST(StepTest, OnA2x2MeshIsThatOfOneRank) {
+TEST(StepTest, EqualsOneRanksOnA2x2Mesh) {
   RunRanks(4, [](Rank& rank) {
     MlpRun run(rank, 2, 2);
     expect_one_ranks_steps(run, {.max_norm = 0.1});

@@ -45,7 +45,7 @@ void change(const SavedState& state) {
   }
 }
 
-TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingGoesOn) {
+TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
     SavedState state(rank, {2, 2}, 3);
@@ -81,7 +81,7 @@ TEST(AsyncSave, EachWaitsForTheOneBefore) {
   EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001"));
 }
 
-TEST(AsyncSave, FindsWhatIsWrongWithTheStateAtTheCall) {
+TEST(AsyncSave, RefusesAFaultyStateAtTheCall) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     SavedState state(rank, {2, 1});
@@ -96,7 +96,7 @@ TEST(AsyncSave, FindsWhatIsWrongWithTheStateAtTheCall) {
   EXPECT_TRUE(dir.files().empty());
 }
 
-TEST(AsyncSave, ItsErrorIsThatOfTheNextSaveOnAllRanks) {
+TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard-00003", "pwrite:1:EIO");
@@ -117,7 +117,7 @@ TEST(AsyncSave, ItsErrorIsThatOfTheNextSaveOnAllRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
-TEST(AsyncSave, GoesOnOnceEveryRankWasToldOfAnError) {
+TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
   RunRanks(2, [&](Rank& rank) {
@@ -130,7 +130,7 @@ TEST(AsyncSave, GoesOnOnceEveryRankWasToldOfAnError) {
   EXPECT_EQ(ExpectLoads(dir / "run", 2), 1);
 }
 
-TEST(AsyncSave, UnderWayWhenTheWorldEndsIsThereOrAnErrorOnEachRank) {
+TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   for (const int begun : {0, 3}) {  // before the files are made, and while they are written
@@ -161,7 +161,7 @@ class HeardWarnings final : public c10::WarningHandler {
   std::vector<std::string> texts;
 };
 
-TEST(AsyncSave, AnErrorThatNobodyAskedForIsAWarning) {
+TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
   HeardWarnings warnings;
@@ -201,7 +201,7 @@ TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
   EXPECT_GT(calls, 15);
 }
 
-TEST(DISABLED_AsyncSave, OfAFolderWithADamagedStep) {
+TEST(DISABLED_AsyncSave, SaveToAFolderWithADamagedStep) {
   const comm::WorldPtr world = comm::world_from_environment();
   Rank rank(world);
   const std::filesystem::path dir = std::getenv("TEST_DIR");
@@ -214,7 +214,7 @@ TEST(DISABLED_AsyncSave, OfAFolderWithADamagedStep) {
 // libtorch's own form of a warning is "[W1123 10:15:09.123456789 step_folder.cpp:120] ...".
 TEST(AsyncSave, WarnsAsTheRestOfTheJobDoes) {
   const TemporaryFolder dir;
-  const auto ended = testing::RunProcesses(1, "DISABLED_AsyncSave.OfAFolderWithADamagedStep",
+  const auto ended = testing::RunProcesses(1, "DISABLED_AsyncSave.SaveToAFolderWithADamagedStep",
                                            {.environment = {{"TEST_DIR", dir.path().string()}}});
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
   EXPECT_CONTAINS(ended[0].output, "tessera: warning: a step is passed over: the manifest ");
@@ -229,7 +229,7 @@ void allow_no_more_threads() {
   ASSERT_EQ(pthread_setattr_default_np(&attributes), 0);
 }
 
-TEST(DISABLED_AsyncSave, OfARankWithoutAThread) {
+TEST(DISABLED_AsyncSave, SaveWhereARankHasNoThread) {
   const comm::WorldPtr world = comm::world_from_environment();
   Rank rank(world);
   const std::filesystem::path dir = std::getenv("TEST_DIR");
@@ -246,7 +246,7 @@ TEST(DISABLED_AsyncSave, OfARankWithoutAThread) {
 TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
   const TemporaryFolder dir;
   for (const auto& ended :
-       testing::RunProcesses(2, "DISABLED_AsyncSave.OfARankWithoutAThread",
+       testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankHasNoThread",
                              {.environment = {{"TEST_DIR", dir.path().string()}}})) {
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
   }
@@ -254,7 +254,7 @@ TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 3);
 }
 
-TEST(DISABLED_AsyncSave, OfARankThatIsKilled) {
+TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
   const comm::WorldPtr world = comm::world_from_environment();
   Rank rank(world);
   const std::filesystem::path dir = std::getenv("TEST_DIR");
@@ -268,7 +268,7 @@ TEST(DISABLED_AsyncSave, OfARankThatIsKilled) {
 TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   const TemporaryFolder dir;
   const auto ended =
-      testing::RunProcesses(2, "DISABLED_AsyncSave.OfARankThatIsKilled",
+      testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankIsKilled",
                             {.environment = {{"TEST_DIR", dir.path().string()},
                                              {"TESSERA_FAULT", "pwrite:1:kill"},
                                              {"TESSERA_FAULT_UNDER", dir / "step-00000002"},

@@ -63,7 +63,7 @@ void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.stock->mean, at::full({3}, 0.5)));
 }
 
-TEST(Buffers, ThatArePersistentAreSavedAndLoaded) {
+TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     WithBuffers model;
@@ -117,7 +117,7 @@ TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
   nn::check_initialized(model);
 }
 
-TEST(Buffers, ThatNobodyFilledAreNotSaved) {
+TEST(Buffers, AreNotSavedWhenUnfilled) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     WithBuffers model;

@@ -150,7 +150,7 @@ bool IsDamage(const Failure& error) {
   return ranks == 2;
 }
 
-TEST(DamagedStep, IsWhatWasReadAndNotWhatCouldNotBeRead) {
+TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   const TemporaryFolder dir;
   WriteFile(dir / "there", "");
   EXPECT_TRUE(IsDamage(Error("other bytes")));
@@ -216,7 +216,7 @@ TEST(DamagedStep, IsPassedOverByAllRanksAndSavedAgain) {
   ExpectLoads(dir / "step-00000001", 1);
 }
 
-TEST(DamagedStep, OfWhichTheOptimizerAloneIsLoadedLeavesTheParameters) {
+TEST(DamagedStep, LeavesTheParametersWhenTheOptimizerAloneIsLoaded) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     nn::Linear net(1024, 1024, nn::LinearOptions{false});

@@ -53,7 +53,7 @@ struct DroppingRun {
 
 class DropoutCalls : public ::testing::TestWithParam<std::vector<std::int64_t>> {};
 
-TEST_P(DropoutCalls, GoOnFromACheckpoint) {
+TEST_P(DropoutCalls, ContinueFromACheckpoint) {
   const TemporaryFolder dir;
   RunRanks(testing::ranks_of(GetParam()), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh(GetParam(), {"dp", "tp"});

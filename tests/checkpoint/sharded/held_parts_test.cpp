@@ -70,7 +70,7 @@ void on_mesh(const std::vector<std::int64_t>& sizes,
   });
 }
 
-TEST(HeldPartsCheckpoint, GoesOnOnAnyMesh) {
+TEST(HeldPartsCheckpoint, ContinuesOnAnyMesh) {
   const testing::TemporaryFolder dir;
   at::Tensor trained, further;
   on_mesh({3, 1}, [&](Rank& rank, Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {

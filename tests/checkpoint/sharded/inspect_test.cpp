@@ -73,7 +73,7 @@ TEST(InspectedStep, HasAManifestThatIsNoLink) {
   EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "manifest.json' is a symbolic link");
 }
 
-TEST(InspectedStep, OfATypeThatLibtorchLacksIsRefusedByName) {
+TEST(InspectedStep, IsRefusedByNameForATypeThatLibtorchLacks) {
   const TemporaryFolder dir;
   WriteFile(dir / "shard-00000-model-00001-of-00001.safetensors",
             testing::SafetensorsBytes(

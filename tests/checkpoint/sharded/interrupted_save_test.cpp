@@ -164,7 +164,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-TEST(InterruptedSave, GoesOnAfterASignalOrAShortWrite) {
+TEST(InterruptedSave, ContinuesAfterASignalOrAShortWrite) {
   for (const char* fault : {"pwrite:2:EINTR", "fsync:2:EINTR", "fallocate:1:EINTR",
                             "pwrite:2:short", "pread:1:EINTR", "pread:1:short"}) {
     const TemporaryFolder dir;
@@ -261,7 +261,7 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   save(*rank.world(), std::getenv(kDirVariable), 2, state.dict());
 }
 
-TEST(InterruptedSave, ThatLosesARankEndsOnAllOthers) {
+TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
       {"3", "pwrite:2:kill"}, {"0", "rename:3:kill"}};  // in the shards; of the manifest
   if (every_fault()) {

@@ -82,7 +82,7 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
   }
 }
 
-TEST(HostileManifest, OfNoChecksumsIsNeitherLoadedNorVerified) {
+TEST(HostileManifest, IsNeitherLoadedNorVerifiedWithoutChecksums) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/manifest.json";
@@ -96,7 +96,7 @@ TEST(HostileManifest, OfNoChecksumsIsNeitherLoadedNorVerified) {
 }
 
 /// As many as there are corners of a cube of 13 dimensions: each pair overlaps in some of them.
-TEST(HostileManifest, OfTooManyChunksSideBySideIsRefusedSoon) {
+TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
   constexpr int kDims = 13;
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);

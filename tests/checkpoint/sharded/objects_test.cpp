@@ -48,7 +48,7 @@ std::unique_ptr<Net> net_on(Rank& rank, int add = 0) {
   return net;
 }
 
-TEST(Objects, AreSavedOfRank0AndGivenToAll) {
+TEST(Objects, AreSavedByRank0AndLoadedOnAllRanks) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
     const auto net = net_on(rank);
@@ -63,7 +63,7 @@ TEST(Objects, AreSavedOfRank0AndGivenToAll) {
   EXPECT_CONTAINS(describe_step(dir / "step-00000001"), R"(object "schedule" {"factor":0.25})");
 }
 
-TEST(Objects, ThatAreMissingUnexpectedOrUnfitChangeNothing) {
+TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     Schedule schedule(1);
@@ -102,7 +102,7 @@ TEST(Objects, ThatAreMissingUnexpectedOrUnfitChangeNothing) {
   });
 }
 
-TEST(Objects, HaveNamesOfTheirOwnAndStatesThatJsonCanHold) {
+TEST(Objects, NeedUniqueNamesAndStatesThatJsonCanHold) {
   const TemporaryFolder dir;
   RunRanks(1, [&](Rank& rank) {
     const auto net = net_on(rank);
@@ -143,13 +143,13 @@ std::vector<int> counts_on(int ranks) {
   return counts;
 }
 
-TEST(RankStates, GoBackToTheirRanksOrMergedToRank0) {
+TEST(RankStates, AreLoadedOnTheirRanksOrMergedOnRank0) {
   EXPECT_EQ(counts_on(3), (std::vector<int>{1, 10, 100}));
   EXPECT_EQ(counts_on(1), (std::vector<int>{111}));
   EXPECT_EQ(counts_on(4), (std::vector<int>{111, 0, 0, 0}));
 }
 
-TEST(RankStates, ThatWereNotSavedAreReset) {
+TEST(RankStates, AreResetWhereNotSaved) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1);  // as older versions have written them
   EXPECT_FALSE(testing::ReadFile(dir / "step-00000001/manifest.json").find("rank_states") !=

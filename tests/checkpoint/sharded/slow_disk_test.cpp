@@ -119,7 +119,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-TEST(SlowDisk, ThatHangsEndsTheSaveAtTheTimeOut) {
+TEST(SlowDisk, EndsTheSaveAtTheTimeOutIfItHangs) {
   const TemporaryFolder dir;
   const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:3:stall");
   const auto errors = ErrorsOfRanks(

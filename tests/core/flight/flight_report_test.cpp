@@ -91,7 +91,7 @@ TEST(Departure, IsOfTheRankThatCallsSomethingElse) {
       "barrier (call 2 of group '0-2'); ranks 0, 2 call all_gather (call 2 of group '0-2')");
 }
 
-TEST(Departure, IsOfTheRankThatGoesOnInAnotherGroup) {
+TEST(Departure, NamesTheRankThatContinuesInAnotherGroup) {
   Ranks ranks(3);
   ranks.all_call(kAll, "set-up");
   ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
@@ -102,7 +102,7 @@ TEST(Departure, IsOfTheRankThatGoesOnInAnotherGroup) {
                   "it calls the set-up of group '0, 1'");
 }
 
-TEST(Departure, OfTwoRanksIsNobodysAlone) {
+TEST(Departure, BlamesNeitherOfTwoRanks) {
   Ranks ranks(2);
   ranks.call(0, {0, 1}, "all_reduce");
   ranks.call(1, {0, 1}, "barrier");
@@ -144,7 +144,7 @@ TEST(Deadlock, IsACircleOfWaits) {
 
 constexpr std::int64_t kMainThread = 1, kOtherThread = 2;
 
-TEST(Deadlock, OfTheThreadsThatMakeTheCallsIsFoundBesideOthers) {
+TEST(Deadlock, IsFoundAmongTheThreadsThatMakeTheCalls) {
   Ranks ranks(2);
   const std::vector<int> both = {0, 1}, turned = {1, 0};
   for (const int rank : both) {
@@ -290,7 +290,7 @@ TEST(Records, AreReadFromAFolder) {
   EXPECT_TRUE(worlds[0][1].calls[0].purpose.ends_with("-'x'")) << "the end of a name is kept";
 }
 
-TEST(Records, ThatCannotBeReadAreNamed) {
+TEST(Records, AreNamedWhenUnreadable) {
   const testing::TemporaryFolder folder;
   EXPECT_ERROR(read_records(folder.path() / "none"), "none cannot be read");
   EXPECT_ERROR(read_records(folder.path()), "holds no flight records");

@@ -194,7 +194,7 @@ LayoutPtr folded(std::int64_t rows, std::int64_t columns) {
   return Layout::intern({7, 5}, {{{rows, {}}, {columns, {0}}}, {{0, {1}}}});
 }
 
-TEST(Layout, OfSizesGoesWithItsLastHolder) {
+TEST(Layout, IsFreedWithItsLastHolderIfItHasSizes) {
   const auto before = Layout::count();
   for (int size = 2; size < 500; ++size) {
     const auto layout = folded(3, size);
@@ -209,7 +209,7 @@ TEST(Layout, OfSizesGoesWithItsLastHolder) {
   EXPECT_EQ(Layout::count(), before);
 }
 
-TEST(Layout, OfNoSizesStays) {
+TEST(Layout, IsKeptIfItHasNoSizes) {
   const void* first = Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get();
   const auto before = Layout::count();
   EXPECT_EQ(Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get(), first);

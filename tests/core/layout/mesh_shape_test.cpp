@@ -23,7 +23,7 @@ TEST(MeshShape, FindsDimensionsByName) {
   EXPECT_ERROR(mesh.dim("pp"), "has no dimension called \"pp\"");
 }
 
-TEST(MeshShape, OfNoDimensionsHasOnePosition) {
+TEST(MeshShape, HasOnePositionWithoutDimensions) {
   EXPECT_EQ(MeshShape().numel(), 1);
   EXPECT_TRUE(MeshShape().coordinate(0).empty());
 }

@@ -59,7 +59,7 @@ TEST_F(FilesBesideJson, SayWhatLlamasClassPutsAroundATexts) {
   EXPECT_EQ(OpenWith({{"add_bos_token", false}})->begins_texts(), false);
 }
 
-TEST_F(FilesBesideJson, OfOtherClassesHaveToAgreeWithTheTemplate) {
+TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
   const json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"bos_token", "<s>"}};
   json other = config;
   other["add_bos_token"] = true;

@@ -127,7 +127,7 @@ TEST(DispatchCost, AllocatesNothingButTheWrappers) {
   }
 }
 
-TEST(DispatchCost, OfAListAllocatesNothingForItsTensors) {
+TEST(DispatchCost, OfAListIncludesNoAllocations) {
   const at::AutoGradMode no_grad(false);
   const Call add = [](const Tensors& t) {
     at::_foreach_add_(t, 1.0);
@@ -137,7 +137,7 @@ TEST(DispatchCost, OfAListAllocatesNothingForItsTensors) {
   EXPECT_EQ(cost_of(add, distributed(list)).objects, cost_of(add, list).objects);
 }
 
-TEST(DispatchCost, OfSeveralListsAllocatesNothing) {
+TEST(DispatchCost, OfSeveralListsIncludesNoAllocations) {
   const at::AutoGradMode no_grad(false);
   const Call update = [](const Tensors& t) {
     const at::TensorList all(t);
@@ -183,7 +183,7 @@ TEST(DispatchCache, StaysWithinItsCapacity) {
 }
 
 // Flattening (batch, sharded sequence) makes a different layout for each sequence length.
-TEST(DispatchCache, KeepsNoLayoutOfSizesThatNobodyUses) {
+TEST(DispatchCache, KeepsNoLayoutOfUnusedSizes) {
   const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   clear_dispatch_cache();
   const auto before = Layout::count();

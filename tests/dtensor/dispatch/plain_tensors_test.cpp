@@ -28,7 +28,7 @@ at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }
 
-TEST(PlainNumber, OfEachRankIsRefusedBesideADistributedOne) {
+TEST(PlainNumber, IsRefusedBesideADistributedOneIfItDiffersByRank) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor penalty = leaf(rank.mesh({2}, {"dp"})).square().sum();
     const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
@@ -40,7 +40,7 @@ TEST(PlainNumber, OfEachRankIsRefusedBesideADistributedOne) {
   });
 }
 
-TEST(PlainNumber, ThatTheProgramWritesIsNone) {
+TEST(PlainNumber, MayBeALiteralOfTheProgram) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = leaf(rank.mesh({2}, {"dp"})).detach();
     const std::vector<std::function<at::Tensor(at::Tensor)>> functions{
@@ -116,7 +116,7 @@ TEST(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks) {
   });
 }
 
-TEST(PlainNumber, OfEachRanksBatchMayNotWeighADistributedLoss) {
+TEST(PlainNumber, OfARanksBatchMayNotWeighADistributedLoss) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
     const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
@@ -140,7 +140,7 @@ TEST(PlainNumber, MayBeAddedToTheWholeOfADistributedOne) {
   });
 }
 
-TEST(PlainFactor, InAReplicationScopeHasAPlainAndWholeGradient) {
+TEST(PlainFactor, HasAPlainWholeGradientInAReplicationScope) {
   RunRanks(3, [](Rank& rank) {
     const at::Tensor rows = leaf(rank.mesh({3}, {"dp"})).detach();
     const ReplicationScope same_on_every_rank;
@@ -157,7 +157,7 @@ TEST(PlainFactor, InAReplicationScopeHasAPlainAndWholeGradient) {
   });
 }
 
-TEST(PlainTensor, ThatMetPlainAndDistributedOnesHasTheSumOfBothGradients) {
+TEST(PlainTensor, SumsGradientsFromPlainAndDistributedUses) {
   const at::Tensor alone = values({5, 3}, 1).requires_grad_();
   (alone.sin() * values({5, 3})).sum().add(alone.sin().square().sum()).backward();
   RunRanks(2, [&](Rank& rank) {
@@ -244,7 +244,7 @@ TEST(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
   });
 }
 
-TEST(Hook, ThatLooksOnLeavesTheFormulaOfItsNodeAsItIs) {
+TEST(Hook, ThatReturnsNothingLeavesTheGradientUnchanged) {
   const at::Tensor alone = values({5, 3}).requires_grad_();
   at::cumprod(alone, 0).sum().backward();
   RunRanks(2, [&](Rank& rank) {
@@ -271,7 +271,7 @@ TEST(Hook, MaySayThatThePlainTensorIsTheSameOnEveryRank) {
   });
 }
 
-TEST(FormulaOfAGradient, MayMakePlainTensorsOfItsOwn) {
+TEST(FormulaOfAGradient, MayMakePlainTensors) {
   const at::Tensor alone = values({5, 3}).requires_grad_();
   at::cumprod(alone, 0).sum().backward();
   RunRanks(2, [&](Rank& rank) {
@@ -281,7 +281,7 @@ TEST(FormulaOfAGradient, MayMakePlainTensorsOfItsOwn) {
   });
 }
 
-TEST(Initialiser, OfLibtorchSaysWhereItBelongsOnceAParameterIsSharded) {
+TEST(Initialiser, OfLibtorchIsRefusedOnAShardedParameterWithAHint) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
     const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
@@ -291,7 +291,7 @@ TEST(Initialiser, OfLibtorchSaysWhereItBelongsOnceAParameterIsSharded) {
   });
 }
 
-TEST(Initialiser, ThatWritesNumbersAloneWorksOnAShardedParameter) {
+TEST(Initialiser, OfConstantsWorksOnAShardedParameter) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     const at::Tensor w = leaf(mesh);

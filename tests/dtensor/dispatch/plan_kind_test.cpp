@@ -138,7 +138,7 @@ TEST(PlanKind, HasARowForEachKind) {
 }
 
 // What a view of a gathered tensor holds is a copy: such a call is never run as it is.
-TEST(PlanKind, OfADetachedViewIsNotDirect) {
+TEST(PlanKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);
   const auto kind_of_neg = [](const at::Tensor& tensor) {

@@ -81,7 +81,7 @@ TEST(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone) {
   });
 }
 
-TEST(Strict, RefusesWhatNobodyWroteWithOperatorSpecsAndRemedy) {
+TEST(Strict, RefusesHiddenCommunicationWithOperatorSpecsAndRemedy) {
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"tp"});
     StrictScope strict;
@@ -149,7 +149,7 @@ TEST(Policy, RefusesTwoMeshesInOneOperator) {
   });
 }
 
-TEST(Failure, OnOneRankEndsTheOthers) {
+TEST(Failure, OfOneRankEndsTheOthers) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"a"});
     const auto t = distribute_tensor(at::ones({4}), mesh, {Shard{0}});

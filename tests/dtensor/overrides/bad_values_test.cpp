@@ -96,7 +96,7 @@ void expect_in_step(const DeviceMesh& mesh) {
 
 class BadValues : public ::testing::TestWithParam<Case> {};
 
-TEST_P(BadValues, OnOneRankEndTheCallOnAll) {
+TEST_P(BadValues, OfOneRankEndTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {
     const auto mesh = rank.mesh({kRanks}, {"x"});
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, BadValues, ::testing::ValuesIn(cases()),
                          [](const auto& param_info) { return param_info.param.name; });
 
 // The ranks that have other rows of the indices, and those that have other rows of the weight.
-TEST(BadValue, InASplitVocabularyEndTheCallOnAll) {
+TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunRanks(kRanks, [](Rank& rank) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "x"});
@@ -137,7 +137,7 @@ TEST(BadValue, AreNotCheckedUnlessAsked) {
   });
 }
 
-TEST(BadValue, AreToldApartFromGoodOnes) {
+TEST(BadValue, GoodIndicesPassTheCheck) {
   const testing::DebugChecks debug("1");
   RunRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});

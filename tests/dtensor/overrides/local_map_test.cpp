@@ -36,7 +36,7 @@ at::Tensor gradient_alone() {
   return weight.grad();
 }
 
-TEST(LocalMapGradients, OfReplicatedArgumentsAreTermsWhereTheResultIsSplit) {
+TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsSplit) {
   RunRanks(4, [](Rank& rank) {
     const Product p(rank);
     local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1])}; }, {p.x, p.weight}, p.mesh,
@@ -47,7 +47,7 @@ TEST(LocalMapGradients, OfReplicatedArgumentsAreTermsWhereTheResultIsSplit) {
   });
 }
 
-TEST(LocalMapGradients, OfReplicatedArgumentsAreTermsWhereTheResultIsASum) {
+TEST(LocalMapGradients, ArePartialForReplicatedArgumentsWhereTheResultIsASum) {
   RunRanks(4, [](Rank& rank) {
     const Product p(rank);
     local_map([](const Tensors& t) { return Tensors{at::mm(t[0], t[1]).sum()}; }, {p.x, p.weight},
@@ -57,7 +57,7 @@ TEST(LocalMapGradients, OfReplicatedArgumentsAreTermsWhereTheResultIsASum) {
   });
 }
 
-TEST(LocalMapGradients, OfReplicatedArgumentsAreReplicatedWhereTheResultIs) {
+TEST(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs) {
   RunRanks(4, [](Rank& rank) {
     const Product p(rank);
     const at::Tensor whole = distribute_tensor(values({7, 3}), p.mesh, {Replicate{}});
@@ -69,7 +69,7 @@ TEST(LocalMapGradients, OfReplicatedArgumentsAreReplicatedWhereTheResultIs) {
   });
 }
 
-TEST(LocalMapGradients, OfTwoDimensionsAreDecidedOneByOne) {
+TEST(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"a", "b"});
     const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
@@ -84,7 +84,7 @@ TEST(LocalMapGradients, OfTwoDimensionsAreDecidedOneByOne) {
   });
 }
 
-TEST(LocalMapGradients, OfPlainArgumentsArePlainAndWhole) {
+TEST(LocalMapGradients, ArePlainAndWholeForPlainArguments) {
   RunRanks(4, [](Rank& rank) {
     const Product p(rank);
     const auto product = [&](const at::Tensor& weight, LocalMapOptions options) {

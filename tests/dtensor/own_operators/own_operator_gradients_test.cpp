@@ -120,7 +120,7 @@ TEST(OwnOperatorGradients, AreSummedWhereTheResultIs) {
                                 {{kSum, kSum}, {kAll, kAll}}});
 }
 
-TEST(OwnOperatorGradients, OfAKernelOnMemoryAreThoseOfItsAutogradKernel) {
+TEST(OwnOperatorGradients, EqualThoseOfTheAutogradKernel) {
   expect_gradients_of_one_rank(
       [](const std::vector<at::Tensor>& inputs) {
         return call_unary("memory_with_autograd", inputs[0]);
@@ -128,14 +128,14 @@ TEST(OwnOperatorGradients, OfAKernelOnMemoryAreThoseOfItsAutogradKernel) {
       {values({5, 3})}, {{{kRows, kColumns}}, {{kAll, kRows}}});
 }
 
-TEST(OwnOperatorGradients, OfAFunctionWithoutAnOperator) {
+TEST(OwnOperatorGradients, WorkForAFunctionWithoutAnOperator) {
   expect_gradients_of_one_rank(
       [](const std::vector<at::Tensor>& inputs) { return own_operators::cube_by_hand(inputs[0]); },
       {values({5, 3})}, {{{kRows, kColumns}}, {{kSum, kAll}}});
 }
 
 // libtorch's operators in the kernel leave nothing to record: libtorch warns in backward.
-TEST(OwnOperatorGradients, OfAKernelOnMemoryAloneAreNoneAsOnOneRank) {
+TEST(OwnOperatorGradients, AreAbsentWithoutAnAutogradKernelAsOnOneRank) {
   using torch::autograd::AutogradFallbackMode;
   const auto call = [](const std::vector<at::Tensor>& inputs) {
     return call_unary("memory", inputs[0]) + inputs[0];
@@ -224,7 +224,7 @@ TEST(OwnOperatorGradients, AreNotWantedWithoutGradMode) {
   });
 }
 
-TEST(OwnOperatorGradients, ThatCannotBeFollowedAreAnError) {
+TEST(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
@@ -251,7 +251,7 @@ class NotingMode final : public OperatorMode {
 };
 
 // A mode may give results back later, which then would belong to an older graph.
-TEST(OwnOperatorGradients, ThatAreRecordedAreNoMatterOfModes) {
+TEST(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});

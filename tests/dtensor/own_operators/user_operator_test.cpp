@@ -227,7 +227,7 @@ void call_with_rule_of(const std::string& name) {
   std::exit(0);
 }
 
-TEST(UserOperatorDeathTest, ThatDoesNotExistMakesTheFirstCallsFail) {
+TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::halv"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::halv, but there is no such operator "
@@ -239,7 +239,7 @@ TEST(UserOperatorDeathTest, ThatDoesNotExistMakesTheFirstCallsFail) {
               "no such operator: mend the name");
 }
 
-TEST(UserOperatorDeathTest, ThatIsMadeOfOthersTakesNoRule) {
+TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(call_with_rule_of("tessera_test::composite"), ::testing::ExitedWithCode(0),
               "register_rule of tessera_test::composite, which is made of other operators");

@@ -161,7 +161,7 @@ TEST(Async, RanksMayUseResultsInUnlikeOrders) {
   });
 }
 
-TEST(Async, WhatIsUnderWayIsFinishedBeforeAnyCollectiveThatIsWaitedForAtOnce) {
+TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
   const std::vector<void (*)(const DeviceMesh&, const at::Tensor&)> waits{
       [](const DeviceMesh&, const at::Tensor& b) { at::argmax(b); },
       [](const DeviceMesh&, const at::Tensor& b) { b.max(0); },
@@ -201,7 +201,7 @@ TEST(Async, MovesAllPairsUneven) {
   });
 }
 
-TEST(Async, ATensorThatNobodyUsesIsFinished) {
+TEST(Async, AnUnusedTensorIsFinished) {
   RunRanks(4, [](Rank& rank) {
     Log log;
     const auto mesh = logged_mesh(rank, log);

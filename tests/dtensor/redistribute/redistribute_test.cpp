@@ -100,7 +100,7 @@ TEST(Redistribute, ToItsOwnPlacementsIsTheSameTensor) {
   });
 }
 
-TEST(Redistribute, MakesATensorOfItsOwn) {
+TEST(Redistribute, MakesANewTensor) {
   RunRanks(2, [](Rank& rank) {
     const auto t = distribute_tensor(at::zeros({4}), rank.mesh({2}, {"x"}), {Replicate{}});
     t.redistribute({Shard{0}}).tensor().add_(1);

@@ -34,7 +34,7 @@ TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
   });
 }
 
-TEST(GradientPlacements, OfAFullTensorMayBeTerms) {
+TEST(GradientPlacements, OfAFullTensorMayBePartial) {
   RunRanks(3, [](Rank& rank) {
     const auto mesh = rank.mesh({3}, {"x"});
     const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();

@@ -37,7 +37,7 @@ const std::vector<View>& views() {
   return all;
 }
 
-TEST(InferredSize, OfATensorWithoutElementsIsThatOfTheOtherRows) {
+TEST(InferredSize, IsThatOfTheOtherRowsForATensorWithoutElements) {
   const std::vector<std::function<at::Tensor(const at::Tensor&, at::IntArrayRef)>> functions{
       [](auto& x, auto to) { return x.view(to); },
       [](auto& x, auto to) { return x.reshape(to); },
@@ -73,7 +73,7 @@ TEST(InferredSize, KeepsHeadsWhereTheyAre) {
   });
 }
 
-TEST(InferredSize, OfAnEmptyShardIsThatOfTheWhole) {
+TEST(InferredSize, IsThatOfTheWholeForAnEmptyShard) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     const at::Tensor x = distribute_tensor(values({2, 6, 8}), mesh, {Shard{0}});

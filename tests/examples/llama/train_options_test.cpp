@@ -165,7 +165,7 @@ TEST(TrainOptions, RefusesWhatWouldChangeNothing) {
                "gathers the logits, which --loss-chunks 4 leaves out");
 }
 
-TEST(TrainOptions, OutputsHavePlacesOfTheirOwn) {
+TEST(TrainOptions, OutputsNeedDifferentPlaces) {
   const std::vector<std::string> outputs{"--output-dir",    "--metrics",     "--trace",
                                          "--memory-report", "--tensorboard", "--checkpoint",
                                          "--save-hf"};
@@ -275,7 +275,7 @@ TEST(TrainOptions, NumbersAreDecimal) {
   EXPECT_EQ(ParseFlags({"--lr", "1.5E-3"}).lr, 1.5e-3);
 }
 
-TEST(TrainOptions, VerifyingNeedsAStepOfItsOwn) {
+TEST(TrainOptions, VerifyingNeedsAStepAndNoComparison) {
   EXPECT_TRUE(ParseFlags({"--verify"}).verify);
   EXPECT_FALSE(planned(ParseFlags({"--verify"})).verify);
   EXPECT_ERROR(ParseFlags({"--verify", "--steps", "0"}), "--verify is given with --steps 0");
@@ -303,7 +303,7 @@ TEST(TrainOptions, ExcludeIsAList) {
                "weights");
 }
 
-TEST(TrainOptions, OfCheckpointsNeedTheirFolder) {
+TEST(TrainOptions, CheckpointOptionsNeedTheFolder) {
   for (const char* flag : {"--checkpoint-every", "--keep", "--resume-step"}) {
     EXPECT_ERROR(ParseFlags({flag, "2"}), flag, "without --checkpoint");
   }

@@ -82,7 +82,7 @@ TEST(CopyAgreement, IsOfTheReplicasOfShards) {
   EXPECT_CONTAINS(errors[3], "and 5 on rank 3");
 }
 
-TEST(CopyAgreement, IsOfWhatIsNotSplit) {
+TEST(CopyAgreement, ComparesReplicatedParameters) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     fill_differently(model, rank);
@@ -94,12 +94,12 @@ TEST(CopyAgreement, IsOfWhatIsNotSplit) {
   EXPECT_CONTAINS(errors[0], "parameter 'head.weight' differs from rank 0 on ranks 1");
 }
 
-TEST(CopyAgreement, ComesAgainWithDebugChecks) {
+TEST(CopyAgreement, IsRepeatedWithDebugChecks) {
   const auto errors = errors_of_second_step([](const at::Tensor& weight) { return weight; });
   EXPECT_CONTAINS(errors[0], "parameter 'head.weight' differs from rank 0 on ranks 1");
 }
 
-TEST(CopyAgreement, IsOfGradientsWithDebugChecks) {
+TEST(CopyAgreement, ComparesGradientsWithDebugChecks) {
   // The gradient that an accumulation on one rank alone has left.
   const auto errors = errors_of_second_step([](const at::Tensor& weight) { return weight.grad(); });
   EXPECT_CONTAINS(errors[1],

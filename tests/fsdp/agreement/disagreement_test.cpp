@@ -105,7 +105,7 @@ TEST_P(DisagreeingGathers, HandOutNoResult) {
 }
 
 // Frozen: nothing is reduced.
-TEST_P(DisagreeingGathers, OfBackwardAreNamed) {
+TEST_P(DisagreeingGathers, AreNamedInBackward) {
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
     Options zero3 = options();
     zero3.reshard_after_forward = true;
@@ -123,7 +123,7 @@ TEST_P(DisagreeingGathers, OfBackwardAreNamed) {
 INSTANTIATE_TEST_SUITE_P(Ways, DisagreeingGathers,
                          ::testing::Values(Gather::kPlain, Gather::kOwn, Gather::kEncoded));
 
-TEST_F(Disagreement, OfNeighboursIsNamed) {
+TEST_F(Disagreement, IsNamedBetweenNeighbours) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({4}, {"dp"}),
                {.reshard_after_forward = true, .post_forward_mesh_size = 2});
@@ -188,7 +188,7 @@ TEST_F(Disagreement, ForgetsWhatMicroBatchesHaveKept) {
 }
 
 /// Only ranks 0 and 1, one replica, differ; what they reduce goes to all.
-TEST_F(Disagreement, OfOneReplicaIsToldToTheOthers) {
+TEST_F(Disagreement, IsReportedToTheOtherReplicas) {
   for (const bool reshard : {false, true}) {
     const std::vector<std::string> errors = ErrorsOfRanks(4, [&](Rank& rank) {
       Pair model(rank.mesh({2, 2}, {"replicate", "shard"}), {.reshard_after_forward = reshard});
@@ -207,7 +207,7 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-TEST_F(Disagreement, OfReplicasInTheLastReductionIsNamed) {
+TEST_F(Disagreement, IsNamedInTheLastReductionOfReplicas) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Pair model(rank.mesh({2, 2}, {"replicate", "shard"}), {.reshard_after_forward = false});
     run_below_root(model, rank.rank() < 2).sum().backward();
@@ -243,7 +243,7 @@ TEST_F(Disagreement, IsNoneWhereReplicasEvaluateByThemselves) {
   });
 }
 
-TEST_F(Disagreement, OfReplicatedUnitsIsNamed) {
+TEST_F(Disagreement, IsNamedForReplicatedUnits) {
   const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     struct Replicated : nn::Module<Replicated> {
       Replicated() {
@@ -305,7 +305,7 @@ TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheTimeOutWhereGathersWait) {
 }
 
 // It has not agreed on what it called until then.
-TEST_F(Disagreement, OfARankThatGoesOnAfterAnErrorOfItsOwnIsNamed) {
+TEST_F(Disagreement, IsNamedWhereARankContinuesAfterItsError) {
   const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     Pair model(rank.mesh({2}, {"dp"}));
     set_custom_all_gather(model, gather_alone);

@@ -58,7 +58,7 @@ TEST_P(DifferentReductions, AreNamedByEveryRank) {
 // Without shared memory Gloo, which compares nothing itself.
 INSTANTIATE_TEST_SUITE_P(SharedMemoryOrNot, DifferentReductions, ::testing::Bool());
 
-TEST(DifferentReductions, OfReplicasAreNamedToo) {
+TEST(DifferentReductions, AreNamedForReplicas) {
   const testing::SharedMemory without_shared_memory(false);
   const std::vector<std::string> errors = errors_of_twins({2, 2}, {"replicate", "shard"});
   for (const std::string& error : errors) {
@@ -66,7 +66,7 @@ TEST(DifferentReductions, OfReplicasAreNamedToo) {
   }
 }
 
-TEST(DifferentReductions, AreToldApartAtNoPriceInValues) {
+TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
   const testing::SharedMemory without_shared_memory(false);
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kDifferent = "are parts of different tensors";
 
-TEST(Origins, OfDifferentSeedsBeforeShardingAreRefused) {
+TEST(Origins, AreRefusedForDifferentSeedsBeforeSharding) {
   RunRanks(3, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     nn::init_weights(model, rank.rank() == 2 ? 1 : 0);
@@ -22,7 +22,7 @@ TEST(Origins, OfDifferentSeedsBeforeShardingAreRefused) {
   });
 }
 
-TEST(Origins, OfDifferentSeedsAfterShardingAreRefused) {
+TEST(Origins, AreRefusedForDifferentSeedsAfterSharding) {
   RunRanks(4, [](Rank& rank) {
     std::unique_ptr<SmallModel> model;
     {
@@ -36,7 +36,7 @@ TEST(Origins, OfDifferentSeedsAfterShardingAreRefused) {
   });
 }
 
-TEST(Origins, OfOneSeedAreTakenAlsoOfEmptyShards) {
+TEST(Origins, AreAcceptedForOneSeedAlsoWithEmptyShards) {
   RunRanks(4, [](Rank& rank) {
     SmallModel before(kDim, kHidden, kClasses), after(kDim, kHidden, kClasses);
     nn::init_weights(before, 3);

@@ -64,7 +64,7 @@ TEST(KeptGradients, AreReducedThoughTheLastMicroBatchDoesNotUseTheUnit) {
   });
 }
 
-TEST(KeptGradients, OfReplicasAreReducedThoughTheLastMicroBatchDoesNotUseTheUnit) {
+TEST(KeptGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
   const std::vector<at::Tensor> expected = pair_alone(4);
   RunRanks(4, [&](Rank& rank) {
     Pair model;
@@ -77,7 +77,7 @@ TEST(KeptGradients, OfReplicasAreReducedThoughTheLastMicroBatchDoesNotUseTheUnit
   });
 }
 
-TEST(KeptGradients, OfAParameterFrozenSinceAreReduced) {
+TEST(KeptGradients, AreReducedForAParameterFrozenSince) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(3, 4, {.bias = false});
     testing::fill(linear);

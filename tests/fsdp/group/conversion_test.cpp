@@ -64,7 +64,7 @@ TEST_P(Conversion, BetweenStepsIsOfTheNext) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Conversion, ::testing::Values(1, 3));
 
-TEST(Conversion, OfSomeParametersOfAUnitIsRefusedByName) {
+TEST(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(3, 4);
     testing::fill(linear);
@@ -90,7 +90,7 @@ TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
 }
 
 // As a load that assigns does.
-TEST(Assignment, OfAShardIsOfTheNextForward) {
+TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
   RunRanks(3, [](Rank& rank) {
     nn::Linear linear(3, 7, {.bias = false});
     testing::fill(linear);
@@ -109,7 +109,7 @@ TEST(Assignment, OfAShardIsOfTheNextForward) {
   });
 }
 
-TEST(Assignment, OfATensorThatLiesOtherwiseIsRefused) {
+TEST(Assignment, OfATensorWithAnotherLayoutIsRefused) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(4, 6, {.bias = false});
     testing::fill(linear);

@@ -146,7 +146,7 @@ TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
 }
 
 /// The last unit's reduction is under way when backward ends.
-TEST(WaitingGradients, OfAReductionUnderWayAreNeitherReadNorPutBack) {
+TEST(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction) {
   RunRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     const at::Tensor& head = model.head->slot("weight")->persistent();
@@ -190,7 +190,7 @@ class Branches : public nn::Module<Branches> {
   std::shared_ptr<nn::Linear> a, b;
 };
 
-TEST(DroppedGradient, OfAParameterThatNobodyUsesAgainIsUndefined) {
+TEST(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain) {
   RunRanks(2, [](Rank& rank) {
     Branches model;
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});

@@ -9,7 +9,7 @@
 namespace tessera::fsdp {
 namespace {
 
-TEST(ParameterCopy, IsACloneOfItsOwn) {
+TEST(ParameterCopy, IsAnIndependentClone) {
   RunRanks(3, [](Rank& rank) {
     SmallModel model(4, 7, 2);
     testing::fill(model);

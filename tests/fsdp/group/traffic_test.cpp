@@ -176,7 +176,7 @@ TEST_P(TrafficOverReplicas, IsOneGatherOfAllRanksAStepAndUnit) {
 INSTANTIATE_TEST_SUITE_P(Meshes, TrafficOverReplicas,
                          ::testing::Values(std::pair{2, 2}, std::pair{2, 3}, std::pair{3, 2}));
 
-TEST(Traffic, OfAllRanksAsNeighboursIsThatOfNone) {
+TEST(Traffic, IsTheSameWithAllRanksAsNeighboursAsWithNone) {
   RunRanks(4, [](Rank& rank) {
     const auto traffic =
         traffic_of_step(rank, [](int) { return Options{.post_forward_mesh_size = 4}; });
@@ -185,7 +185,7 @@ TEST(Traffic, OfAllRanksAsNeighboursIsThatOfNone) {
   });
 }
 
-TEST(Traffic, OfARootWithoutParametersIsThatOfItsUnits) {
+TEST(Traffic, IsThatOfTheUnitsWhereTheRootHasNoParameters) {
   RunRanks(2, [](Rank& rank) {
     const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
     const auto first = linear(), second = linear(), third = linear();

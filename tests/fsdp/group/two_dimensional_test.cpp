@@ -191,7 +191,7 @@ std::vector<at::Tensor> gradients_of_one_feature(const DeviceMesh* mesh, const O
   return gradients;
 }
 
-TEST(TwoDimensional, RunsAUnitOfWhichARankHasNothing) {
+TEST(TwoDimensional, RunsAUnitWhereARankHoldsNothing) {
   Options by_columns;
   by_columns.shard_placement = [](const std::string&, const at::Tensor& parameter) {
     return std::optional<Placement>(Shard{parameter.dim() - 1});

@@ -18,7 +18,7 @@ struct Pool {
   BufferPool pool{streams, at::kCPU};
 };
 
-TEST(BufferPool, GivesWhatIsAskedFor) {
+TEST(BufferPool, ReturnsBuffersOfTheRequestedSize) {
   Pool p;
   const BufferPool::Buffer buffer = p.pool.acquire(6, at::kHalf, Lane::kAllGather);
   EXPECT_EQ(buffer.tensor.sizes(), at::IntArrayRef({6}));

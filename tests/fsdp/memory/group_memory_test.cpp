@@ -120,7 +120,7 @@ struct AllocatingWorld {
 
 class GroupMemoryOf : public ::testing::TestWithParam<Arrangement> {};
 
-TEST_P(GroupMemoryOf, HoldsWhatIsSentAndReceivedIffAskedFor) {
+TEST_P(GroupMemoryOf, HoldsSentAndReceivedDataOnlyOnRequest) {
   const Arrangement& c = GetParam();
   RunRanks(4, [&](Rank& rank) {
     AllocatingWorld groups(rank);
@@ -191,7 +191,7 @@ TEST(GroupMemory, IsThatOfTheParametersOwnMesh) {
   });
 }
 
-TEST(GroupMemory, OfReplicasIsSummedIn) {
+TEST(GroupMemory, HoldsTheSumsOfReplicas) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   RunRanks(3, [&](Rank& rank) {
     AllocatingWorld groups(rank);

@@ -49,7 +49,7 @@ TEST(WrapPlan, RefusesToLeaveAParameterOut) {
   EXPECT_CONTAINS(error, "no unit for parameter 'block1.up.weight'");
 }
 
-TEST(WrapPlan, LeavesOutWhatIsIgnored) {
+TEST(WrapPlan, LeavesOutIgnoredModules) {
   RunRanks(1, [](Rank& rank) {
     SmallModel model(4, 6, 3);
     const Options options{.ignored = {model.head->slot("bias")}};
@@ -149,7 +149,7 @@ TEST(WrapPlan, ShowsAnAllGatherExtension) {
   EXPECT_CONTAINS(error, "head.weight in (root): Shard(0) by an all-gather extension");
 }
 
-TEST(WrapPlan, ChangesNothingTheSecondTimeAroundAUnitMadeByHand) {
+TEST(WrapPlan, ChangesNothingWhenRepeatedAroundAnExplicitUnit) {
   RunRanks(2, [](Rank& rank) {
     SmallModel model(4, 6, 3);
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});

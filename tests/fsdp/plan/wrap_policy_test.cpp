@@ -34,7 +34,7 @@ TEST(Policy, WrapsModulesByName) {
             (Names{"block0.up", "block1.up", "block2.up", ""}));
 }
 
-TEST(Policy, WrapsBySizeOfWhatIsLeft) {
+TEST(Policy, WrapsByTheSizeOfTheRemainingParameters) {
   const SmallModel model(4, 6, 3);  // up: 30, down: 28
   EXPECT_EQ(names(plan_units(model, wrap_larger_than(30))),
             (Names{"block0.up", "block1.up", "block2.up", ""}));
@@ -186,7 +186,7 @@ TEST(WrapPlan, ShowsHowOtherOptionsDiffer) {
   });
 }
 
-TEST(WrapPlan, LeavesUnitsMadeByHandAlone) {
+TEST(WrapPlan, LeavesExplicitUnitsUnchanged) {
   RunRanks(1, [](Rank& rank) {
     SmallModel model(4, 6, 3);
     const DeviceMesh mesh = rank.mesh({1}, {"dp"});

@@ -148,7 +148,7 @@ std::string name_of_late_case(const ::testing::TestParamInfo<LateCase>& info) {
 
 class Delays : public ::testing::TestWithParam<LateCase> {};
 
-TEST_P(Delays, OfATenthOfASecondByTurnsChangeNoBit) {
+TEST_P(Delays, OfATenthOfASecondOnEachRankInTurnChangeNoBit) {
   const auto& [kind, stage] = GetParam();
   expect_no_change(kind, stage, milliseconds(100), {std::nullopt});
 }

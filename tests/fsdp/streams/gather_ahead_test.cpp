@@ -86,7 +86,7 @@ TEST(GatherAhead, WaitsForTheMemoryThatItTakesAlone) {
 }
 
 // Compute unpacks into separate memory; the buffer is free as soon as it has done so.
-TEST(GatherAhead, OfPackedUnitsWaitsForTheUnpackingAlone) {
+TEST(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits) {
   RunRanks(2, [](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}),
                        {.shard_placement = [](const std::string&, const at::Tensor& parameter) {

@@ -94,7 +94,7 @@ TEST(HookLane, RunsBesideTheNextReduction) {
   });
 }
 
-TEST(HookLane, KeepsWhatIsReducedUntilTheHookIsDone) {
+TEST(HookLane, KeepsReducedGradientsUntilTheHookIsDone) {
   RunRanks(3, [](Rank& rank) {
     ShardedModel model(rank.mesh({3}, {"dp"}));
     record(model);

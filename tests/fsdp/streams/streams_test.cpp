@@ -79,7 +79,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
                  "reshard the root unit", "reduce_scatter the root unit"}));
 }
 
-TEST(Streams, PrefetchForwardWhatIsAsked) {
+TEST(Streams, PrefetchTheRequestedUnitsInForward) {
   // Also where the order of the last forward would say otherwise.
   for (const int steps : {1, 2}) {
     const Log notes = notes_of_step(
@@ -97,7 +97,7 @@ TEST(Streams, PrefetchForwardWhatIsAsked) {
   }
 }
 
-TEST(Streams, PrefetchBackwardWhatIsAskedAndFreeWhatIsNotUsed) {
+TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedOnes) {
   const Log notes = notes_of_step([](SmallModel& model) {
     set_backward_prefetch(*model.blocks[2], {model.blocks[0].get()});
     set_backward_prefetch(*model.blocks[0], {model.blocks[2].get()});  // too late

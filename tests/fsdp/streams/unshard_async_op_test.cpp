@@ -144,7 +144,7 @@ TEST(AsyncOps, WaitForTheOptimizersEventAsWell) {
   });
 }
 
-TEST(AsyncOps, NeedNoLaneByHandEither) {
+TEST(AsyncOps, NeedNoLaneForExplicitGathers) {
   RunRanks(3, [](Rank& rank) {
     ShardedModel model(rank.mesh({3}, {"dp"}));
     const auto streams = record(model);

@@ -104,7 +104,7 @@ TEST(DropoutKeys, FollowFromNamesAndDropTheSameOnEveryMesh) {
   }
 }
 
-TEST(DropoutKeys, AreTheSameAfterALoadAndGoOn) {
+TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
   testing::TemporaryFolder folder;
   // The masks of the second call.
   std::vector<at::Tensor> expected;
@@ -130,7 +130,7 @@ TEST(DropoutKeys, AreTheSameAfterALoadAndGoOn) {
   });
 }
 
-TEST(DropoutKeys, OfAModelAreItsOwnWhateverOtherModelsThereAre) {
+TEST(DropoutKeys, OfAModelDoNotDependOnOtherModels) {
   const auto expected = gradients_alone();
   Model first, second;
   first(rows_of(0, 1));

@@ -252,7 +252,7 @@ TEST(LossOfUnevenRows, IsNotWarnedOfWhereItWasWeighedOrRowsAreEven) {
   });
 }
 
-TEST(MeanWeight, RefusesRowsThatNobodyHas) {
+TEST(MeanWeight, RefusesRowsThatNoRankHas) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     EXPECT_ERROR(mean_weight(0, mesh), "mean_weight: 0 rows on this rank and 0 on all");

@@ -38,7 +38,7 @@ TEST(NonfiniteGradient, NamesTheRankAndTheParametersOnEveryRank) {
   }
 }
 
-TEST(NonfiniteGradient, OfAllRanksNamesThemTogether) {
+TEST(NonfiniteGradient, NamesAllRanksTogether) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     local_loss(model, rank).mul(std::numeric_limits<double>::quiet_NaN()).backward();
@@ -64,7 +64,7 @@ TEST(NonfiniteGradient, IsOfAnyMicroBatchThatWasKept) {
 }
 
 /// Where nothing small was kept, what the parts hold now has to do.
-TEST(NonfiniteGradient, OfALargeParameterNamesWhoHoldsIt) {
+TEST(NonfiniteGradient, NamesALargeParameterAndTheRanksThatHoldIt) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     nn::Linear large(90, 100, {.bias = false});
     testing::fill(large);

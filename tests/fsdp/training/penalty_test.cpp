@@ -36,7 +36,7 @@ std::vector<at::Tensor> GradientsOfOneRank() {
   return testing::gradients_of(alone);
 }
 
-TEST(Penalty, OfTheWholeHasTheGradientsOfOneRank) {
+TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   const auto expected = GradientsOfOneRank();
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [&](Rank& rank) {
@@ -55,7 +55,7 @@ TEST(Penalty, OfTheWholeHasTheGradientsOfOneRank) {
   }
 }
 
-TEST(Penalty, ThatIsDistributedIsRefusedBesideTheLoss) {
+TEST(Penalty, IsRefusedBesideTheLossIfDistributed) {
   RunRanks(2, [](Rank& rank) {
     SmallModel model(7, 5, 3);
     testing::fill(model);

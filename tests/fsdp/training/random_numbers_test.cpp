@@ -25,7 +25,7 @@ namespace {
 using namespace drawing;
 
 // A weight is the same on all data-parallel ranks, and so is what is dropped from it.
-TEST(RandomNumbers, OfAParameterAreTheSameOnAllRanks) {
+TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   class DropConnect : public nn::Module<DropConnect> {
    public:
     DropConnect() { weight = register_slot("weight", {6, kSequence}); }
@@ -50,7 +50,7 @@ TEST(RandomNumbers, OfAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-TEST(RandomNumbers, OfReplicasAreThoseOfTheirRows) {
+TEST(RandomNumbers, OnReplicasAreThoseOfTheirRows) {
   const auto expected = train_alone(kModules, {6});
   RunRanks(4, [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "dp"});
@@ -129,7 +129,7 @@ TEST(RandomNumbers, MayBeLeftOutInAModelThatBeganToDrawLate) {
   }
 }
 
-TEST(RandomNumbers, InEvaluationAreNone) {
+TEST(RandomNumbers, AreNotDrawnInEvaluation) {
   RunRanks(2, [](Rank& rank) {
     DrawingModel model(kModules);
     fully_shard(model, rank.mesh({2}, {"dp"}));
@@ -161,7 +161,7 @@ TEST(RandomNumbers, AfterForwardAreLibtorchsAgain) {
   });
 }
 
-TEST(RandomNumbers, OfAMethodAreThoseOfItsRows) {
+TEST(RandomNumbers, InAMethodAreThoseOfItsRows) {
   class Encoder : public nn::Module<Encoder> {
    public:
     Encoder() { linear = register_module("linear", std::make_shared<nn::Linear>(kDim, kDim)); }

@@ -76,7 +76,7 @@ TEST(RandomRefusals, WhereRowsMayBeAnything) {
 
 // On the rank with one row, {1, 1} may be one number for its row or one for all. The other ranks
 // refuse what is the one or the other there, and none waits for another.
-TEST(RandomRefusals, OfSizesAloneAreOnAllRanksIfOneHasASingleRow) {
+TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
   for (const bool of_rows : {false, true}) {
     const auto errors = testing::ErrorsOfRanks(3, [&](Rank& rank) {
       OneDraw model(
@@ -110,7 +110,7 @@ TEST(RandomRefusals, AreNoneInAScopeThatSaysWhatRowsAre) {
   EXPECT_TRUE(at::equal(found[0], found[1]));
 }
 
-TEST(RandomRefusals, OfNumbersDrawnInOrderNameTheOperator) {
+TEST(RandomRefusals, NumbersDrawnInOrderNameTheOperator) {
   const at::Tensor x = at::ones({2, kSide});
   const std::vector<std::pair<const char*, Draw>> cases{
       {"aten::poisson", [](const at::Tensor& y) { return at::poisson(y.detach().abs()); }},
@@ -128,7 +128,7 @@ TEST(RandomRefusals, OfNumbersDrawnInOrderNameTheOperator) {
   }
 }
 
-TEST(RandomRefusals, OfAGeneratorAreForParts) {
+TEST(RandomRefusals, AGeneratorForBatchParts) {
   const auto errors = errors_of(
       [](const at::Tensor& y) {
         return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
@@ -152,7 +152,7 @@ std::vector<std::string> errors_of_parts(const std::function<at::Tensor(const at
   });
 }
 
-TEST(RandomRefusals, OfAPartThatAModuleHandsOut) {
+TEST(RandomRefusals, ALocalPartThatAModuleReturns) {
   for (const auto& error :
        errors_of_parts([](const at::Tensor& y) { return at::dropout(y, 0.4, true); })) {
     EXPECT_CONTAINS(error,

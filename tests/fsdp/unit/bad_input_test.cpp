@@ -58,7 +58,7 @@ TEST(BadInput, UnknownMeshDimension) {
   EXPECT_CONTAINS(error, "pd", "dp");
 }
 
-TEST(BadInput, UnnamedDimensionsThatCannotBeToldApart) {
+TEST(BadInput, UnnamedDimensionsOfAMesh) {
   const std::string error =
       error_of([](Rank& rank, SmallModel& model) { fully_shard(model, rank.mesh({1, 2}, {})); });
   EXPECT_CONTAINS(error, "name");

@@ -96,7 +96,7 @@ TEST(CallsWithoutHooks, AreRefusedWhereAnEmbeddingComesFirst) {
   });
 }
 
-TEST(CallsWithoutHooks, OfAUnitThatMayBeUnusedAreRefusedInTheRootsForward) {
+TEST(CallsWithoutHooks, ToAUnitThatMayBeUnusedAreRefusedInTheRootsForward) {
   /// Calls its layer as it should not.
   class Skips : public nn::Module<Skips> {
    public:

@@ -35,7 +35,7 @@ void expect_gradients(const fsdp::Options& options, const std::function<void(Sma
   });
 }
 
-TEST(ExtensionPoints, OfAnAllGatherExtension) {
+TEST(ExtensionPoints, AnAllGatherExtension) {
   fsdp::Options options;
   options.all_gather_extension = [](const std::string& name, const at::Tensor&) {
     return name.ends_with("weight")
@@ -50,7 +50,7 @@ TEST(ExtensionPoints, OfAnAllGatherExtension) {
   expect_gradients(options, [](SmallModel&) {}, /*tolerance=*/2e-2);
 }
 
-TEST(ExtensionPoints, OfCustomCollectives) {
+TEST(ExtensionPoints, CustomCollectives) {
   expect_gradients({}, [](SmallModel& module) {
     SmallModel* model = &module;
     fsdp::set_custom_all_gather(
@@ -64,7 +64,7 @@ TEST(ExtensionPoints, OfCustomCollectives) {
   });
 }
 
-TEST(ExtensionPoints, OfAnAllocatorAndAHook) {
+TEST(ExtensionPoints, AnAllocatorAndAHook) {
   expect_gradients({}, [](SmallModel& module) {
     SmallModel* model = &module;
     fsdp::set_custom_all_gather(
@@ -75,7 +75,7 @@ TEST(ExtensionPoints, OfAnAllocatorAndAHook) {
   });
 }
 
-TEST(ExtensionPoints, OfAPolicy) {
+TEST(ExtensionPoints, APolicy) {
   RunRanks(2, [](Rank& rank) {
     SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(plain);
@@ -98,7 +98,7 @@ TEST(ExtensionPoints, OfAPolicy) {
   });
 }
 
-TEST(ExtensionPoints, OfPlacementsAndMeshes) {
+TEST(ExtensionPoints, PlacementsAndMeshes) {
   RunRanks(2, [](Rank& rank) {
     SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(plain);

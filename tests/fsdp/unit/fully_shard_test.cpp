@@ -182,7 +182,7 @@ TEST(FullyShard, RefusesAListOfModules) {
   });
 }
 
-TEST(FullyShard, UnshardsAndReshardsByHand) {
+TEST(FullyShard, UnshardsAndReshardsExplicitly) {
   RunRanks(2, [](Rank& rank) {
     nn::Linear linear(3, 5);
     testing::fill(linear);

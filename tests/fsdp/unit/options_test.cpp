@@ -44,7 +44,7 @@ TEST(Options, AreWrittenAsFarAsTheyAreNotTheDefault) {
             "{.shard_over_replicas = true, .shard_placement = a function, .ignored = 1 parameter}");
 }
 
-TEST(Options, ShardsTheDimensionThatItIsTold) {
+TEST(Options, ShardsTheRequestedDimension) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {
     ShardedModel model(rank.mesh({4}, {"dp"}),
@@ -207,7 +207,7 @@ void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
   fully_shard(model, mesh.flatten("dp"), {.parameter_mesh = mesh_of_experts});
 }
 
-TEST(Options, GivesParametersAMeshOfTheirOwn) {
+TEST(Options, GivesParametersTheirMesh) {
   const at::Tensor x = testing::uniform_values({8, 3}, 1);
   Mixture alone;
   testing::fill(alone);
@@ -236,7 +236,7 @@ TEST(Options, GivesParametersAMeshOfTheirOwn) {
 
 // Experts as one tensor that is split over "ep" as well: norms count it once, and a checkpoint
 // holds it as one rank would.
-TEST(Options, OfExpertsThatAreOneTensorNormsAndCheckpointsAreThoseOfOneRank) {
+TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   const testing::TemporaryFolder folder;
   Mixture alone;
   testing::fill(alone);
@@ -271,7 +271,7 @@ TEST(Options, OfExpertsThatAreOneTensorNormsAndCheckpointsAreThoseOfOneRank) {
 }
 
 // Those of the other ranks are other parameters, not copies.
-TEST(Options, CountsParametersWithAMeshOfTheirOwnInNorms) {
+TEST(Options, CountsParametersOnAnotherMeshInNorms) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
     Mixture model;

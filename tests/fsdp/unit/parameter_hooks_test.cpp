@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Arrangement{"offloaded", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}}),
     [](const auto& info) { return "Arrangement" + std::to_string(info.index); });
 
-TEST(ParameterHook, ThatIsTakenAwayByTheTensorBeforeShardingIsCalledNoMore) {
+TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(2, [&](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
@@ -80,7 +80,7 @@ TEST(ParameterHook, ThatIsTakenAwayByTheTensorBeforeShardingIsCalledNoMore) {
   });
 }
 
-TEST(ParameterHook, OfAParameterThatAPlanDistributesIsCalledToo) {
+TEST(ParameterHook, IsCalledForAParameterThatAPlanDistributes) {
   nn::Linear alone(4, 6);
   testing::fill(alone);
   const at::Tensor x = testing::uniform_values({3, 4}, 1);
@@ -99,7 +99,7 @@ TEST(ParameterHook, OfAParameterThatAPlanDistributesIsCalledToo) {
   });
 }
 
-TEST(ParameterHook, ThatGivesAnotherLayoutIsRefused) {
+TEST(ParameterHook, IsRefusedIfItReturnsAnotherLayout) {
   RunRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     model.head->slot("weight")->persistent().register_hook(
@@ -108,7 +108,7 @@ TEST(ParameterHook, ThatGivesAnotherLayoutIsRefused) {
   });
 }
 
-TEST(Gradients, OfAnotherLayoutThanTheirParameterAreRefusedInBackward) {
+TEST(Gradients, AreRefusedInBackwardIfTheirLayoutIsNotTheParameters) {
   RunRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     const at::Tensor& weight = model.head->slot("weight")->persistent();

@@ -80,7 +80,7 @@ TEST_P(RequestedGradients, AreThoseOfOneRank) {
   });
 }
 
-TEST_P(RequestedGradients, OfSomeParametersLeaveTheOthersAlone) {
+TEST_P(RequestedGradients, ForSomeParametersLeaveTheOthersUnchanged) {
   const Tensors expected = gradients_alone({}, {0});
   on_layout([&](Rank& rank, ShardedModel& model, const Tensors& parameters) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -125,7 +125,7 @@ struct CountSteps final : torch::autograd::PostAccumulateGradHook {
 };
 
 /// Gradient surgery: two losses of one forward.
-TEST(RequestedGradient, OfTwoLossesOfOneGraph) {
+TEST(RequestedGradient, WorksForTwoLossesOfOneGraph) {
   SmallModel alone(kDim, kHidden, kClasses);
   testing::fill(alone);
   const auto losses_of = [](const at::Tensor& y) {
@@ -178,7 +178,7 @@ TEST(RequestedGradient, CallsHooksAndNoOptimizerInBackward) {
   });
 }
 
-TEST(RequestedGradient, OfAConvertedModelAndOfOneMadeWithoutValues) {
+TEST(RequestedGradient, WorksForAConvertedModelAndOneMadeWithoutValues) {
   const Tensors expected = gradients_alone({}, {0});
   SmallModel alone(kDim, kHidden, kClasses);
   nn::init_weights(alone, 3);
@@ -222,7 +222,7 @@ TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
   });
 }
 
-TEST(RequestedGradient, OfAPenaltyOnShardsIsAutogradsOwn) {
+TEST(RequestedGradient, OfAPenaltyOnShardsIsLeftToAutograd) {
   RunRanks(2, [](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}));
     const at::Tensor weight = model.head->slot("weight")->persistent();

@@ -129,7 +129,7 @@ TEST(ForceSum, DividesOnceByTheFactor) {
   }
 }
 
-TEST(Settings, PrefetchesWhatItIsTold) {
+TEST(Settings, PrefetchesTheRequestedUnits) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 0});
   RunRanks(2, [&](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}));
@@ -143,7 +143,7 @@ TEST(Settings, PrefetchesWhatItIsTold) {
   });
 }
 
-TEST(Settings, GathersAheadWhenAskedByHand) {
+TEST(Settings, GathersAheadAfterStartUnshard) {
   RunRanks(2, [](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}));
     const comm::TrafficTable before = rank.world()->traffic().table();

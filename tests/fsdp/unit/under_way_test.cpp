@@ -86,7 +86,7 @@ TEST(UnderWay, NamesNoUnitBetweenForwardAndBackward) {
   });
 }
 
-TEST(UnitErrors, OfAGatherAndAReductionNameTheUnit) {
+TEST(UnitErrors, NameTheUnitOfAGatherAndAReduction) {
   RunRanks(2, [](Rank& rank) {
     Three model(rank.mesh({2}, {"dp"}));
     const auto fails = [](auto&&...) -> comm::WorkPtr { TORCH_CHECK(false, "no memory"); };

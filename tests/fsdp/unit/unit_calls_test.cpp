@@ -38,7 +38,7 @@ at::Tensor rows_of_rank(const Rank& rank, std::int64_t dim) {
 }
 
 // PyTorch refuses both.
-TEST(UnitCalls, OfABlockBeforeTheRootsFirst) {
+TEST(UnitCalls, MayBeginWithABlockBeforeTheRoot) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   RunRanks(2, [&](Rank& rank) {
     const auto model = model_over(rank.mesh({2}, {"dp"}));
@@ -51,7 +51,7 @@ TEST(UnitCalls, OfABlockBeforeTheRootsFirst) {
   });
 }
 
-TEST(UnitCalls, OfABlockAlone) {
+TEST(UnitCalls, MayBeOfABlockAlone) {
   SmallModel alone(kDim, kHidden, kClasses);
   testing::fill(alone);
   (*alone.blocks[1])(testing::batch(kDim, 0)).square().mean().backward();
@@ -96,7 +96,7 @@ void chunked_backward(Headless& model, const at::Tensor& x) {
   hidden.backward(leaf.grad());
 }
 
-TEST(UnitCalls, OfAHeadWithBackwardsOfItsOwn) {
+TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
   Headless alone;
   testing::fill(alone);
   chunked_backward(alone, testing::batch(kDim, 0));

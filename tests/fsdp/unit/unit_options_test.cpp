@@ -71,7 +71,7 @@ TEST(UnitOptions, AskFunctionsByTheNameWithinTheUnit) {
   });
 }
 
-TEST(UnitOptions, GiveAClassAMeshOfItsOwn) {
+TEST(UnitOptions, GiveAClassItsMesh) {
   RunRanks(4, [](Rank& rank) {
     SmallModel model(4, 6, 4);
     const DeviceMesh grid = rank.mesh({2, 2}, {"dp", "ep"});

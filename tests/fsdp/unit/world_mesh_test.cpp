@@ -52,7 +52,7 @@ TEST_P(WorldMesh, TakesAPlan) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WorldMesh, ::testing::Values(1, 3, 4));
 
-TEST(WorldMeshErrors, OfNoWorldIsAnError) {
+TEST(WorldMeshErrors, AMissingWorldIsAnError) {
   nn::Linear linear(3, 5);
   EXPECT_ERROR(fully_shard(linear, comm::WorldPtr()), "the world is null");
   EXPECT_ERROR(replicate(linear, comm::WorldPtr()), "the world is null");

@@ -31,7 +31,7 @@ TEST_P(WrittenParameters, AreRefusedInBackward) {
   });
 }
 
-TEST_P(WrittenParameters, ByATensorOfTheirsAreRefusedInBackward) {
+TEST_P(WrittenParameters, AreRefusedInBackwardIfWrittenThroughTheirTensor) {
   const Arrangement& split = GetParam();
   RunRanks(static_cast<int>(c10::multiply_integers(split.sizes)), [&](Rank& rank) {
     testing::ShardedModel model(rank.mesh(split.sizes, split.names), split.options, kSizes);
@@ -44,7 +44,7 @@ TEST_P(WrittenParameters, ByATensorOfTheirsAreRefusedInBackward) {
   });
 }
 
-TEST_P(WrittenParameters, OfWhichBackwardNeedsNoValueAreTaken) {
+TEST_P(WrittenParameters, AreAcceptedIfBackwardNeedsNoValue) {
   const Arrangement& split = GetParam();
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   RunRanks(static_cast<int>(c10::multiply_integers(split.sizes)), [&](Rank& rank) {

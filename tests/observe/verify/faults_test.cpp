@@ -66,7 +66,7 @@ void expect_tap_named(const VerifyReport& report) {
                "all outputs before are equal, so look at the forward of 'block0.mlp.tap'");
 }
 
-TEST(VerifyFaults, ASliceOfAPartByHand) {
+TEST(VerifyFaults, AnExplicitSliceOfAPart) {
   expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
                             return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
                           })}));
@@ -248,7 +248,7 @@ TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
   EXPECT_TRUE(report.gradients.empty());
 }
 
-TEST(VerifyFaults, OfOneDataParallelRankAlone) {
+TEST(VerifyFaults, OneDataParallelRankAlone) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const bool wrong = mesh.local_rank("dp") == 1;
