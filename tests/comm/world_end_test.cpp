@@ -116,8 +116,9 @@ TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
 }
 
 TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
-  for (const testing::Ended& ended : testing::RunProcesses(
-           2, "DISABLED_WorldEnd.RunsAProcessToItsEnd", {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
+  for (const testing::Ended& ended :
+       testing::RunProcesses(2, "DISABLED_WorldEnd.RunsAProcessToItsEnd",
+                             {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
   }
 }

@@ -16,9 +16,9 @@ class AllocationWatcher {
   virtual void freed(void* data, std::size_t bytes) = 0;
 };
 
-/// While it exists, `watcher` sees what this thread and its backwards allocate, and later when it is
-/// freed. From a program's first scope on, its tensors come from an allocator that can be watched.
-/// One scope a thread at a time.
+/// While it exists, `watcher` sees what this thread and its backwards allocate, and later when it
+/// is freed. From a program's first scope on, its tensors come from an allocator that can be
+/// watched. One scope a thread at a time.
 class AllocationScope {
  public:
   explicit AllocationScope(std::shared_ptr<AllocationWatcher> watcher);
