@@ -30,7 +30,7 @@ def metrics_file(path):
 
 
 def flat(record, prefix=""):
-    """Names and numbers. null stands for a number that is not finite, or that nobody knows."""
+    """Names and numbers. null is a number that is not finite or not known."""
     for name, value in record.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}/")

@@ -109,7 +109,7 @@ TEST(ExportFolder, RefusesADiskWithoutRoom) {
                "takes 1152921504606846976 bytes, but the disk has room for");
 }
 
-TEST(ExportFolder, SaysInTheConfigurationWhatTheWeightsAre) {
+TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {
   EXPECT_EQ(config_of_weights(R"({"a": 1})", at::kFloat), R"({"a": 1})");
   EXPECT_EQ(config_of_weights(R"({"dtype":"float32"})", at::kFloat), R"({"dtype":"float32"})");
   const auto config = config_of_weights(R"({"b": 1, "torch_dtype": "bfloat16"})", at::kFloat);

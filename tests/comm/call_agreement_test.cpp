@@ -33,7 +33,7 @@ void gather(Communicator& group, const std::string& purpose) {
   group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
 }
 
-/// A gather that waits for nobody: of nothing.
+/// A gather of empty tensors, which does not wait for other ranks.
 void gather_nothing(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({0}), at::zeros({0}))->wait();
@@ -174,7 +174,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
   }
 }
 
-// Ending within the deadline of the fixture shows that nobody waits for the time-out.
+// Ending within the deadline of the fixture shows that no rank waits for the time-out.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(

@@ -56,7 +56,7 @@ TEST(DISABLED_Processes, Rank1IsKilled) {
                 "all_reduce in group 'all' (ranks 0, 1, 2)", "look for");
 }
 
-/// Ends this process in the middle of whatever it does by then.
+/// Ends this process in the middle of its work.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);

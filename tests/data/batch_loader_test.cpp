@@ -273,7 +273,7 @@ TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
   const auto tokens = std::make_shared<GatedTokens>();
   PrefetchLoader prefetch(std::make_shared<BatchLoader>(tokens, 1, 2, 9), 0, 1);
   EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  tokens->begun.acquire();  // nobody has asked for step 1
+  tokens->begun.acquire();  // step 1 was not requested
   tokens->gate.set_value();
   EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
 }

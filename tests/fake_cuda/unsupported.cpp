@@ -3,7 +3,7 @@
 // theirs.
 //
 // NVIDIA's headers are left out, so that no parameters need be repeated: the caller passes and
-// frees them, here nobody reads them.
+// frees them, here they are not read.
 #include <string>
 
 #include "record/record.h"

@@ -114,7 +114,7 @@ class Comparison {
   double worst() const { return worst_; }
 
  private:
-  /// Whether a difference is not allowed; one that is no number is not.
+  /// Whether a difference is not allowed; NaN is not.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);

@@ -345,7 +345,7 @@ class Training {
     }
     std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
     const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
-    // Outside of a parallelized forward nobody says what the plain targets are.
+    // Outside of a parallelized forward it is not known what the plain targets are.
     outputs[0] = split ? outputs[0] : whole(outputs[0]);
     outputs[1] = whole(outputs[1]);
     return fuzz::sum_of_losses(outputs, targets, case_.train.loss);

@@ -70,12 +70,12 @@ class Lists(unittest.TestCase):
     def test_the_list_is_that_of_the_headers(self):
         self.assertIn("run scripts/docs --renew: - tessera::save", self.faults("0.10.1", OLD, OLD[:2] + OLD[3:], ""))
 
-    def test_only_what_stands_above_the_last_release_counts(self):
+    def test_only_entries_above_the_last_release_count(self):
         new = [*OLD, "tessera::load | void ()"]
         self.assertIn("+ tessera::load", self.faults("0.10.1", new, new, "# C\n\n## 0.10.0\n\n`load`\n"))
         self.assertEqual(self.faults("0.10.1", new, new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
 
-    def test_what_is_gone_needs_a_greater_minor_version(self):
+    def test_a_removed_name_needs_a_greater_minor_version(self):
         new = [line for line in OLD if "save" not in line]
         self.assertIn("needs a greater number", self.faults("0.10.1", new, new, "`save`"))
         self.assertEqual(self.faults("0.11.0", new, new, "`save`"), "")

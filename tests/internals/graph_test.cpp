@@ -43,7 +43,7 @@ struct Counting final : LeafNode {
   int calls = 0;
 };
 
-TEST(LeafNodeCanary, IsThatWhichTheGraphLeadsTo) {
+TEST(LeafNodeCanary, IsTheNodeAtTheEndOfTheGraph) {
   const at::Tensor x = leaf();
   const at::Tensor y = x * 2;
   const Edge& edge = y.grad_fn()->next_edge(0);

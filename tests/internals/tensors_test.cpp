@@ -27,7 +27,7 @@ TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
   EXPECT_EQ(x._version(), before + 2);
 }
 
-TEST(VersionCounterCanary, HasAutogradRefuseWhatWasWrittenSince) {
+TEST(VersionCounterCanary, MakesAutogradRefuseTensorsWrittenSince) {
   const at::Tensor x = at::ones({2}).requires_grad_();
   const at::Tensor factor = at::ones({2});
   const at::Tensor loss = (x * factor).sum();
@@ -105,7 +105,7 @@ void allocate(const c10::Storage& storage) {
   set_memory(storage, storage.allocator()->allocate(2 * sizeof(float)), 2 * sizeof(float));
 }
 
-TEST(MemoryUnderTensorsCanary, GoesAndComesBackUnderWhatAutogradHasSaved) {
+TEST(MemoryUnderTensorsCanary, MayBeFreedAndRestoredUnderTensorsSavedByAutograd) {
   const c10::Storage storage = at::empty({0}, at::kByte).storage();
   const at::Tensor tensor = tensor_over(storage, 0, {2}, at::kFloat);
   allocate(storage);

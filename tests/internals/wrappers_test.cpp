@@ -138,7 +138,7 @@ TEST_F(TensorWrapperCanary, IsCopiedAndAssignedAsAWrapper) {
   EXPECT_EQ(wrapper_cast<Wrapper>(at::ones({2})), nullptr);
 }
 
-TEST_F(TensorWrapperCanary, IsNoInferenceTensorWhereItsOriginalIsNone) {
+TEST_F(TensorWrapperCanary, IsAnInferenceTensorOnlyIfItsOriginalIs) {
   const at::Tensor x = wrapped(at::ones({2}));
   const c10::InferenceMode inference;
   EXPECT_FALSE(x.variable_data().is_inference());

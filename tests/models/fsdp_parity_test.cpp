@@ -23,7 +23,7 @@ struct Sharding {
   std::int64_t post_forward_mesh_size = 1;
 };
 
-/// What it is combined with.
+/// Further options that it is combined with.
 struct Extra {
   const char* name;
   std::int64_t tp = 1;

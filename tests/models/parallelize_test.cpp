@@ -1,4 +1,4 @@
-// parallelize() of a model that is no Llama, against itself on one rank, in fp64.
+// parallelize() of a model other than Llama, against itself on one rank, in fp64.
 #include "tessera/models/parallelize.h"
 
 #include <ATen/ops/arange.h>

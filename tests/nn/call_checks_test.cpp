@@ -1,5 +1,5 @@
-// What the outermost call of a module refuses: parameters outside of slots, storage that nobody has
-// filled, hooks that were skipped.
+// The outermost call of a module refuses parameters outside of slots, unfilled storage and skipped
+// hooks.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
@@ -147,7 +147,7 @@ TEST(CallChecks, NoticeParametersEmptiedAfterACall) {
   EXPECT_ERROR(module(input()), "'bias'");
 }
 
-TEST(CallChecks, TakeAnInPlaceOperatorForFilling) {
+TEST(CallChecks, CountAnInPlaceOperatorAsFilling) {
   Linear module(2, 2);
   module.weight->detach().zero_();
   EXPECT_ERROR(module(input()), "never filled ('bias')");
@@ -155,7 +155,7 @@ TEST(CallChecks, TakeAnInPlaceOperatorForFilling) {
   EXPECT_TRUE(module(input()).equal(at::ones({3, 2})));
 }
 
-TEST(CallChecks, TakeANewTensorInASlotForFilling) {
+TEST(CallChecks, CountANewTensorInASlotAsFilling) {
   Linear module(2, 2, {.bias = false});
   module.slot("weight")->set(at::eye(2).requires_grad_());
   EXPECT_TRUE(module(input()).equal(input()));

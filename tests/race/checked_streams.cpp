@@ -38,7 +38,7 @@ std::string function_at(void* address) {
   return info.dli_sname != nullptr ? demangled(info.dli_sname) : std::string(info.dli_fname);
 }
 
-/// Who called what is `depth` frames up from here; Streams::order() is nobody.
+/// The caller of the function `depth` frames up; Streams::order() does not count.
 std::string caller(int depth) {
   std::array<void*, 12> frames{};
   const int count = backtrace(frames.data(), static_cast<int>(frames.size()));

@@ -1,4 +1,4 @@
-// The checker finds what it is made to find. Each fault is seeded on one lane's memory.
+// The checker finds each kind of fault. Each fault is seeded on one lane's memory.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>

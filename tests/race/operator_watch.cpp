@@ -31,7 +31,7 @@ bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
 
-/// All of what it changes, whatever that was.
+/// Whether the operator overwrites its argument without reading it.
 bool overwrites(std::string_view name) {
   return any_in(name, {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_"});
 }

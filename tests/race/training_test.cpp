@@ -1,4 +1,4 @@
-// Training under the checker: whatever lanes may do at once, nothing is used too early or too late.
+// Training under the checker: in any order of the lanes nothing is used too early or too late.
 #include <gtest/gtest.h>
 
 #include <fmt/ranges.h>

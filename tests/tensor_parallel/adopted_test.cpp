@@ -177,7 +177,7 @@ TEST(Adopted, DropoutOfTokensThatComeFirstAsksWhichPartARankHas) {
   });
 }
 
-/// The whole parameter would stay in memory with whoever holds it.
+/// Otherwise the whole parameter would stay in memory with its holder.
 TEST(Adopted, TheModuleItselfHasTheShards) {
   RunRanks(2, [](Rank& rank) {
     const auto module = std::make_shared<testing::TorchMlp>();

@@ -128,7 +128,7 @@ TEST(Copies, AreEqualBeforeTheFirstForward) {
   }
 }
 
-TEST(Copies, AreOfReplicatedStylesToo) {
+TEST(Copies, AreComparedForReplicatedStylesToo) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
     HeadsModel model;
     fill(model);

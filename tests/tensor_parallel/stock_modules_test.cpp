@@ -97,7 +97,7 @@ TEST(StockModules, TakeSequenceParallel) {
   }
 }
 
-TEST(StockModules, TakeThemUnderFsdp) {
+TEST(StockModules, TakeTheStylesUnderFsdp) {
   StockModel alone;
   alone(token_ids()).square().sum().backward();
   RunRanks(4, [&](Rank& rank) {

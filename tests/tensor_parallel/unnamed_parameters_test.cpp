@@ -1,5 +1,5 @@
-// Parameters that no entry of a plan names: they are replicated, and whatever meets them gives them
-// the gradient of one rank.
+// Parameters that no entry of a plan names are replicated, and have the gradient of one rank with
+// any operands.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -106,7 +106,7 @@ TEST(UnnamedParameters, HaveTheGradientsOfOneRank) {
   }
 }
 
-TEST(UnnamedParameters, HaveThemUnderFsdp) {
+TEST(UnnamedParameters, HaveTheGradientsOfOneRankUnderFsdp) {
   RunRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     Model model;

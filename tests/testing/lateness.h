@@ -31,7 +31,7 @@ class Lateness {
            std::optional<int> late_rank = std::nullopt)
       : rank_(rank), stage_(stage), delay_(delay), late_rank_(late_rank) {}
 
-  /// This rank comes to a stage.
+  /// This rank reaches a stage.
   void pass(Stage stage) {
     if (stage != stage_) {
       return;

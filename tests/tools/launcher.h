@@ -19,7 +19,7 @@ struct Result {
 };
 
 /// A tessera-run as a separate process. Everything below it carries a mark in its environment, so
-/// that whatever is left of the job can be found wherever it hid.
+/// that all remaining processes of the job can be found.
 class Launcher {
  public:
   using Variables = std::map<std::string, std::string>;

@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A port of loopback that nobody has now.
+/// A free port of loopback.
 std::string FreePlace() {
   const int free = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

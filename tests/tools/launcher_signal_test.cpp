@@ -138,7 +138,7 @@ TEST_F(LauncherSignal, DoesNotWaitForAReaderThatStalls) {
                         "[ $RANK = 0 ] || { sleep 0.5; exit 6; }; "
                         "while :; do echo 0123456789012345678901234567890123456789 >&2; done"));
   WaitForRanks(2);
-  // Nobody has read a byte: the launcher and its guardian stay to deliver what was written.
+  // No byte was read: the launcher and its guardian stay to deliver the output.
   while (launcher.left_over(std::chrono::milliseconds(0)).size() > 2) {
     usleep(5'000);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// A small model that is no Llama, of sizes that no mesh divides, and the same on one rank.
+// A small model other than Llama, of sizes that no mesh divides, and the same on one rank.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tanh.h>

@@ -119,7 +119,7 @@ TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
   });
 }
 
-TEST(MetricLogTest, ACheckpointsStallIsInTheNextStepsRecordAndBehindTheLastInItsOwn) {
+TEST(MetricLogTest, ACheckpointsStallIsRecordedWithTheNextStepOrTheLast) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     training::MetricLog log({.metrics = folder / "metrics.jsonl", .steps = 2}, rank.world());

@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuiet = 3s;
-// A launcher says who it is at once; whoever is silent is none.
+// A launcher identifies itself at once; a silent client is none.
 constexpr auto kHello = 2s;
 constexpr std::size_t kLongestWord = 4096;
 
@@ -97,7 +97,7 @@ std::string size_line(const Options& options) {
   return "--nnodes " + std::to_string(options.nnodes) + " --nproc " + std::to_string(options.nproc);
 }
 
-// Empty for a connection that is no launcher of this job.
+// Empty for a connection that is not from a launcher of this job.
 FileDescriptor accept_node(int listener, const Options& options) {
   FileDescriptor node(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (!node || read_line(node.get(), Clock::now() + kHello) != job_line(options)) {
@@ -132,7 +132,7 @@ void number_others(int listener, const Options& options, Wait wait) {
   }
 }
 
-// Empty where nobody listens, yet.
+// Empty where no launcher listens yet.
 FileDescriptor connect_to(const Options& options, Clock::time_point end) {
   const auto addresses = find_addresses(options);
   for (const auto* a = addresses.get(); a != nullptr; a = a->ai_next) {

@@ -1,5 +1,5 @@
-// Nodes that nobody has numbered, as torchrun's c10d has them: every launcher has the same command
-// line. Who can listen at the job's place is node 0, and numbers the others as they come.
+// Nodes without given numbers, as with torchrun's c10d: every launcher has the same command line.
+// The one that can listen at the job's endpoint is node 0, and numbers the others as they come.
 
 #pragma once
 

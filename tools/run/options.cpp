@@ -98,7 +98,7 @@ int read_nproc(const CLI::App& app) {
   return integer_of(*setting, 1, kMostRanks);
 }
 
-// What the ranks have in common is one launcher: those of several nodes would have to agree.
+// All ranks have one launcher: the launchers of several nodes would have to agree.
 int read_restarts(const CLI::App& app, int nnodes) {
   const auto setting = find_setting(app, "--restarts", "PET_MAX_RESTARTS");
   const int restarts = setting ? integer_of(*setting, 0, std::numeric_limits<int>::max()) : 0;

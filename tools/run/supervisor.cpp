@@ -214,7 +214,7 @@ void Supervisor::note_failures(const std::vector<Rank*>& ended) {
 void Supervisor::take_signals() {
   while (const auto signal = signals_.next()) {
     if (is_stop_signal(*signal)) {
-      // The second one: whoever sends it does not want to wait.
+      // The second one: its sender does not want to wait.
       if (stop_signal_ != 0) {
         begin(Stage::kKilling);
         continue;

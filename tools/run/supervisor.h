@@ -68,7 +68,7 @@ class Supervisor {
   void note_failures(const std::vector<Rank*>& ended);
   void report_failure();
   void report_others();
-  // Leaves the ranks' records where somebody will want to read them.
+  // Keeps the ranks' records if the job has failed or there are reports.
   void keep_records();
   // Moves to a later stage; a call for an earlier one does nothing.
   void begin(Stage stage);
@@ -77,7 +77,7 @@ class Supervisor {
   void signal_ranks(int signal);
   // Kills the children that are no ranks, and theirs.
   void end_leftovers();
-  // False if the launcher was told to stop meanwhile.
+  // False if the launcher was asked to stop meanwhile.
   bool drain();
   bool all_ended() const;
   Outcome outcome() const;

@@ -199,7 +199,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
       committed += fs::exists(out / kManifestOf3) ? 1 : 0;
     }
   }
-  // The save has come to its end, and so the step is there.
+  // The save has ended, and so the step exists.
   EXPECT_EQ(ExpectLoads(out, 3), 3);
   EXPECT_GT(committed, 10);
   EXPECT_GT(list.size(), 30U);

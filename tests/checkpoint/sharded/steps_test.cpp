@@ -93,7 +93,7 @@ TEST(Runs, AreOneInAFolder) {
   EXPECT_ERROR(run_of(3),
                "has steps of two runs: step-00000003 of run \"this\", step-00000002 of run",
                "move those of one of them away");
-  WriteFile(dir / "step-00000002/manifest.json", "{}");  // nobody can say whose it is
+  WriteFile(dir / "step-00000002/manifest.json", "{}");  // its run is not known
   run_of(3);
   EXPECT_ERROR(run_of(4), "no checkpoint in", "step-00000004");
 }

@@ -78,7 +78,7 @@ TEST(RankRanges, AreShortAndCanBeReadBack) {
   EXPECT_EQ(parse_ranks("0-3, x"), (std::vector<int>{0, 1, 2, 3}));
 }
 
-TEST(Departure, IsOfTheRankThatCallsSomethingElse) {
+TEST(Departure, NamesTheRankThatCallsSomethingElse) {
   Ranks ranks(3);
   ranks.all_call(kAll, "set-up");
   ranks.all_call(kAll, "all_reduce");
@@ -167,7 +167,7 @@ TEST(Deadlock, IsFoundAmongTheThreadsThatMakeTheCalls) {
       << "the other threads have ended";
 }
 
-TEST(Deadlock, IsOfRanksThatCallOtherCollectivesAtOnePlace) {
+TEST(Deadlock, IsFoundForRanksThatCallDifferentCollectivesAtOnePosition) {
   for (const bool same : {true, false}) {
     Ranks ranks(2);
     ranks.all_call({0, 1}, "set-up");
@@ -202,7 +202,7 @@ TEST(Departure, IsNoneWhereOnlyTheTurnsOfThreadsDiffer) {
                   "rank 0 calls all_reduce (call 2", "rank 1 calls barrier (call 2");
 }
 
-TEST(LastWork, IsOfTheThreadsThatMakeTheCallsOfTheGroup) {
+TEST(LastWork, CountsTheThreadsThatMakeTheCallsOfTheGroup) {
   Ranks ranks(2);
   ranks[1].threads = {{.id = kMainThread},
                       {.id = kOtherThread, .worked = 5, .work = Work::kWriting}};

@@ -41,7 +41,7 @@ TEST_F(FilesBesideJson, NeedNotBeThere) {
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
 }
 
-TEST_F(FilesBesideJson, SayWhatLlamasClassPutsAroundATexts) {
+TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundATexts) {
   WithoutTemplate();
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;

@@ -96,7 +96,7 @@ void write_names(std::ostream& out, const char* title, const char* text,
   out << "\n";
 }
 
-/// What a trait means to whoever calls the operator.
+/// The meaning of a trait for callers of the operator.
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{

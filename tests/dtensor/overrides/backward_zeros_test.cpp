@@ -1,4 +1,4 @@
-// Zeros that a formula of a gradient writes into may be laid out otherwise; nobody else's tensor.
+// Zeros that a gradient's formula writes into may get another layout; other tensors may not.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Reductions that elements of a type do not have: tensors are not made partial with them, neither
-// where somebody asks for it nor by operators.
+// Reductions that a type does not have: tensors are not made partial with them, neither on request
+// nor by operators.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The global sizes of a tensor that each rank has a part of, where nobody has said them.
+// The global sizes of a tensor that each rank has a part of, where they were not given.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// as_strided speaks of memory: a distributed tensor's begins at its own first element, whatever it
-// is a view of.
+// as_strided indexes memory: a distributed tensor's begins at its own first element, also for a
+// view.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

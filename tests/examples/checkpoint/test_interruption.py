@@ -1,4 +1,4 @@
-"""What ends a run, at whatever moment, costs it the steps since its last checkpoint and nothing else."""
+"""The end of a run at any moment costs the steps since its last checkpoint and nothing else."""
 import os
 import pathlib
 import random

@@ -73,7 +73,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
                 self.train(copy, [*flags, *self.checkpoints(copy), "--resume"], **few)
                 self.assert_equal_runs(copy, run)
 
-    def test_auto_begins_in_an_empty_folder_and_then_goes_on(self):
+    def test_auto_begins_in_an_empty_folder_and_then_continues(self):
         run = self.folder / "run"
         flags = [*self.checkpoints(run), "--resume", "auto", "--keep", 2]
         # The same schedule: the run is cut short by what it finds, not by --steps.
@@ -159,7 +159,7 @@ class Resume(programs.WithSharedFolder, training_runs.TrainingRuns):
         first = training_runs.figures(self.unbroken / "metrics.jsonl")[0]
         self.assertLess(figures[0][1], first[1] - 0.1)
 
-    def test_what_was_excluded_at_first_is_not_when_it_goes_on(self):
+    def test_an_entry_excluded_at_the_start_is_loaded_on_resume(self):
         flags = ["--initial-load", self.unbroken / "steps", "--exclude", "optimizer,data",
                  "--resume", "auto", "--schedule", "constant"]
         whole, parts = self.folder / "whole", self.folder / "parts"
@@ -208,7 +208,7 @@ class Refusals(training_runs.TrainingRuns):
         runs = {json.loads(file.read_text())["run_id"] for file in (self.run_folder / "steps").glob("*/manifest.json")}
         self.assertEqual(len(runs), 1)
 
-    def test_what_an_unfinished_save_has_left(self):
+    def test_remains_of_an_unfinished_save(self):
         left = self.run_folder / "steps/step-00000001"
         left.mkdir(parents=True)
         (left / "INCOMPLETE").write_text("before")

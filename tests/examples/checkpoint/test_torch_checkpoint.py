@@ -46,7 +46,7 @@ class WithTorchCheckpoint(programs.WithSharedFolder):
 class TorchCheckpoint(WithTorchCheckpoint):
     form = "sharded"
 
-    def test_what_fsdp2_saved_is_loaded(self):
+    def test_loads_a_checkpoint_of_fsdp2(self):
         for mesh in ((2, 2), (3, 1)):
             with self.subTest(mesh=mesh):
                 out = self.shared / "out.safetensors"
@@ -71,7 +71,7 @@ class TorchCheckpoint(WithTorchCheckpoint):
             self.assertTrue(torch.equal(found[name], weight), name)
             self.assertTrue(found[f"optimizer.state.{name}.exp_avg"].any(), name)
 
-    def test_what_torch_consolidated_is_a_model(self):
+    def test_a_consolidated_checkpoint_of_torch_is_a_model(self):
         torch_checkpoint("save", "consolidated", self.shared / "model", self.shared / "same.safetensors")
         copy(2, 2, self.shared / "model", self.shared / "weights.safetensors")
         self.expect_equal(self.shared / "weights.safetensors", self.weights, beside=self.whole)
@@ -84,7 +84,7 @@ class TorchsOwnForm(WithTorchCheckpoint):
     def convert(self, out, *arguments):
         return programs.run([sys.executable, CONVERTER, self.shared / "distcp", self.shared / out, *arguments])
 
-    def test_is_named_with_what_converts_it(self):
+    def test_is_named_with_its_converter(self):
         for command in ([programs.BIN / "tessera-ckpt", "info"], [programs.BIN / "checkpoint_copy", 1, 1]):
             with self.subTest(command[0].name):
                 done = programs.run([*command, self.shared / "distcp", *([self.shared / "o"] if command[1] == 1 else [])])

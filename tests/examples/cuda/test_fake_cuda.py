@@ -161,7 +161,7 @@ def test_makes_no_wrong_call(case):
 
 
 @of_cases(CASES)
-def test_each_rank_uses_a_device_of_its_own(case):
+def test_each_rank_uses_another_device(case):
     for rank, report in enumerate(reports(case)):
         assert {row["device"] for row in report["streams"]} == {rank}
 

@@ -57,7 +57,7 @@ class Chat(programs.WithSharedFolder):
                     self.assertEqual(got["text"], render())
                     self.assertEqual(got["prompt"], render(add_generation_prompt=True))
 
-    def test_turns_are_what_the_assistant_says(self):
+    def test_the_loss_is_of_the_assistants_turns(self):
         for name, says in (("chatml", "8 <b>&amp;\n\nthat is<|im_end|>\n"), ("llama2", " 8 <b>&amp;\n\nthat is </s>"),
                            ("llama3", "8 <b>&amp;\n\nthat is<|eot_id|>"), ("mistral", " 8 <b>&amp;\n\nthat is</s>"),
                            ("gemma", "8 <b>&amp;\n\nthat is<end_of_turn>\n")):

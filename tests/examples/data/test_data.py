@@ -140,7 +140,7 @@ class Documents(LossesOfTransformers):
         self.check_documents(programs.SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
                                                "sliding_window": 3, "eos_token_id": self.END}, [])
 
-    def test_refuse_an_end_that_nobody_knows(self):
+    def test_refuse_an_unknown_end_token(self):
         self.refuse(["--tokens", self.tokens, "--document-mask"], "--document-mask", "pass --eos-token")
         self.refuse(["--tokens", self.tokens, "--document-mask", "--eos-token", 256], "is 256", "vocabulary is 256")
         self.refuse(["--tokens", self.tokens, "--eos-token", 2], "--eos-token is given, but is for --document-mask")
@@ -221,7 +221,7 @@ class Prompts(LossesOfTransformers):
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
 
-    def test_refuse_what_teaches_nothing(self):
+    def test_refuse_unusable_completions(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
         self.refuse([*flags, self.write_lines([])], "hold no object")
         self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')

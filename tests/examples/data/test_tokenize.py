@@ -157,7 +157,7 @@ class Tokenize(programs.WithSharedFolder):
         done = programs.run(self.command(*flags, "--eos-token", 3, tokenizer=path))
         self.assertIn('"end_token" is 3', done.stderr)
 
-    def test_goes_on_after_it_was_killed(self):
+    def test_continues_after_it_was_killed(self):
         docs = self.documents(2500)
         half = len(docs) // 2
         files = [self.write("a.jsonl.gz", gzip.compress(self.lines(docs[:half]).encode())),

@@ -94,7 +94,7 @@ class Unicode(programs.WithSharedFolder):
     def test_steps(self):
         for step in pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation("removed"):
             with self.subTest(str(step)):
-                # Before each of these an "x" goes, which is left at the end of what is no step's.
+                # Each is preceded by an "x", which remains if the step does not take the character.
                 text = "".join(f"x{c}" for c in ALL if c not in "x")
                 got = self.ours(text, pre_tokenizer=pre_tokenizers.Sequence([
                     step, pre_tokenizers.Split(Regex("x$"), "removed")]))

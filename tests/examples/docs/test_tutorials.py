@@ -84,7 +84,7 @@ class Tutorials(unittest.TestCase):
             for one, same in zip(losses[0], other):
                 self.assertAlmostEqual(one, same, delta=2e-2 * one)
 
-    def test_program_of_ones_own_writes_what_it_is_asked_for(self):
+    def test_your_own_program_writes_the_requested_files(self):
         with tempfile.TemporaryDirectory() as folder:
             list(self.run_tutorial("14_your_own_program", folder, on=(2,)))
             out = pathlib.Path(folder)

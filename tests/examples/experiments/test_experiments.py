@@ -74,7 +74,7 @@ class Experiments(programs.InFolder):
         for part in ("one rank: 4 steps in", "TP 2: 4 steps in", "one rank, last bits 1: 4 steps, kept"):
             self.assertIn(part, again)
 
-    def test_names_are_folders_of_their_own_and_no_others_files_are_deleted(self):
+    def test_each_run_has_its_folder_and_no_other_files_are_deleted(self):
         (self.folder / "out").mkdir()
         notes = self.folder / "out/notes.txt"
         notes.write_text("mine")
@@ -155,7 +155,7 @@ class Experiments(programs.InFolder):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertGreater(self.row("TP 2")["loss"]["largest"] + self.row("TP 2")["grad_norm"]["largest"], 0)
 
-    def test_parts_have_references_of_their_own_and_a_failed_run_is_one_line(self):
+    def test_each_part_has_its_reference_and_a_failed_run_is_one_line(self):
         file = self.write('[[axis]]\nname = "batch"\nvalues = [4, 6]\n[[axis]]\nname = "reshard"\n[axis.values]\n'
                           '"all" = { dp = 2, reshard-last = true }\n"most" = { dp = 2 }\n"bad" = { dp = 2, zero = 2, reshard-last = true }\n',
                           separate=["batch"], steps=2)
@@ -170,7 +170,7 @@ class Experiments(programs.InFolder):
         calls = {name: self.row(f"batch 4, reshard {name}")["comm"]["dp"]["all_gather"]["calls"] for name in ("all", "most")}
         self.assertEqual(calls["all"], calls["most"] + 2)
 
-    def test_an_interrupted_experiment_goes_on(self):
+    def test_an_interrupted_experiment_continues(self):
         body = MESHES.replace("tp = 2", "tp = 2\nsteps = 4000")
         file = self.write(body, steps=2)
         command = [sys.executable, RUN, file, "--bin", programs.BIN, "--out", self.folder / "out"]
@@ -282,7 +282,7 @@ class Parts(unittest.TestCase):
             self.assertLess(abs(sum(a != b for a, b in zip(before, after)) - 1000), 150)
             last_bits.flip(path, 1, bit)
 
-    def test_what_metrics_round_away_hides_no_fault(self):
+    def test_rounding_of_metrics_hides_no_fault(self):
         flags = {"batch": 16, "seq": 4096}
         asked = experiment.Experiment("x", pathlib.Path("/x.toml"), "x", [0], 1, [], flags,
                                       [experiment.Run("one", flags, 0), experiment.Run("two", flags | {"dp": 2}, 0)])

@@ -66,7 +66,7 @@ class TestMetricsToWandb(programs.InFolder):
         self.assertEqual((init["config"]["lr"], init["config"]["dp"]), (0.002, 2))
         self.assertIn("3 steps are in wandb/offline-run-1\n", out)
 
-    def test_is_offline_unless_told(self):
+    def test_is_offline_by_default(self):
         file = self.write('{"step": 1, "loss": 2.5}\n')
         self.assertEqual(self.calls(file)[0]["mode"], "offline")
         self.assertEqual(self.calls(file, WANDB_MODE="online")[0]["mode"], "online")
@@ -76,7 +76,7 @@ class TestMetricsToWandb(programs.InFolder):
                           '{"step": 2, "loss": NaN, "lr": 0.25}\n', '{"step": 3, "lo')
         self.assertEqual(self.calls(file)[0]["log"], [[1, {"lr": 0.5, "skipped": False}], [2, {"lr": 0.25}]])
 
-    def test_goes_on_with_a_run(self):
+    def test_continues_a_run(self):
         init = self.calls(self.write('{"step": 1, "loss": 2.5}\n'), "--id", "abc")[0]["init"]
         self.assertEqual((init["id"], init["resume"], init["config"]), ("abc", "allow", {}))
 

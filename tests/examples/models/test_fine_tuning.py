@@ -58,7 +58,7 @@ class FineTuning(programs.InFolder):
         self.assertLess((ours - theirs).abs().max().item(), 1e-4)
         self.assertGreater((ours - before).abs().max().item(), 1e-2)
 
-    def test_adapters_go_on_from_a_checkpoint(self):
+    def test_adapters_continue_from_a_checkpoint(self):
         steps = self.folder / "steps"
         flags = [*LORA, "--merge-lora", "--checkpoint", steps]
         whole, losses, _ = self.run_on("whole", [*LORA, "--merge-lora"], 2, 2, steps=4)
@@ -97,7 +97,7 @@ class FineTuning(programs.InFolder):
         programs.train([*self.data, "--lora-rank", 2, "--lora-alpha", 5, "--lora-dropout", 0.1, "--steps", 1, "--initial-load",
                         adapted])
 
-    def test_a_run_goes_on_with_its_own_flags_alone(self):
+    def test_a_run_continues_with_its_own_flags_alone(self):
         steps = self.folder / "steps"
         lora = ["--lora-rank", 2, "--lora-alpha", 4, "--ema", 0.5]
         programs.train([*self.data, *lora, "--steps", 1, "--checkpoint", steps])

@@ -245,7 +245,7 @@ class Generation(programs.InFolder):
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
             self.assertIn("is no number, as its mean loss is nan", done.stderr)
 
-    def test_what_nobody_can_read_is_an_error(self):
+    def test_unwritable_output_is_an_error(self):
         folder, _ = self.make("llama1")
         command = [programs.BIN / "llama_generate", "--model", folder, "--prompt", "a"]
         with open("/dev/full", "w") as full:

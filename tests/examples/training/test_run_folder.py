@@ -60,7 +60,7 @@ class RunFolder(programs.InFolder):
                              "folder, or --resume to go on with that run\n"))
         self.assertEqual({path: path.read_bytes() for path in self.run.rglob("*") if path.is_file()}, before)
 
-    def test_of_runs_that_begin_together_one_has_it(self):
+    def test_one_of_several_simultaneous_runs_gets_it(self):
         command = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--steps", 2,
                    "--output-dir", self.run]
         runs = [subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -69,7 +69,7 @@ class RunFolder(programs.InFolder):
         self.assertEqual(sorted(run.returncode for run in runs), [0, 1, 1])
         self.assertEqual(sum("has a run already (config.toml)" in error for error in errors), 2)
 
-    def test_a_resumed_run_goes_on_in_it(self):
+    def test_a_resumed_run_continues_in_it(self):
         flags = ["--config", self.config, "--tokens", self.tokens, "--checkpoint-every", 2, "--output-dir", self.run]
         self.assert_ends_well(self.start(*flags, "--steps", 3, "--resume", "auto", ranks=1))
         self.assert_ends_well(self.start(*flags, "--steps", 5, "--resume", "auto", ranks=1))

@@ -74,7 +74,7 @@ class Trace(programs.InFolder):
         self.assertIn("give A:B", refused(*trace, "2"))
         self.assertIn("ends after --steps 3", refused(*trace, "2:4"))
 
-    def test_a_run_that_goes_on_traces_the_steps_that_are_left(self):
+    def test_a_resumed_run_traces_the_remaining_steps(self):
         def resumed(steps, *trace):
             done = programs.run([programs.BIN / "llama_train", *self.flags(
                 "--checkpoint", self.folder / "steps", "--resume", "auto", "--steps", steps, *trace)])
@@ -104,7 +104,7 @@ class Trace(programs.InFolder):
                     self.assertNotIn("step:", done.stdout)
         self.assertEqual(set(self.folder.rglob("*")), before)
 
-    def test_the_run_goes_on_where_they_can_not_be_written_by_then(self):
+    def test_the_run_continues_if_they_can_not_be_written_later(self):
         flags = ["--batch", 8, "--seq", 16, "--steps", 40, "--trace", self.folder / "out/trace.json", "--trace-steps",
                  "38:39", "--memory-report", self.folder / "out/memory.json", "--save-hf", self.folder / "model"]
         with training_runs.Job(["--config", self.config, "--tokens", self.tokens, *flags], dp=2, tp=1) as job:

@@ -42,7 +42,7 @@ std::vector<std::string> errors_of_second_step(at::Tensor (*part)(const at::Tens
   });
 }
 
-TEST(CopyAgreement, IsOfReplicasInTheFirstForward) {
+TEST(CopyAgreement, ComparesReplicasInTheFirstForward) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     fill_differently(model, rank);
@@ -68,7 +68,7 @@ TEST(CopyAgreement, FailsUntilTheyAreEqual) {
   });
 }
 
-TEST(CopyAgreement, IsOfTheReplicasOfShards) {
+TEST(CopyAgreement, ComparesTheReplicasOfShards) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     testing::fill(model);

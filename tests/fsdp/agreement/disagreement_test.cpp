@@ -1,5 +1,5 @@
-// Ranks that run different units where the communicator lets them: Gloo's, which, as NCCL's, moves
-// whatever has the same size.
+// Ranks that run different units where the communicator does not notice: Gloo's and NCCL's move any
+// tensors of the same size.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -263,7 +263,7 @@ TEST_F(Disagreement, IsNamedForReplicatedUnits) {
   EXPECT_THAT(errors, Each(kNamed));
 }
 
-/// As on a GPU, a gather that not all ranks make keeps nobody from going on.
+/// As on a GPU, a gather that not all ranks make does not block the others.
 comm::WorkPtr gather_alone(comm::Communicator& group, const at::Tensor& output,
                            const at::Tensor& input) {
   output.copy_(input.expand_as(output));
@@ -271,7 +271,7 @@ comm::WorkPtr gather_alone(comm::Communicator& group, const at::Tensor& output,
 }
 
 TEST_F(Disagreement, NamesAUnitThatOneRankSkipsAtTheEndOfForward) {
-  // Ending within the deadline of the fixture shows that nobody waits for the time-out.
+  // Ending within the deadline of the fixture shows that no rank waits for the time-out.
   const RanksOptions options{.world = {.timeout = std::chrono::minutes(10)}};
   const std::vector<std::string> errors = ErrorsOfRanks(
       4,

@@ -34,7 +34,7 @@ TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   EXPECT_CONTAINS(errors[1], "on rank 1 it is 'head.weight' of sizes [4, 7]");
 }
 
-TEST(ParameterAgreement, IsOfTheNumberOfParameters) {
+TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     nn::Linear linear(3, 3, {.bias = rank.rank() != 1});

@@ -103,7 +103,7 @@ TEST(LastBackward, LeavesTheReductionOfTheOthersUnderWay) {
     const auto streams = testing::record(model);
     set_is_last_backward(model, false);
     local_loss(model, rank, 0).backward();
-    // The root is reduced last: nobody has waited for it yet.
+    // The root is reduced last, and was not waited for yet.
     EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
     EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
     set_is_last_backward(model, true);

@@ -14,7 +14,7 @@ namespace {
 
 class OwnCollectives : public ::testing::TestWithParam<int> {};
 
-TEST_P(OwnCollectives, TakeThePlaceOfTheCommunicators) {
+TEST_P(OwnCollectives, ReplaceTheCommunicators) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(GetParam(), [&](Rank& rank) {
     SmallModel model(7, 10, 3);
@@ -121,7 +121,7 @@ TEST(ShareContext, LetsTwoStagesInterleaveMicroBatches) {
   });
 }
 
-TEST(PostOptimEvent, IsOfTheRootAlone) {
+TEST(PostOptimEvent, MayBeSetOnTheRootOnly) {
   RunRanks(2, [](Rank& rank) {
     SmallModel model(4, 6, 2);
     testing::fill(model);

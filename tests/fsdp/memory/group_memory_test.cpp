@@ -168,7 +168,7 @@ TEST(GroupMemory, ServesOneUnitAfterTheOther) {
   });
 }
 
-TEST(GroupMemory, IsThatOfTheParametersOwnMesh) {
+TEST(GroupMemory, BelongsToTheParametersMesh) {
   RunRanks(4, [](Rank& rank) {
     AllocatingWorld groups(rank);
     const DeviceMesh mesh = init_device_mesh(groups.world, {2, 2}, {"ep", "efsdp"});

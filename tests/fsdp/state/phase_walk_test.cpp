@@ -68,7 +68,7 @@ at::Tensor walk_loss(SmallModel& model) {
   return model(input()).square().mean();
 }
 
-/// After whatever went before.
+/// After any earlier state.
 void expect_a_step_as_ever(SmallModel& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     slot->persistent().mutable_grad().reset();

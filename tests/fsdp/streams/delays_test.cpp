@@ -1,5 +1,5 @@
-// A rank is late at some stage of a step: nobody may compute with what is not there yet, so that no
-// bit changes. PyTorch's test of FSDP2 does the same.
+// A rank is late at some stage of a step: no rank may compute with data that have not arrived, so
+// that no bit changes. PyTorch's test of FSDP2 does the same.
 #include <gtest/gtest.h>
 
 #include <chrono>

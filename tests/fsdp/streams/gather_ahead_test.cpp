@@ -183,7 +183,7 @@ TEST(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently) {
   });
 }
 
-TEST(GatherAhead, IsOfTheNextMicroBatchToo) {
+TEST(GatherAhead, AlsoGathersForTheNextMicroBatch) {
   RunRanks(2, [](Rank& rank) {
     ShardedModel model(rank.mesh({2}, {"dp"}));
     const auto streams = record(model);

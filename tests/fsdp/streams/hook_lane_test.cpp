@@ -49,7 +49,7 @@ TEST(HookLane, ComesAfterTheReductionAndBeforeGradientsAreUsed) {
                  "compute: wait 6"}));
 }
 
-TEST(HookLane, IsThatOfOneRanksGradients) {
+TEST(HookLane, ComputesTheGradientsOfOneRank) {
   Log log;
   RunRanks(1, [&](Rank& rank) {
     nn::Linear linear(3, 4, {.bias = false});

@@ -147,19 +147,18 @@ TEST(Streams, WaitForEachOtherWherePackingNeedsIt) {
   const Options columns{.shard_placement = [](const std::string&, const at::Tensor&) {
     return std::optional<Placement>(Shard{1});
   }};
-  EXPECT_EQ(
-      log_of_linear(columns, 4),
-      gathered_and_then(
-          {"compute: record 4",  // unpacked: the gather buffer is free again
-                                 // Unpacked into compute's own memory, which nobody waits for.
-           "reshard the root unit",
-           "all_gather: wait 4",  // the gather buffer is freed
-           "reduce_scatter the root unit", "compute: record 5",
-           "reduce_scatter: wait 5",  // packed
-           "enter reduce_scatter", "leave", "enter reduce_scatter", "reduce_scatter: record 6",
-           "leave", "reduce_scatter: record 7",
-           "compute: wait 7",     // gradients for the optimizer
-           "compute: wait 6"}));  // the packed gradients are freed
+  EXPECT_EQ(log_of_linear(columns, 4),
+            gathered_and_then(
+                {"compute: record 4",  // unpacked: the gather buffer is free again
+                                       // Unpacked into compute's own memory: no wait is needed.
+                 "reshard the root unit",
+                 "all_gather: wait 4",  // the gather buffer is freed
+                 "reduce_scatter the root unit", "compute: record 5",
+                 "reduce_scatter: wait 5",  // packed
+                 "enter reduce_scatter", "leave", "enter reduce_scatter",
+                 "reduce_scatter: record 6", "leave", "reduce_scatter: record 7",
+                 "compute: wait 7",     // gradients for the optimizer
+                 "compute: wait 6"}));  // the packed gradients are freed
 }
 
 TEST(Streams, KeepGradientsUntilTheyAreReducedInPlace) {

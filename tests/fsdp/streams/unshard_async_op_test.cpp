@@ -157,7 +157,7 @@ TEST(AsyncOps, NeedNoLaneForExplicitGathers) {
   });
 }
 
-TEST(AsyncOps, AreOfUnits) {
+TEST(AsyncOps, AreSetForEachUnit) {
   nn::Linear linear(3, 5);
   EXPECT_ERROR(set_unshard_async_op(linear, true), "set_unshard_async_op");
 }

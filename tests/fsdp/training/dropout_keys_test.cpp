@@ -1,4 +1,4 @@
-// Dropouts of a model that nobody has initialised: weights are loaded, or made by constructors.
+// Dropouts of an uninitialised model: weights are loaded, or made by constructors.
 
 #include <ATen/ops/gelu.h>
 #include <gtest/gtest.h>

@@ -130,7 +130,7 @@ TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
   });
 }
 
-TEST(LossMean, IsOfNoTokensAsWell) {
+TEST(LossMean, WorksWithoutAnyToken) {
   RunRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     nn::Linear head(kLossFeatures, 7);

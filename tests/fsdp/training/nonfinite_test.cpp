@@ -49,7 +49,7 @@ TEST(NonfiniteGradient, NamesAllRanksTogether) {
   }
 }
 
-TEST(NonfiniteGradient, IsOfAnyMicroBatchThatWasKept) {
+TEST(NonfiniteGradient, IsFoundInAnyMicroBatch) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}));
     set_requires_gradient_sync(model, false);

@@ -122,7 +122,7 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRows) {
   }
 }
 
-// Nobody is asked once two forwards have drawn nothing, until one does.
+// The ranks exchange nothing once two forwards have drawn nothing, until one does.
 TEST(RandomNumbers, MayBeLeftOutInAModelThatBeganToDrawLate) {
   for (const Draws& draws : skipping(3)) {
     expect_as_alone({"dp3", {3}, {"dp"}}, draws, {3, 3, 3, 3, 1, 5});

@@ -143,7 +143,7 @@ TEST(RequestedGradient, WorksForTwoLossesOfOneGraph) {
   });
 }
 
-TEST(RequestedGradient, ComesWithThatOfAPlainLeaf) {
+TEST(RequestedGradient, WorksBesideThatOfAPlainLeaf) {
   SmallModel alone(kDim, kHidden, kClasses);
   testing::fill(alone);
   const at::Tensor x = testing::batch(kDim, 0).requires_grad_();

@@ -145,7 +145,7 @@ TEST(UnitCalls, SeveralTimesInOneForward) {
   });
 }
 
-/// Returns what a loss may leave out, what has no gradient, and what is no tensor.
+/// Returns a result that a loss may leave out, one without a gradient, and a number.
 class Several : public nn::Module<Several> {
  public:
   Several() {

@@ -39,7 +39,7 @@ std::vector<MemoryMap::Pieces::iterator> MemoryMap::pieces(Range range) {
   std::uintptr_t at = range.begin;
   auto next = pieces_.lower_bound(at);
   while (at < range.end) {
-    // A gap: memory that nobody has seen yet.
+    // A gap: memory not seen yet.
     if (next == pieces_.end() || next->first > at) {
       Piece unseen;
       unseen.end = next == pieces_.end() ? range.end : std::min(range.end, next->first);

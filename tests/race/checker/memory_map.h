@@ -23,17 +23,17 @@ struct Action {
   std::string place;
 };
 
-/// Which action has read and written which memory last. Each function returns what is wrong with an
-/// access, naming both places; empty: nothing. Memory that was allocated before is taken for
-/// written, by nobody.
+/// The last actions that have read and written memory. Each function returns the faults of an
+/// access, naming both places; empty: none. Memory that was allocated before counts as written, by
+/// no action.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
   /// A new life of the memory, which belongs to the queue of `action`. It may be any that the queue
-  /// has freed: whoever used that must be done, as far as `clock` tells.
+  /// has freed: its users must be done, by `clock`.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Memory whose beginning was not seen belongs to nobody.
+  /// Memory whose allocation was not seen has no owner.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);

@@ -25,9 +25,9 @@ struct Point {
 /// the memory that they use, and what orders them. Operators run at once, as on a CPU; what matters
 /// is the order that events would force on lanes that run concurrently. Also draws the timeline.
 ///
-/// Found are an access that no event orders with another of the same memory; memory that was freed
-/// and that its lane may allocate again before it has waited for its users; and a read of what
-/// nobody has written since it was allocated. Freed memory is filled with NaN.
+/// It finds an access that no event orders with another of the same memory; memory that was freed
+/// and that its lane may allocate again before it has waited for its users; and a read of
+/// memory that was not written since it was allocated. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
   explicit RaceChecker(Costs costs = {}) : timeline_(costs) {}

@@ -22,7 +22,7 @@ struct Costs {
   static double over(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
 };
 
-/// A moment, and what ends then: the cause of whatever waits until it.
+/// A moment, and what ends then: the cause of each wait until it.
 struct Moment {
   double time = 0;
   std::string cause;

@@ -26,7 +26,7 @@ std::optional<Setting> find_setting(const CLI::App& app, const std::string& opti
 std::optional<Setting> find_switch(const CLI::App& app, const std::string& option,
                                    const char* variable);
 
-/// Throws Error for one that is no integer from `least` to `most`.
+/// Throws Error for a value other than an integer from `least` to `most`.
 int integer_of(const Setting& setting, int least, int most);
 
 /// In seconds; throws Error for one that is below 0, not finite, or 0 where it may not be.

@@ -28,7 +28,7 @@ bool is_mask(const std::string& text) {
   return text.size() == 1 && text[0] >= '0' && text[0] <= '3';
 }
 
-// nullopt for one that is no number of a rank.
+// nullopt for text other than the number of a rank.
 std::optional<int> rank_of(const std::string& text) {
   int rank = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), rank);

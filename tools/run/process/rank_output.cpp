@@ -39,7 +39,7 @@ bool OutputSink::write_some() {
   const auto written = write(fd_, pending_.data(), next_size());
   if (written < 0 && errno != EINTR && errno != EAGAIN) {
     error_ = errno;
-    pending_.clear();  // nobody reads it any more, or no disk takes it
+    pending_.clear();  // its reader has gone, or the disk is full
     return false;
   }
   pending_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));

@@ -36,7 +36,7 @@ class OutputSink {
   void flush();
 
  private:
-  /// Bytes. Beyond them the supervisor reads no more from the ranks that write here: their pipes
+  /// Bytes. Beyond them the supervisor stops reading from the ranks that write here: their pipes
   /// fill, they wait, and the launcher's memory stays bounded.
   static constexpr std::size_t kFull = 1 << 20;
   bool write_some();

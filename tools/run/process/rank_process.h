@@ -44,7 +44,7 @@ struct RankCommand {
 };
 
 /// A started rank: a direct child, leader of its own process group, killed by the kernel when the
-/// launcher ends in whatever way.
+/// launcher ends in any way.
 struct RankProcess {
   pid_t pid = -1;
   FileDescriptor out;  ///< to read; none where the rank has the launcher's standard output
