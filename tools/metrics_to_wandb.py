@@ -6,7 +6,7 @@
 METRICS: a file of --metrics, or the folder of --output-dir; then the flags in its config.toml become the run's
 configuration. Needs the package wandb. Without WANDB_MODE the run is an offline one in DIR/wandb (./wandb), which
 `wandb sync` uploads; WANDB_MODE=online uploads it at once. Each step is one entry: numbers under their names, traffic
-as comm/GROUP/COLLECTIVE/bytes; what a step does not know is left out. A run that still goes on can be sent as far as
+as comm/GROUP/COLLECTIVE/bytes; values that a step does not know are left out. A run that has not ended can be sent as far as
 it is.
 """
 import argparse

@@ -226,7 +226,7 @@ std::map<std::string, std::string> variables_of(const Job& job) {
 constexpr std::array<const char*, 3> kBackends = {"shm", "gloo", "nccl"};
 const std::span kOnHosts = std::span(kBackends).first(2);
 
-/// Runs the body on back ends and calls `expect` for each of these jobs, which go on side by side:
+/// Runs the body on back ends and calls `expect` for each of these jobs, which run side by side:
 /// they mostly wait. The limit of the watchdog is 1 s.
 template <class Expect>
 void for_each_backend(const std::string& body, Expect&& expect,

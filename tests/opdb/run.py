@@ -58,7 +58,7 @@ def arguments(argv):
 
 def check_all(options, report=lambda record: None):
     """The records of all chosen operators. Torch is imported here, after the environment is set."""
-    # Libtorch's own exceptions then say so, and are told from the library's; its flight recorder,
+    # Libtorch's own exceptions then say so, and differ from the library's; its flight recorder,
     # which would show in every group, is off.
     os.environ.update(OMP_NUM_THREADS="1", TORCH_SHOW_CPP_STACKTRACES="1",
                       TORCH_DISABLE_ADDR2LINE="1", TORCH_FR_BUFFER_SIZE="0")

@@ -1,5 +1,5 @@
-// Plans that would not do what they say are refused before anything is changed, with what mends
-// them.
+// Plans that would not have their stated effect are refused before anything is changed, with a
+// remedy.
 #include <gtest/gtest.h>
 
 #include <memory>

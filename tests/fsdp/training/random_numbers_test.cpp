@@ -1,5 +1,5 @@
-// Whose the random numbers of a forward are, in models that draw on some ranks, now and then, or in
-// methods of their own.
+// The random numbers of a forward in models that draw on some ranks only, not in every step, or in
+// other methods than forward.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
