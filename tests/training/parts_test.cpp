@@ -119,14 +119,21 @@ TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
   });
 }
 
+observe::StepMetrics metrics_of(std::int64_t step, double loss = 0) {
+  observe::StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = loss;
+  return metrics;
+}
+
 TEST(MetricLogTest, ACheckpointsStallIsRecordedWithTheNextStepOrTheLast) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
     training::MetricLog log({.metrics = folder / "metrics.jsonl", .steps = 2}, rank.world());
     log.open(0);
-    log.write({.step = 1}, 0);
+    log.write(metrics_of(1), 0);
     log.stalled(0.25);
-    log.write({.step = 2}, 0);
+    log.write(metrics_of(2), 0);
     log.stalled(0.5);
     log.end();
     EXPECT_EQ(log.history().size(), rank.rank() == 0 ? 2U : 0U);
@@ -144,12 +151,12 @@ TEST(MetricLogTest, AResumedRunKeepsTheStepsThatAreDone) {
     {
       training::MetricLog log(options, rank.world());
       log.open(0);
-      log.write({.step = 1, .loss = 1}, 0);
-      log.write({.step = 2, .loss = 2}, 0);
+      log.write(metrics_of(1, 1), 0);
+      log.write(metrics_of(2, 2), 0);
     }
     training::MetricLog log(options, rank.world());
     log.open(1);
-    log.write({.step = 2, .loss = 4}, 0);
+    log.write(metrics_of(2, 4), 0);
   });
   const std::vector<nlohmann::json> records = records_of(folder / "metrics.jsonl");
   ASSERT_EQ(records.size(), 2U);
