@@ -1,6 +1,6 @@
 // Turns single shards into few kernel calls. FSDP lays the shards of a unit side by side, and
-// SlotOptimizer their states likewise: shards that adjoin everywhere are updated as one tensor,
-// with the same result for elementwise updates.
+// SlotOptimizer their states likewise: shards that adjoin everywhere are updated as one tensor, if
+// that gives the same bits.
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/view_as_real.h>
@@ -15,6 +15,11 @@
 
 namespace tessera::optim {
 namespace {
+
+/// libtorch's fused kernels on the CPU round the elements behind the last whole vector differently.
+/// This many elements are whole vectors, and their threads take multiples of them: a cache line of
+/// fp32.
+constexpr std::int64_t kCacheLine = 16;
 
 /// `count` tensors that adjoin in memory, beginning with `first`, as one. A single shard keeps its
 /// own tensor, which is as good and not a view.
@@ -113,12 +118,15 @@ void BatchedOptimizer::count_step(Run shards) {
 }
 
 /// Whether two shards can be updated as one tensor: they, their gradients and their states adjoin,
-/// and they have made equally many steps, since a kernel takes one step number for a tensor.
+/// and they have made equally many steps, since a kernel takes one step number for a tensor. The
+/// first must end with a whole vector, so that a shard's new bits never depend on its neighbours:
+/// ranks of tensor parallelism hold copies of one parameter beside unequal shards of others, and
+/// the copies would drift apart.
 bool BatchedOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
-  if (!adjoins(before.parameter, shard.parameter) || !adjoins(before.gradient, shard.gradient) ||
-      state.steps != state_before.steps) {
+  if (before.parameter.numel() % kCacheLine != 0 || state.steps != state_before.steps ||
+      !adjoins(before.parameter, shard.parameter) || !adjoins(before.gradient, shard.gradient)) {
     return false;
   }
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {

@@ -41,6 +41,58 @@ TEST(Optimizer, GivesEachGroupItsOptions) {
   EXPECT_FLOAT_EQ(value(b), 0.6F);
 }
 
+/// Parameters of so many elements, side by side in memory, and their gradients likewise.
+std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
+  const at::Tensor memory = at::cat(values);
+  const at::Tensor gradients = memory.cos();
+  std::vector<nn::SlotPtr> slots;
+  std::int64_t offset = 0;
+  for (const at::Tensor& value : values) {
+    const at::Tensor tensor = memory.narrow(0, offset, value.numel()).requires_grad_();
+    tensor.mutable_grad() = gradients.narrow(0, offset, value.numel());
+    slots.push_back(std::make_shared<nn::ParameterSlot>(tensor, true));
+    offset += value.numel();
+  }
+  return slots;
+}
+
+using MakeOptimizer = std::shared_ptr<Optimizer> (*)(const std::vector<nn::SlotPtr>&);
+
+/// The values of `slots[index]` after three steps, and its state.
+at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, std::size_t index) {
+  const std::shared_ptr<Optimizer> optimizer = make(slots);
+  for (int step = 0; step < 3; ++step) {
+    optimizer->step();
+  }
+  std::vector<at::Tensor> all{slots[index]->persistent().detach()};
+  for (const StateTensor& state : optimizer->state()) {
+    if (state.slot == slots[index]) {
+      all.push_back(state.tensor.reshape({-1}));
+    }
+  }
+  return at::cat(all);
+}
+
+// Ranks of tensor parallelism have copies of a parameter beside unequal shards of others.
+TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
+  const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
+    return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});
+  };
+  const auto sgd = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
+    return std::make_shared<Sgd>(slots,
+                                 SgdOptions{.lr = 0.03, .momentum = 0.9, .weight_decay = 0.05});
+  };
+  const at::Tensor value = normal_values({69}, 1);
+  for (const MakeOptimizer make : {MakeOptimizer(adamw), MakeOptimizer(sgd)}) {
+    const at::Tensor alone = trained(make, side_by_side({value}), 0);
+    for (const std::int64_t other : {1, 7, 8, 16, 27, 32}) {
+      const at::Tensor neighbour = normal_values({other}, 2);
+      EXPECT_TRUE(at::equal(trained(make, side_by_side({neighbour, value}), 1), alone)) << other;
+      EXPECT_TRUE(at::equal(trained(make, side_by_side({value, neighbour}), 0), alone)) << other;
+    }
+  }
+}
+
 TEST(Optimizer, RefusesAParameterInTwoGroups) {
   const nn::SlotPtr slot = with_grad(1.0, 1.0);
   EXPECT_ERROR(Sgd({{{slot}, {.lr = 0.1}}, {{slot}, {.lr = 0.2}}}), "is in the groups 0 and 1");

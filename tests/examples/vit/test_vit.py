@@ -183,10 +183,12 @@ class Resuming(VitRuns):
         return copy
 
     def test_with_dropout_is_bit_equal(self):
-        run = self.run_once(tp=2, dropout=0.1)
-        copy = self.run_into(self.broken_copy(run, "copy"), "--resume", tp=2, dropout=0.1)
-        self.assertEqual(self.figures(copy), self.figures(run))
-        self.assertEqual(*((of / "model/model.safetensors").read_bytes() for of in (copy, run)))
+        for dp, tp in MESHES:
+            with self.subTest(dp=dp, tp=tp):
+                run = self.run_once(dp=dp, tp=tp, dropout=0.1)
+                copy = self.run_into(self.broken_copy(run, f"{dp}x{tp}"), "--resume", dp=dp, tp=tp, dropout=0.1)
+                self.assertEqual(self.figures(copy), self.figures(run))
+                self.assertEqual(*((of / "model/model.safetensors").read_bytes() for of in (copy, run)))
 
     def test_on_another_mesh_is_equal_but_for_rounding(self):
         run = self.run_once(tp=2, dropout=0.1)
