@@ -65,8 +65,8 @@ CASES = [
     Case("all", dp=2, tp=2, replicas=2, flags="--ac selective --optimizer muon --dropout 0.1 --checkpoint {folder}/c"),
 ]
 NCCL = [case for case in CASES if case.nccl]
-# Steps before which a step is like the ones before it: the allocator's and NCCL's first is not.
-EARLY, LATE = 2, 4
+# Steps before which a step is like the ones before it: the first two are not, for the allocator and NCCL.
+EARLY, LATE = 3, 5
 
 
 def of_cases(cases):
