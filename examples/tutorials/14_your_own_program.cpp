@@ -109,7 +109,7 @@ void run_rank(const std::filesystem::path& out) {
 
   training::with_averaged_weights(optimizer, [&] {
     const Points::Batch batch = points.load(0, 0, 1);
-    const double averaged = at::mse_loss((*model)(batch.x), batch.y).item<double>();
+    const auto averaged = at::mse_loss((*model)(batch.x), batch.y).item<double>();
     log.line("of the average of the weights: loss: " + std::to_string(averaged));
   });
 }

@@ -39,7 +39,7 @@ struct Classifier : torch::nn::Module {
 
 // [adopted]
 std::shared_ptr<nn::Adopted<Classifier>> split_model(const DeviceMesh& mesh) {
-  const auto model = [] {
+  auto model = [] {
     const nn::MetaDevice meta;  // no rank ever has the whole model
     return nn::adopt(std::make_shared<Classifier>());
   }();

@@ -178,7 +178,7 @@ using Recording = std::optional<tensor_parallel::PlanRecording>;
 inline std::shared_ptr<VisionTransformer> make_model(const Config& config, const DeviceMesh& mesh,
                                                      std::uint64_t seed,
                                                      Recording* recording = nullptr) {
-  const auto model = [&] {
+  auto model = [&] {
     const nn::MetaDevice meta;
     return std::make_shared<VisionTransformer>(config);
   }();

@@ -75,7 +75,7 @@ void check_strict_json(std::string_view text, const JsonLimits& limits) {
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
   // The parser takes a NUL as the end of its input and would ignore what follows.
-  TESSERA_CHECK(text.find('\0') == text.npos, "JSON contains a NUL byte");
+  TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
 }

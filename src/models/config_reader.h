@@ -21,7 +21,8 @@ inline constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 inline nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
-    const std::string_view object = std::string_view(text).substr(begin == text.npos ? 0 : begin);
+    const std::string_view object =
+        std::string_view(text).substr(begin == std::string::npos ? 0 : begin);
     check_strict_json(object, {.depth = 16});
     return nlohmann::json::parse(object);
   } catch (const Error& error) {

@@ -175,7 +175,7 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
                 most < max_sequence_ ? "the cache was made for " : "this Llama was built for ",
                 most, "; build it with a longer ", most < max_sequence_ ? "one" : "max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_, window_mask_};
-  const at::Tensor hidden = (*model_)(
+  at::Tensor hidden = (*model_)(
       tokens.flatten(), positions.defined() ? document_context(parts, tokens, positions, cache)
                                             : context_of(parts, tokens, cache));
   if (cache == nullptr) {
@@ -229,7 +229,7 @@ void Llama::reset_parameters(const nn::InitContext& init) {
 /// reduce-scatter with sequence parallelism, or one all-reduce without.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
-  using namespace tensor_parallel;
+  using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans
   check_tensor_parallel(config_, mesh.size());
   // Activations are folded to (tokens, hidden): the sequence dimension is 0. Between the halves of
   // a block they are sharded on it, or replicated without sequence parallelism.

@@ -38,7 +38,7 @@ constexpr std::array<Architecture, 4> kArchitectures{{
 /// A file without a type is a Llama's.
 const Architecture& architecture_of(const ConfigReader& reader) {
   const std::string type = reader.has("model_type") ? reader.text("model_type") : "llama";
-  const auto found = std::ranges::find(kArchitectures, type, &Architecture::type);
+  const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::type);
   TESSERA_CHECK(
       found != kArchitectures.end(), reader.origin(), ": \"model_type\" is \"", type,
       "\", but only llama, mistral, qwen2 and qwen3 are implemented; use a model of these");

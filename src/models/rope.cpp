@@ -65,7 +65,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
 
 at::Tensor frequencies(const Rope& rope, std::int64_t head_dim, std::int64_t length,
                        c10::Device device) {
-  const at::Tensor plain = plain_frequencies(rope.theta, head_dim, device);
+  at::Tensor plain = plain_frequencies(rope.theta, head_dim, device);
   switch (rope.scaling.kind) {
     case RopeScaling::Kind::kNone:
       return plain;

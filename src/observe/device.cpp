@@ -44,7 +44,7 @@ std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
     const auto colon = line.find(": ");
-    if (line.starts_with("model name") && colon != line.npos) {
+    if (line.starts_with("model name") && colon != std::string::npos) {
       return line.substr(colon + 2);
     }
   }

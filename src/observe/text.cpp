@@ -101,7 +101,7 @@ std::string grouped(double value, int decimals) {
   // Behind the sign.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
-  if (position == text.npos) {
+  if (position == std::string::npos) {
     position = text.size();
   }
   while (position > first + 3) {

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "examples/llama/models.h"
 #include "tessera/comm/agreement.h"
@@ -29,8 +30,10 @@ PromptText prompt_of_json(const std::string& line, const std::string& place,
   try {
     tessera::check_strict_json(line, {.depth = 16});
     const nlohmann::json json = nlohmann::json::parse(line);
-    if (json.contains("prompt") && json.at("prompt").is_string() && json.at("prompt") != "") {
-      return {json.at("prompt").get<std::string>()};
+    if (json.contains("prompt") && json.at("prompt").is_string()) {
+      if (auto prompt = json.at("prompt").get<std::string>(); !prompt.empty()) {
+        return {std::move(prompt)};
+      }
     }
   } catch (const tessera::Error& error) {
     tessera::fail(place, " is not a JSON object: ", error.what());

@@ -43,11 +43,11 @@ std::string change(const Json& saved, const Json& now) {
   for (const auto& [key, value] : now.items()) {
     const Json before = saved.value(key, Json());
     if (key == "files") {
-      if (const std::string files = files_change(before, value); !files.empty()) {
+      if (std::string files = files_change(before, value); !files.empty()) {
         return files;
       }
     } else if (key == "tokenizer") {
-      if (const std::string other = tokenizer_change(before, value); !other.empty()) {
+      if (std::string other = tokenizer_change(before, value); !other.empty()) {
         return other;
       }
     } else if (before != value) {

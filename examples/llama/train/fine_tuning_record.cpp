@@ -64,7 +64,7 @@ std::string fine_tuning_change(const Json& saved, const Json& now, bool with_opt
                                             {"--freeze", true},
                                             {"--ema", true}}};
   for (const auto& [flag, of_optimizer] : kFlags) {
-    const std::string change = change_of(flag, saved, now);
+    std::string change = change_of(flag, saved, now);
     if (!change.empty() && (!of_optimizer || with_optimizer)) {
       return change;
     }

@@ -24,7 +24,7 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
 }
 
 std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
-  const std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
+  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
   fill_model(*model, run.options, *run.world, loads);
   // Offloaded or not, the rotary tables are where the model computes.
   for (const auto& [name, slot] : model->named_buffer_slots()) {

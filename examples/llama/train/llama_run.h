@@ -32,7 +32,7 @@ struct LlamaRun {
   /// Without what a batch says of its tokens.
   tessera::tensor_parallel::CrossEntropyOptions loss_of_training() const;
   /// This rank's rows of a batch, on its device.
-  tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch rows) const;
+  tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
   bool is_main() const { return world->rank() == 0; }
   bool uses_cuda() const { return options.device == "cuda"; }
 

@@ -142,7 +142,7 @@ void check_model(const TrainOptions& options) {
 
 std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
                                   const DeviceMesh& mesh, const ApplyPlan& apply) {
-  const std::shared_ptr<Llama> model = make_meta_model(options, config);
+  std::shared_ptr<Llama> model = make_meta_model(options, config);
   parallelize(*model, mesh, parallel_options(options, apply));
   // Memory for this rank's shards alone.
   nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));

@@ -45,7 +45,7 @@ struct LlamaConfig {
 /// another architecture, another rope scaling, quantised weights).
 LlamaConfig read_config(const std::filesystem::path& file);
 /// The same from its text; `origin` is named in errors.
-LlamaConfig parse_config(const std::string& json, const std::string& origin);
+LlamaConfig parse_config(const std::string& text, const std::string& origin);
 
 /// Throws Error if heads can't be split over `tp` ranks, or key-value heads neither be split nor
 /// each be on equally many of them.

@@ -37,8 +37,8 @@ std::string quoted(const std::string& name) {
 
 /// A shard is named by the name of a file, not by a path.
 void check_shard_name(const std::string& name) {
-  const bool path = name.empty() || name == "." || name.find("..") != name.npos ||
-                    name.find_first_of("/\\") != name.npos;
+  const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
+                    name.find_first_of("/\\") != std::string::npos;
   TESSERA_CHECK(!path && !has_control_character(name), "its shard ", quoted(name),
                 " is not the name of a file in this folder");
 }

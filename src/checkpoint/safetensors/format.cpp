@@ -110,8 +110,9 @@ void check_tensor_name(std::string_view name) {
   TESSERA_CHECK(name.size() <= kMaxNameBytes, "a tensor's name has ", name.size(),
                 " bytes, more than ", kMaxNameBytes);
   TESSERA_CHECK(!has_control_character(name), "a tensor's name has a control character");
-  TESSERA_CHECK(name.find_first_of("/\\") == name.npos && name.find("..") == name.npos,
-                "the tensor name '", name, "' looks like a path");
+  TESSERA_CHECK(
+      name.find_first_of("/\\") == std::string::npos && name.find("..") == std::string::npos,
+      "the tensor name '", name, "' looks like a path");
 }
 
 }  // namespace tessera::checkpoint

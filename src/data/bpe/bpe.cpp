@@ -46,14 +46,15 @@ void Bpe::find_inner_borders() {
     return;
   }
   for (const auto& [text, id] : model_.vocabulary) {
-    for (std::size_t at = text.find(kMark, 1); at != text.npos; at = text.find(kMark, at + 1)) {
+    for (std::size_t at = text.find(kMark, 1); at != std::string::npos;
+         at = text.find(kMark, at + 1)) {
       before_mark_.emplace(last_character(std::string_view(text).substr(0, at)));
     }
   }
 }
 
 std::size_t Bpe::next_border(std::string_view text, std::size_t from) const {
-  for (std::size_t at = text.find(kMark, from + 1); at != text.npos;
+  for (std::size_t at = text.find(kMark, from + 1); at != std::string::npos;
        at = text.find(kMark, at + 1)) {
     if (!before_mark_.contains(std::string(last_character(text.substr(0, at))))) {
       return at;

@@ -74,7 +74,7 @@ Value text_method(const std::string& text, const std::string& name) {
   if (name == "find") {
     return method([](const S& t, const A& a) {
       const std::size_t at = t.find(a.at(0, "").text());
-      return at == t.npos ? std::int64_t{-1} : length_of(Json(t.substr(0, at)));
+      return at == std::string::npos ? std::int64_t{-1} : length_of(Json(t.substr(0, at)));
     });
   }
   return Value::undefined(name);

@@ -104,7 +104,7 @@ Value whole_number(const Value& value) {
   }
   const std::string text = stripped(value.text(), {}, true, true);
   const bool is_number =
-      !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == text.npos;
+      !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == std::string::npos;
   return Json(is_number && text.size() < 18 ? std::stoll(text) : 0LL);
 }
 

@@ -62,7 +62,7 @@ class Lexer {
 
  private:
   std::size_t next_tag() const {
-    for (std::size_t at = source_.find('{', at_); at != source_.npos;
+    for (std::size_t at = source_.find('{', at_); at != std::string::npos;
          at = source_.find('{', at + 1)) {
       if (at + 1 < source_.size() &&
           std::string_view("{%#").find(source_[at + 1]) != std::string::npos) {
@@ -87,7 +87,7 @@ class Lexer {
     const std::size_t line = text.rfind('\n') + 1;  // 0 where there is none
     const bool begins_line = line > 0 || at_ == 0 || source_[at_ - 1] == '\n';
     if (kind != '{' && sign != '+' && begins_line &&
-        text.find_first_not_of(kSpaces, line) == text.npos) {
+        text.find_first_not_of(kSpaces, line) == std::string::npos) {
       text.erase(line);
     }
   }
@@ -105,7 +105,7 @@ class Lexer {
     const int line = line_;
     if (kind == '#') {
       const std::size_t end = source_.find("#}", at_ + 2);
-      TESSERA_CHECK(end != source_.npos, "line ", line, ": a comment does not end");
+      TESSERA_CHECK(end != std::string::npos, "line ", line, ": a comment does not end");
       end_tag(end, '#');
       return;
     }

@@ -41,7 +41,7 @@ std::string capitalized(const std::string& text, bool every) {
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   TESSERA_CHECK(!from.empty(), "replace() of an empty text is not implemented");
   std::string out;
-  for (std::size_t at = text.find(from); at != text.npos; at = text.find(from)) {
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from)) {
     out += text.substr(0, at);
     out += to;
     text.remove_prefix(at + from.size());
@@ -53,7 +53,7 @@ Json split(std::string_view text, const Value& separator, const Value& most) {
   Json parts = Json::array();
   std::int64_t left = most.is_undefined() ? -1 : most.integer();
   if (!separator.is_text()) {
-    while (text.find_first_not_of(kSpaces) != text.npos) {
+    while (text.find_first_not_of(kSpaces) != std::string::npos) {
       text.remove_prefix(text.find_first_not_of(kSpaces));
       const std::size_t end =
           left-- == 0 ? text.size() : std::min(text.find_first_of(kSpaces), text.size());
@@ -64,7 +64,7 @@ Json split(std::string_view text, const Value& separator, const Value& most) {
   }
   const std::string& between = separator.text();
   TESSERA_CHECK(!between.empty(), "split() at an empty text");
-  for (std::size_t at = text.find(between); at != text.npos && left-- != 0;
+  for (std::size_t at = text.find(between); at != std::string::npos && left-- != 0;
        at = text.find(between)) {
     parts.push_back(std::string(text.substr(0, at)));
     text.remove_prefix(at + between.size());

@@ -7,7 +7,8 @@ namespace tessera::data::chat {
 namespace {
 
 std::string quoted(const std::string& text) {
-  const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
+  const char quote =
+      text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
   for (const char c : text) {
     if (c == '\n') {

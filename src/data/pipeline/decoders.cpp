@@ -44,7 +44,7 @@ class MetaspaceDecoder final : public Decoder {
 
  private:
   void replace_marks(std::string& token, std::string_view space) const {
-    for (std::size_t at = token.find(mark_); at != token.npos;
+    for (std::size_t at = token.find(mark_); at != std::string::npos;
          at = token.find(mark_, at + space.size())) {
       token.replace(at, mark_.size(), space);
     }
@@ -104,7 +104,7 @@ class FuseDecoder final : public Decoder {
     for (const std::string& token : tokens) {
       text += token;
     }
-    tokens.assign(1, std::move(text));
+    tokens.assign(1, text);
   }
 };
 

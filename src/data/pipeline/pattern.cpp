@@ -216,7 +216,7 @@ Pattern Pattern::one_of(const CodeSet& set, std::string_view name) {
 
 void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   if (!literal_.empty()) {
-    for (std::size_t at = text.find(literal_); at != text.npos;
+    for (std::size_t at = text.find(literal_); at != std::string::npos;
          at = text.find(literal_, at + literal_.size())) {
       on_match(at, at + literal_.size());
     }

@@ -224,7 +224,7 @@ class Translation {
     reader_.refuse_if(rest.starts_with("{,"), "{,}");
     const std::string_view numbers = rest.substr(1, end - 1);
     const bool is_interval = !numbers.empty() &&
-                             numbers.find_first_not_of("0123456789,") == numbers.npos &&
+                             numbers.find_first_not_of("0123456789,") == std::string::npos &&
                              std::ranges::count(numbers, ',') <= 1;
     if (is_interval) {
       copy(end + 1);

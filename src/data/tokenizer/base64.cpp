@@ -21,7 +21,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   int count = 0;
   for (const char c : text) {
     const std::size_t digit = kBase64Alphabet.find(c);
-    if (digit == kBase64Alphabet.npos) {
+    if (digit == std::string_view::npos) {
       return std::nullopt;
     }
     bits = bits << 6 | static_cast<std::uint32_t>(digit);

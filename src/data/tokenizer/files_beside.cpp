@@ -77,13 +77,17 @@ void read_added_tokens(const JsonField& field, FilesBeside& files) {
   }
 }
 
+bool is_empty_text(const nlohmann::json& value) {
+  return value.is_string() && value.get_ref<const std::string&>().empty();
+}
+
 /// Those of a key, in the order of the file.
 std::vector<AddedToken> special_tokens_of(const JsonField& root, const char* key) {
   std::vector<AddedToken> tokens;
   const JsonField field = root.at(key);
   if (field.json().is_array()) {
     field.for_each([&](const JsonField& entry) { tokens.push_back(read_token(entry, true)); });
-  } else if (!field.is_null() && field.json() != "") {
+  } else if (!field.is_null() && !is_empty_text(field.json())) {
     tokens.push_back(read_token(field, true));
   }
   return tokens;

@@ -33,14 +33,14 @@ bool is_tiktoken_line(std::string_view line) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' ||
            c == '/' || c == '=';
   };
-  return space != line.npos && space > 0 && space + 1 < line.size() &&
+  return space != std::string::npos && space > 0 && space + 1 < line.size() &&
          std::ranges::all_of(line.substr(0, space), is_base64) &&
-         line.substr(space + 1).find_first_not_of("0123456789") == line.npos;
+         line.substr(space + 1).find_first_not_of("0123456789") == std::string::npos;
 }
 
 TokenizerForm form_of(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  if (first != text.npos && text[first] == '{') {
+  if (first != std::string::npos && text[first] == '{') {
     return TokenizerForm::kJson;
   }
   return is_tiktoken_line(text.substr(0, text.find('\n'))) ? TokenizerForm::kTiktoken
@@ -100,19 +100,19 @@ bool is_tokenizer_json(const std::string& path) {
   return form_of(beginning_of(path)) == TokenizerForm::kJson;
 }
 
-TokenizerPtr open_tokenizer(const std::string& folder_or_file) {
-  const std::string path = file_of(folder_or_file);
-  const std::string beginning = beginning_of(path);
+TokenizerPtr open_tokenizer(const std::string& path) {
+  const std::string file = file_of(path);
+  const std::string beginning = beginning_of(file);
   TESSERA_CHECK(!beginning.starts_with(tessera::detail::kByteOrderMark),
-                "cannot read the tokenizer '", path,
+                "cannot read the tokenizer '", file,
                 "': it begins with a byte order mark: save it without one");
   switch (form_of(beginning)) {
     case TokenizerForm::kJson:
-      return json_tokenizer(path, read_files_beside(path));
+      return json_tokenizer(file, read_files_beside(file));
     case TokenizerForm::kTiktoken:
-      return tiktoken_tokenizer(path);
+      return tiktoken_tokenizer(file);
     default:
-      return sentencepiece_tokenizer(path, read_files_beside(path));
+      return sentencepiece_tokenizer(file, read_files_beside(file));
   }
 }
 

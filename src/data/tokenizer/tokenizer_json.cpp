@@ -51,7 +51,8 @@ std::pair<std::string_view, std::string_view> read_merge(const JsonField& field)
   }
   const std::string_view both = field.text();
   const std::size_t space = both.find(' ');
-  field.require(space != both.npos && both.find(' ', space + 1) == both.npos, "two tokens");
+  field.require(space != std::string::npos && both.find(' ', space + 1) == std::string::npos,
+                "two tokens");
   return {both.substr(0, space), both.substr(space + 1)};
 }
 

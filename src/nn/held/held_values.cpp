@@ -166,7 +166,7 @@ void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
 
 void detail::reset_held(const torch::nn::Module& module, const ModuleBase& holder,
                         const InitContext& init) {
-  using namespace torch::nn;
+  using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   const Slots slots(holder, init);
   if (is_any<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
              ConvTranspose2dImpl, ConvTranspose3dImpl>(module)) {

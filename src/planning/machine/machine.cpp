@@ -93,7 +93,7 @@ void set_field(Machine& machine, const std::string& key, const toml::node& node,
     machine.ranks_per_node = static_cast<std::int64_t>(positive(node, key, file));
     return;
   }
-  const auto field =
+  const auto* const field =
       std::ranges::find(kFields, key, [](const Field& f) -> std::string { return f.name; });
   if (field == kFields.end()) {
     std::vector<std::string> names{"name", "like", "ranks_per_node"};

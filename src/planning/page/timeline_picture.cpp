@@ -38,7 +38,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kColours{
 
 std::string_view colour_of(const Span& span) {
   const std::string& name = span.row == "waiting" ? span.row : span.what;
-  const auto found =
+  const auto* const found =
       std::ranges::find(kColours, name, [](const auto& entry) { return entry.first; });
   return found == kColours.end() ? "p6" : found->second;
 }

@@ -190,7 +190,7 @@ void Schedule::begin_step() {
 
 StepTime Schedule::time() const {
   StepTime time = step_;
-  const auto latest = std::ranges::max_element(lanes_, {}, &Moment::time);
+  const auto* const latest = std::ranges::max_element(lanes_, {}, &Moment::time);
   time.total = latest->time - began_;
   return time;
 }

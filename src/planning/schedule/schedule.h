@@ -39,8 +39,8 @@ class Schedule {
   // Lanes, as comm::Streams.
   void enter(comm::Lane lane) { current_ = lane; }
   void leave() { current_ = comm::Lane::kCompute; }
-  comm::StreamEventPtr record(comm::Lane lane) const;
-  void wait(comm::Lane lane, const comm::StreamEventPtr& event);
+  comm::StreamEventPtr record(comm::Lane which) const;
+  void wait(comm::Lane which, const comm::StreamEventPtr& event);
 
  private:
   /// A moment, and the mesh dimension of the collective that was waited for last before it.

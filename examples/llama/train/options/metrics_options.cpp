@@ -82,8 +82,9 @@ StepRange parse_step_range(const std::string& text) {
     return whole ? value : std::int64_t{0};
   };
   const std::size_t colon = text.find(':');
-  const StepRange range{number(std::string_view(text).substr(0, colon)),
-                        colon == text.npos ? 0 : number(std::string_view(text).substr(colon + 1))};
+  const StepRange range{
+      number(std::string_view(text).substr(0, colon)),
+      colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1))};
   TESSERA_CHECK(range.first >= 1 && range.first <= range.last, "--trace-steps ", text,
                 " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
   return range;

@@ -27,7 +27,7 @@ TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   if (back == value || back != back) {
     return rounded;
   }
-  std::uint32_t bits;
+  std::uint32_t bits = 0;
   std::memcpy(&bits, &rounded, sizeof bits);
   const bool away = value < 0.0 ? back < value : back > value;
   bits = (away ? bits - 1 : bits) | 1U;
