@@ -20,9 +20,9 @@ namespace llama {
 /// Names of flags, without their dashes.
 using FlagNames = std::vector<std::string>;
 
-/// Parses `arguments` (without the program's name) into the options declared on `app`. The groups
-/// of the options (CLI::Option::group) are the sections of `--config-file FILE.toml`, which this
-/// adds: see config_file.h. `alternatives`: flags of which a run takes one. `first`: the flags that
+/// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
+/// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group): see
+/// config_file.h. `alternatives`: flags of which a run takes one. `first`: the flags that
 /// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
 /// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
 /// CLI11's Success passes, behind the help that is asked for.

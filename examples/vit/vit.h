@@ -130,7 +130,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     const at::Tensor patches = patch_embed(images);
     const at::Tensor token = cls_token->expand({patches.size(0), -1, -1});
     const at::Tensor x = blocks(pos_drop(at::cat({token, patches}, 1) + *pos_embed));
-    return head(norm(x).select(1, 0));  // of the class token
+    return head(norm(x).select(1, 0));  // the class token
   }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(*this, {{"cls_token", nn::init::normal(0, 1e-6)},

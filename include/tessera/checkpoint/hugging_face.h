@@ -52,11 +52,10 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 
 /// Writes a folder that `transformers` loads: all parameters and persistent buffers, unsharded, in
 /// model.safetensors or, beyond `max_shard_bytes` bytes, in model-0000k-of-0000n.safetensors with
-/// an index; and `config_json` as config.json, in which "torch_dtype" or "dtype" is set to the type
-/// of the weights; if it has neither, "torch_dtype" is added, except for fp32. Floating-point
-/// values are written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32, those of fp64 in
-/// fp64. A tied parameter is written once, under its first FQN; a fused one as the tensors of its
-/// parts.
+/// an index; and `config_json` as config.json. Its "torch_dtype" or "dtype" is set to the weights'
+/// type. Without either, "torch_dtype" is added unless that is fp32. Floating-point values are
+/// written in `dtype` (fp32, bf16, fp16 or fp64); without it in fp32, those of fp64 in fp64. A tied
+/// parameter is written once, under its first FQN; a fused one as the tensors of its parts.
 ///
 /// Collective over `world`. Rank 0 writes. It receives one tensor at a time, large ones in blocks;
 /// no other rank receives any. The folder is made if missing. A model in it is replaced if its

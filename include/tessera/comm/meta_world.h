@@ -6,8 +6,8 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// As fake_world(), with the device "meta": tensors there have sizes and no values, so that a step
-/// of a model of any size, on any mesh, takes no memory. For planning.
+/// As fake_world(), with the device "meta", whose tensors have sizes and no values. A step takes no
+/// memory there, however large model and mesh are. For planning.
 WorldPtr meta_world(int rank, int size);
 
 }  // namespace tessera::comm

@@ -29,10 +29,9 @@ class ChatTemplate {
   /// The text of the messages, with what begins the assistant's next turn. Throws Error for what
   /// the template refuses or does that is not implemented, and `origin`: file and line.
   virtual std::string prompt(std::string_view object, const std::string& origin) const = 0;
-  /// The text of the messages. The assistant's turns are those that {% generation %} of the
-  /// template marks, or else what each adds to the text of the messages before it and the beginning
-  /// of a turn. Throws Error, too, where these texts don't begin alike, and where the assistant's
-  /// text is empty.
+  /// The text of the messages. {% generation %} in the template marks the assistant's turns.
+  /// Without it a turn is what it adds to the text before it, which ends with the turn's beginning.
+  /// Also throws Error if these texts don't begin alike, or if the assistant's text is empty.
   virtual ChatText conversation(std::string_view object, const std::string& origin) const = 0;
 };
 /// Shared by all that render with it.

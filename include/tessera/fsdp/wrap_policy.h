@@ -91,11 +91,11 @@ enum class MixedFrozenRoot : std::uint8_t { kRefused, kAllowed };
 
 /// What a policy makes of a module tree; the root is always a unit, with `root_options`. Each
 /// parameter is in one unit: the lowest that holds all modules that share it, and each of them at
-/// all places where it is registered. Modules that are units already, by fully_shard or by the plan
-/// of a part, are left alone; with a plan of this root applied, the same policy gives that plan
-/// again. Changes nothing and communicates nothing. Throws Error for a unit, the root among them,
-/// of frozen and trainable parameters (unless allowed), naming them and the bytes, for a module
-/// that cannot be a unit, and for a parameter shared with a module outside.
+/// all places where it is registered. Existing units, made by fully_shard or by a plan of a part,
+/// are left alone. Once a plan of this root is applied, the same policy returns that plan again.
+/// Changes nothing and communicates nothing. Throws Error for a unit, the root among them, of
+/// frozen and trainable parameters (unless allowed), naming them and the bytes, for a module that
+/// cannot be a unit, and for a parameter shared with a module outside.
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
                     const Options& root_options = {},
                     MixedFrozenRoot mixed_frozen_root = MixedFrozenRoot::kRefused);

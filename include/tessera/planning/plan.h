@@ -30,8 +30,8 @@ struct Run {
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< all ranks
   std::function<void()> step{};  ///< one training step, with the optimizer's
-  /// What ranks may differ in beside the sizes of their shards, such as the length of their part
-  /// of a sequence, by their coordinate in the mesh; empty: nothing.
+  /// Sizes, other than those of shards, in which ranks may differ: for a coordinate in the mesh,
+  /// such as the length of its part of each sequence. Empty: none.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
 /// Makes the run of the one rank of a fake world.
