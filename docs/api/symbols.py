@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The public symbols: a line "name | what it is" for each declaration of the public headers.
 
-    symbols.py XML --write    renews docs/api/symbols.txt from Doxygen's XML, which scripts/docs makes
-    symbols.py XML --check    fails where that list is not that of the headers, and where something differs
-                              from the last release and CHANGELOG.md does not name it
+    symbols.py XML --check    fails where the headers differ from the last release and CHANGELOG.md does not say so
+    symbols.py XML --release  writes docs/api/symbols.txt, the list of a release, from Doxygen's XML, which
+                              scripts/docs makes
 
-docs/api/VERSION.txt is the list of a release.
+The first line of that list is the release's version.
 """
 import pathlib
 import re
@@ -107,10 +107,6 @@ def numbers(version):
     return tuple(map(int, version.split(".")))
 
 
-def last_release():
-    return max((path.stem for path in LIST.parent.glob("[0-9]*.txt")), key=numbers)
-
-
 def name_of(line):
     return line.split(" | ")[0]
 
@@ -140,17 +136,17 @@ def unnamed(old, new, changelog):
             if not is_named(name_of(line), of_old ^ of_new, spans)]
 
 
+def version_of_headers():
+    return re.search(r'TESSERA_VERSION "([\d.]+)"', (ROOT / "include/tessera/version.h").read_text())[1]
+
+
 def faults(found):
     """What is wrong, for a reader who has changed a header."""
-    listed = LIST.read_text().splitlines()
-    release = last_release()
-    old = (LIST.parent / f"{release}.txt").read_text().splitlines()
-    for line in sorted(set(listed) ^ set(found)):
-        yield f"{LIST.name} is not that of the headers, run scripts/docs --renew: {'+' if line in found else '-'} {line}"
+    release, *old = LIST.read_text().splitlines()
     changelog = (ROOT / "CHANGELOG.md").read_text().split(f"\n## {release}")[0]
     for line in unnamed(old, found, changelog):
         yield f"CHANGELOG.md does not name, in backquotes and above {release}, what has changed since: {line}"
-    version = re.search(r'TESSERA_VERSION "([\d.]+)"', (ROOT / "include/tessera/version.h").read_text())[1]
+    version = version_of_headers()
     gone = set(old) - set(found)
     places = 1 if numbers(release)[0] else 2  # until 1.0 a minor version may break
     if gone and numbers(version)[:places] == numbers(release)[:places]:
@@ -159,8 +155,8 @@ def faults(found):
 
 def main():
     found = symbols(pathlib.Path(sys.argv[1]))
-    if sys.argv[2] == "--write":
-        LIST.write_text("\n".join(found) + "\n")
+    if sys.argv[2] == "--release":
+        LIST.write_text("\n".join([version_of_headers(), *found]) + "\n")
         return
     wrong = list(faults(found))
     print(*wrong, sep="\n")

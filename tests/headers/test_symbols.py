@@ -55,30 +55,26 @@ class Names(unittest.TestCase):
         self.assertEqual(unnamed(new, "`tessera/nn/lora.h`"), [])
 
 
-class Lists(unittest.TestCase):
-    def faults(self, version, listed, found, changelog):
+class Releases(unittest.TestCase):
+    def faults(self, version, found, changelog):
         with tempfile.TemporaryDirectory() as name:
             root = pathlib.Path(name)
-            for path, text in (("docs/api/symbols.txt", "\n".join(listed)), ("docs/api/0.9.0.txt", ""),
-                               ("docs/api/0.10.0.txt", "\n".join(OLD)), ("CHANGELOG.md", changelog),
+            for path, text in (("docs/api/symbols.txt", "\n".join(["0.10.0", *OLD])), ("CHANGELOG.md", changelog),
                                ("include/tessera/version.h", f'#define TESSERA_VERSION "{version}"')):
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(text)
             with mock.patch.multiple(symbols, ROOT=root, LIST=root / "docs/api/symbols.txt"):
                 return "\n".join(symbols.faults(found))
 
-    def test_the_list_is_that_of_the_headers(self):
-        self.assertIn("run scripts/docs --renew: - tessera::save", self.faults("0.10.1", OLD, OLD[:2] + OLD[3:], ""))
-
     def test_only_entries_above_the_last_release_count(self):
         new = [*OLD, "tessera::load | void ()"]
-        self.assertIn("+ tessera::load", self.faults("0.10.1", new, new, "# C\n\n## 0.10.0\n\n`load`\n"))
-        self.assertEqual(self.faults("0.10.1", new, new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
+        self.assertIn("+ tessera::load", self.faults("0.10.1", new, "# C\n\n## 0.10.0\n\n`load`\n"))
+        self.assertEqual(self.faults("0.10.1", new, "# C\n\n## 0.10.1\n\n`load`\n\n## 0.10.0\n"), "")
 
     def test_a_removed_name_needs_a_greater_minor_version(self):
         new = [line for line in OLD if "save" not in line]
-        self.assertIn("needs a greater number", self.faults("0.10.1", new, new, "`save`"))
-        self.assertEqual(self.faults("0.11.0", new, new, "`save`"), "")
+        self.assertIn("needs a greater number", self.faults("0.10.1", new, "`save`"))
+        self.assertEqual(self.faults("0.11.0", new, "`save`"), "")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import pathlib
 import re
 import sys
 
+import torch
+
 from ranks import COLUMNS
 
 MESHES = {"A": "line of 4, sizes that it divides", "B": "2 × 2, sizes that it does not divide",
@@ -17,7 +19,7 @@ PYTORCH = {"A": (322, 649, 2), "B": (305, 654, 10)}
 
 HEAD = """# PyTorch's operator database
 
-The {entries} entries of `torch.testing._internal.common_methods_invocations.op_db` (PyTorch 2.11),
+The {entries} entries of `torch.testing._internal.common_methods_invocations.op_db` (PyTorch {version}),
 run through `libtessera_torch.so` on 4 ranks, forward and backward. Every sample input is distributed
 in several placements of each tensor argument; results and gradients are compared with those of the
 plain operator on one device. An operator takes the worst of its cases. To run it again (the options,
@@ -43,7 +45,7 @@ def table(sweeps):
         rows.append(f"| {name}: {MESHES[name]} | " + " | ".join(str(counts[c]) for c in COLUMNS) + f" | {cases} |")
         if name in PYTORCH:
             right, comparable, hanging = PYTORCH[name]
-            rows.append(f"| {name}, PyTorch's own DTensor | {right} of {comparable} | | | | {hanging} | | | |")
+            rows.append(f"| {name}, PyTorch 2.11's own DTensor | {right} of {comparable} | | | | {hanging} | | | |")
     return rows
 
 
@@ -78,7 +80,7 @@ def main(arguments):
         name, path = argument.split("=", 1)
         sweeps[name] = json.loads(pathlib.Path(path).read_text())
     entries = len(next(iter(sweeps.values())))
-    print("\n".join([HEAD.format(entries=entries), *table(sweeps), "",
+    print("\n".join([HEAD.format(entries=entries, version=torch.__version__.split("+")[0]), *table(sweeps), "",
                      "## Refused, or otherwise not right", "", *failures(sweeps), "",
                      "## Not comparable", "", *not_comparable(sweeps)]))
 
