@@ -134,7 +134,3 @@ class CheckpointTool(unittest.TestCase):
         for arguments in (("export-hf", step, self.folder / "out", "--config", config), ("diff", step, step)):
             done = programs.succeed([sys.executable, "-c", PEAK, programs.BIN / "tessera-ckpt", *arguments])
             self.assertLess(int(done.stdout.split()[-1]), 256 * MIB, arguments)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -195,7 +195,3 @@ class Kills(training_runs.TrainingRuns):
         while job.process.poll() is None and size() <= first:
             time.sleep(0.01)
             first = min(first, size())
-
-
-if __name__ == "__main__":
-    unittest.main()

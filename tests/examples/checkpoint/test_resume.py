@@ -296,7 +296,3 @@ class Refusals(training_runs.TrainingRuns):
         self.save()
         self.config = programs.write_config(self.folder, programs.SMALL | {"hidden_size": 32})
         self.refuse([*self.steps, "--resume"], "does not fit the model", "(checkpoint [256, 64], here")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -116,7 +116,3 @@ class TorchsOwnForm(WithTorchCheckpoint):
                 self.assertIn(part, done.stderr.splitlines()[-1])
         done = programs.run([sys.executable, CONVERTER, self.shared, self.shared / "o"])
         self.assertIn("has no .metadata", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -96,7 +96,3 @@ class Chat(programs.WithSharedFolder):
         (self.shared / "tokenizer_config.json").write_text("{}")
         done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 1])
         self.assertIn("data.jsonl:1: the line has messages, but there is no chat template", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

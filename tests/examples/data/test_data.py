@@ -226,7 +226,3 @@ class Prompts(LossesOfTransformers):
         self.refuse([*flags, self.write_lines([])], "hold no object")
         self.refuse([*flags, self.write_lines([("a", 3)])], 'p.jsonl:1: the field "completion" must be a text, but it is of the kind number')
         self.refuse(flags[:-1] + ["--text", self.tokens, "--truncate"], "--truncate is given, but is for --jsonl")
-
-
-if __name__ == "__main__":
-    unittest.main()

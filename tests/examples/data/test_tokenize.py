@@ -270,7 +270,3 @@ class Tokenize(programs.WithSharedFolder):
         path = self.write("a.jsonl.gz", gzip.compress((line + self.lines(["x" * 60]) * 400_000).encode(), 1))
         done = programs.succeed([sys.executable, "-c", PEAK_OF, *self.command(path, "--no-eos", "--threads", 2)])
         self.assertLess(int(done.stdout.splitlines()[-1]), 512 << 10, "KiB")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -129,7 +129,3 @@ class OfModels(Comparison):
         self.assertEqual(ids, tokenizer.encode(text.read_text()))
         self.assertEqual(theirs.decode([i for i in ids if i < 32000]).split(), text.with_suffix(".decoded")
                          .read_text().replace("don't", "").split())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -116,7 +116,3 @@ class Unicode(programs.WithSharedFolder):
                     want += text[last:begin]
                     last = end
                 self.compare(got, want + text[last:])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -62,7 +62,3 @@ class Documents(unittest.TestCase):
             with self.subTest(program):
                 done = programs.succeed([programs.BIN / program, all_flags])
                 self.assertEqual(flags(table), flags(re.sub(r"(?m)^ {30}.*", "", done.stdout)))
-
-
-if __name__ == "__main__":
-    unittest.main()

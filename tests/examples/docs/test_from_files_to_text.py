@@ -46,7 +46,3 @@ class FromFilesToText(programs.InFolder):
             with self.subTest(name):
                 transformers.AutoModelForCausalLM.from_pretrained(self.folder / name)
                 transformers.AutoTokenizer.from_pretrained(self.folder / name)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -24,7 +24,3 @@ class PlanA70bRun(programs.InFolder):
                     for line in shown.splitlines():
                         self.assertIn(line, said)
         self.assertIn("Time line", (self.folder / "plan.html").read_text())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -138,7 +138,3 @@ class Tutorials(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("a batch of 8 rows can't be split over dp=3", done.stderr)
         self.assertNotIn("loss", done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -304,7 +304,3 @@ class Parts(unittest.TestCase):
         self.assertNotIn("nan", drawn)
         self.assertIn("No difference", chart.svg("x", [chart.Curve("a", 1, [0.0])], logarithmic=True))
         self.assertIn("no finite values", chart.svg("x", [chart.Curve("a", 1, [None])]))
-
-
-if __name__ == "__main__":
-    unittest.main()

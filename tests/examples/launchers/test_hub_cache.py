@@ -136,7 +136,3 @@ class TestHubCache(programs.WithSharedFolder):
         done = programs.succeed([programs.BIN / "llama_train", "--model", NAME, "--steps", 0, "--output-dir", "run"],
                                 env=self.environment, cwd=here)
         self.assertNotIn("snapshots", (here / "run" / "config.toml").read_text(), done.stdout)
-
-
-if __name__ == "__main__":
-    unittest.main()

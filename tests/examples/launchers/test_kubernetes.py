@@ -175,7 +175,3 @@ class TestCommandLines(programs.InFolder):
                 for (_, err), code in self.launch(words, *(each | here for each in environments(job))):
                     self.assertEqual(code, 0, err)
                 self.assertEqual(len(programs.read_metrics(self.folder / f"{kind}.jsonl")), 2)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -133,7 +133,3 @@ class TestSbatch(programs.InFolder):
                               env=os.environ | {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "1"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), ["0", "[rank 1] 1", "[rank 2] 2", "[rank 3] 3"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -121,7 +121,3 @@ class TestCommandLines(unittest.TestCase):
         ours = files([programs.BIN / "tessera-run"])
         self.assertEqual(ours, files([sys.executable, "-m", "torch.distributed.run", "--no-python"]))
         self.assertEqual(len(ours), 4)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -93,7 +93,3 @@ class TestMetricsToWandb(programs.InFolder):
                 self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
                 self.assertTrue(done.stderr.startswith("error: "), done.stderr)
                 self.assertIn(message, done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -183,7 +183,3 @@ class FineTuning(programs.InFolder):
         file.write_text('lora-rank = 2\nfreeze = "lm_head.weight"\nmerge-lora = true\n')
         done = programs.run([programs.BIN / "llama_train", *self.data, "--config-file", file])
         self.assertIn("--merge-lora is given without --save-hf", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

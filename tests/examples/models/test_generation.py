@@ -278,7 +278,3 @@ class Generation(programs.InFolder):
                 self.assertEqual(done.stdout, "")
         done = programs.run([programs.BIN / "llama_generate", "--model", folder, "--prompt", "a", "--tp", 2])
         self.assertIn("--tp 2 is 2 ranks, but 1 is running; start 2 (tessera-run --nproc 2)", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

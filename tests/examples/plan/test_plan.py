@@ -182,7 +182,3 @@ class Plan(programs.InFolder):
         self.assertIn("--gpu h201 is not known", done.stderr)
         done = programs.run([programs.BIN / "llama_plan", "--config", path, "--gpu", self.folder / "no.toml"])
         self.assertRegex(done.stderr, r"^llama_plan: can't read --gpu .*no\.toml: .*\n$")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -177,7 +177,3 @@ class PlanSearch(programs.InFolder):
         file = self.folder / "plan.html"
         programs.succeed([programs.BIN / "llama_plan", "--config", self.config, "--dp", 2, "--html", file])
         self.assertNotIn("Time line", Page(file).text)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -66,7 +66,3 @@ class PrintPlan(programs.InFolder):
                              "--print-plan"])
         self.assertEqual(done.returncode, 1)
         self.assertIn("num_attention_heads", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -186,7 +186,3 @@ class BadInput(programs.InFolder):
         done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
         self.assertNotEqual(done.returncode, 0, done.stdout)
         self.assertIn('the data of rank 1 are not those of rank 0: of the held-out data, "text" has other contents', done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -68,7 +68,3 @@ class BenchMfu(programs.InFolder):
             self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
         self.assertIn("--mesh 2: is no mesh".replace(":", ""), self.bench("--mesh", "2").stderr)
         self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -95,7 +95,3 @@ class Communication(programs.InFolder):
         self.check(programs.SMALL, 4, 1, accumulate=3)
         self.check(programs.SMALL, 2, 2, zero=2, accumulate=3)
         self.check(programs.SMALL, 2, 1, replicas=2, accumulate=2)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -74,7 +74,3 @@ class ContextParallel(programs.InFolder):
         self.assertIn("--lora-dropout is given with --cp 2",
                       self.refused("--cp", 2, "--lora-rank", 2, "--lora-dropout", 0.1))
         self.assertIn("--cp 2 is 2 ranks, but 1 is running", self.refused("--cp", 2))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -69,7 +69,3 @@ class Evaluation(programs.InFolder):
             with self.subTest(flags):
                 done = programs.run([*base, *flags])
                 self.assertEqual((done.returncode, done.stderr), (1, f"llama_train: {message}\n"))
-
-
-if __name__ == "__main__":
-    unittest.main()

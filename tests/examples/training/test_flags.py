@@ -55,7 +55,3 @@ class Help(unittest.TestCase):
         self.assertLess({"gpu", "search", "gpus", "json", "html"}, own | {"x"})
         self.assertEqual({name for _, name in sections("llama_plan", "--help-all")}, shared | own)
         self.assertEqual(own - {name for _, name in sections("llama_plan", "--help")}, set())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -55,7 +55,3 @@ class HalfPrecision(programs.InFolder):
                             *self.OVERFLOWING, "--steps", steps], 2)
             files.append((out / "model.safetensors").read_bytes())
         self.assertEqual(*files)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -26,7 +26,3 @@ class Initialisation(programs.InFolder):
 
     def test_depends_on_the_seed(self):
         self.assertNotEqual(self.exported_bytes(1, 1, seed=1), self.exported_bytes(1, 1, seed=2))
-
-
-if __name__ == "__main__":
-    unittest.main()

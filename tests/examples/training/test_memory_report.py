@@ -63,7 +63,3 @@ class MemoryReport(programs.InFolder):
         for kind in ("parameters", "gradients", "optimizer", "activations"):
             self.assertLess(
                 abs(planned[f"{kind}_bytes"] / ranks[0]["kinds"][kind]["most"] - 1), 0.02, kind)
-
-
-if __name__ == "__main__":
-    unittest.main()

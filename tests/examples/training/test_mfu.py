@@ -36,7 +36,3 @@ class PeakFlops(programs.InFolder):
         records, output = self.run_with([])
         self.assertIsNone(records[-1]["mfu"])
         self.assertNotIn("peak:", output)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -156,7 +156,3 @@ class Transformers(programs.InFolder):
         self.assertLess(len(ended), len(whole))
         text = bytes(ended[:-1]).decode("utf-8", "replace")
         self.assertEqual(done.stdout.rstrip(), text.rstrip())
-
-
-if __name__ == "__main__":
-    unittest.main()

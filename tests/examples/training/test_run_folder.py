@@ -85,7 +85,3 @@ class RunFolder(programs.InFolder):
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         self.assertIn(str(self.tokens / "run"), done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

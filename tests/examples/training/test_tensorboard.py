@@ -50,7 +50,3 @@ class TensorBoard(programs.InFolder):
         records = programs.read_metrics(self.folder / "m.jsonl")
         self.assertEqual(len(records), 7)
         self.assert_shows("loss_metrics/global_avg_loss", [record["loss"] for record in records])
-
-
-if __name__ == "__main__":
-    unittest.main()

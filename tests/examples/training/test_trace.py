@@ -115,7 +115,3 @@ class Trace(programs.InFolder):
         for flag in ("--trace", "--memory-report"):
             self.assertEqual(errors.count(f"llama_train: warning: {flag} was not written: cannot write"), 1, errors)
         self.assertTrue((self.folder / "model/model.safetensors").exists())
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -67,7 +67,3 @@ class Verify(unittest.TestCase):
         done = programs.run([programs.BIN / "llama_train", *self.flags, "--steps", 0, "--verify"])
         self.assertEqual(done.returncode, 1)
         self.assertIn("--verify is given with --steps 0", done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

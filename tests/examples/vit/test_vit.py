@@ -218,7 +218,3 @@ class Refusals(VitRuns):
 
     def test_a_size_that_is_none(self):
         self.refuse('"head" is none of the names', head=2)
-
-
-if __name__ == "__main__":
-    unittest.main()
