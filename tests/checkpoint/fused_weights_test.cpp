@@ -77,8 +77,7 @@ void distribute(FusedNet& net, const DeviceMesh& mesh, LayoutPtr rows) {
 TEST(FusedWeights, AreLoadedFromTheirParts) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", separate_values());
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     for (const std::int64_t groups : {1, 2, 4}) {
       for (const LayoutPtr& rows : row_layouts()) {
         FusedNet net(groups);

@@ -56,8 +56,7 @@ const std::vector<Placements> kPlacements = {{Shard{0}, Shard{0}},    {Shard{0},
                                              {Shard{1}, Replicate{}}, {Replicate{}, Replicate{}}};
 
 TEST(GatherBlocks, BringsEveryPlacementWhole) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& sizes : {Sizes{8, 4}, Sizes{7, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
       for (const auto& placements : kPlacements) {
         const auto full = Range(sizes);
@@ -68,8 +67,7 @@ TEST(GatherBlocks, BringsEveryPlacementWhole) {
 }
 
 TEST(GatherBlocks, WorksInBoundedRounds) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& placements : kPlacements) {
       for (const std::int64_t elements : {1, 40, 100}) {
         const auto full = Range({13, 5});
@@ -80,8 +78,7 @@ TEST(GatherBlocks, WorksInBoundedRounds) {
 }
 
 TEST(GatherBlocks, FollowsTheOrderOfFsdpOverTensorParallel) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto full = Range({9, 3});
     // tp splits first, dp splits what tp left.
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
@@ -93,8 +90,7 @@ TEST(GatherBlocks, FollowsTheOrderOfFsdpOverTensorParallel) {
 }
 
 TEST(GatherBlocks, TakesOneOfSeveralSubmeshes) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto full = Range({5, 3});
     ExpectGathered(rank, distribute_tensor(full, mesh["tp"], {Shard{0}}), full);
     ExpectGathered(rank, distribute_tensor(full, mesh["dp"], {Shard{1}}), full);
@@ -111,8 +107,7 @@ TEST(GatherBlocks, HandsOverPlainTensorsWithoutCommunication) {
 }
 
 TEST(GatherBlocks, SendsEachElementOnceAtMost) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto tensor = distribute_tensor(Range({8, 4}), mesh, {Replicate{}, Shard{0}});
     const auto before = rank.world()->traffic().table();
     ExpectGathered(rank, tensor, Range({8, 4}));

@@ -123,8 +123,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
 TEST(LoadHuggingFace, FollowsTheOrderOfFsdpOverTensorParallel) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", Values());
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     Net net;
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto whole = distribute_tensor(at::zeros({11, 5}), mesh, {Replicate{}, Replicate{}});

@@ -67,8 +67,7 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
 TEST(LoadNames, FillsEachRanksSlicesFromShards) {
   TemporaryFolder folder;
   WriteSharded(folder.path(), ForeignValues());
-  RunRanks(3, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Net loaded, expected;
     for (Net* net : {&loaded, &expected}) {
       for (const auto& [name, slot] : net->named_slots()) {

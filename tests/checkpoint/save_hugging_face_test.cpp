@@ -117,9 +117,8 @@ TEST(SaveHuggingFace, WritesTheTypeThatIsAskedForAndSaysSo) {
 
 TEST(SaveHuggingFace, RefusesParametersThatDifferBetweenRanks) {
   TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
+  RunOnMesh({2, 1}, {"ep", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Net net;
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"ep", "tp"});
     Distribute(net, mesh, Values());
     net.middle->slot("weight")->set_distinct_along(mesh["ep"]);
     EXPECT_ERROR(save_hugging_face(net, *rank.world(), folder.path(), "{}"),

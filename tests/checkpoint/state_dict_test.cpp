@@ -63,10 +63,9 @@ TEST(StateDicts, RoundTripOnEveryMesh) {
 /// A row is larger than what is sent at once, and is sharded.
 TEST(StateDicts, AreSentInPartsOfARow) {
   constexpr std::int64_t kWide = 9 << 20;
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor values = at::arange(kWide, at::kFloat).view({1, kWide});
     nn::Linear net(kWide, 1, nn::LinearOptions{false});
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     net.slot("weight")->set(distribute_tensor(at::zeros({1, kWide}), mesh, {Shard{1}}));
     const TensorDict state = rank.rank() == 0 ? TensorDict{{"weight", values}} : TensorDict{};
     set_model_state_dict(*rank.world(), net, state,
@@ -218,8 +217,7 @@ TEST(StateDicts, CarryAnOptimizerFromOneMeshToAnotherBeforeItsFirstStep) {
     after = get_model_state_dict(world, trained.linear, kFullOnHost);
   });
   EXPECT_EQ(state.at("weight.step").item<float>(), 2.0F);
-  RunRanks(3, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Trained trained(&mesh);
     comm::World& world = *rank.world();
     set_model_state_dict(world, trained.linear, model, kFull);

@@ -107,8 +107,7 @@ TEST(DeviceMesh, SlicesAFlatteningBesideADimension) {
 }
 
 TEST(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const DeviceMesh flat = mesh.flatten("dt");
     EXPECT_EQ(mesh.size("dt"), 4);
     EXPECT_EQ(mesh.local_rank("dt"), rank.rank());
@@ -242,8 +241,7 @@ TEST(DeviceMesh, Prints) {
 }
 
 TEST(DeviceMesh, GroupsReduceOverTheirDimensionOnly) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
     const at::Tensor over_dp = over_tp.clone();
     mesh.group("tp").all_reduce(over_tp, ReduceOp::kSum)->wait();
@@ -261,16 +259,14 @@ TEST(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh) {
 }
 
 TEST(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
     EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
   });
 }
 
 TEST(DeviceMesh, AllGroupsAreInOrder) {
-  RunRanks(6, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 3}, {"dp", "tp"});
+  RunOnMesh({2, 3}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto groups = mesh.all_groups();
     ASSERT_EQ(groups.size(), 2U);
     EXPECT_EQ(groups[0], &mesh.group("dp"));

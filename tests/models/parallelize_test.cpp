@@ -126,8 +126,7 @@ std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last
 }
 
 TEST(Parallelize, KeepsGatheredWhatBackwardNeedsFirst) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+  RunOnMesh({2, 1}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     EXPECT_EQ(gathered_between(mesh, false), (std::set<std::string>{"layers.1", "head"}));
     EXPECT_EQ(gathered_between(mesh, true), std::set<std::string>{});
   });

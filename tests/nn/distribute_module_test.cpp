@@ -44,8 +44,7 @@ TEST(DistributeModule, ComputesWhatThePlainModuleDoes) {
   const auto plain = initialized();
   const auto expected = (*plain)(tokens());
   expected.pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"tp"});
+  RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto model = initialized();
     distribute_module(*model, mesh, &partition, &distribute_input, &gather_output);
     const auto found = (*model)(tokens());
@@ -63,8 +62,7 @@ TEST(DistributeModule, ComputesWhatThePlainModuleDoes) {
 }
 
 TEST(DistributeModule, ReplicatesTheRemainingParameters) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto model = initialized();
     std::vector<std::string> visited;
     distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
@@ -82,8 +80,7 @@ TEST(DistributeModule, ReplicatesTheRemainingParameters) {
 }
 
 TEST(DistributeModule, RefusesToDistributeTwice) {
-  RunRanks(1, [](Rank& rank) {
-    const auto mesh = rank.mesh({1}, {"tp"});
+  RunOnMesh({1}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto model = initialized();
     distribute_module(*model, mesh);
     EXPECT_ERROR(distribute_module(*model, mesh), "already");

@@ -36,8 +36,7 @@ std::int64_t calls(Rank& rank, Body&& body) {
 // 7 rows over 4 ranks, 3 rows (an empty shard), and one row over 2 x 2.
 TEST(DistributedRmsNorm, WorksOnShardedRows) {
   for (const std::int64_t rows : {7, 3, 1}) {
-    RunRanks(4, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+    RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
       const at::Tensor x0 = normal_values({rows, 10}, 1).requires_grad_();
       const at::Tensor w0 = normal_values({10}, 2).requires_grad_();
       const at::Tensor grad = normal_values({rows, 10}, 3);
@@ -56,8 +55,7 @@ TEST(DistributedRmsNorm, WorksOnShardedRows) {
 }
 
 TEST(DistributedRmsNorm, DoesNotCommunicate) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor x = leaf(spread(normal_values({6, 4}, 1), mesh, {Shard{0}}));
     const at::Tensor w = leaf(spread(normal_values({4}, 2), mesh, {Replicate{}}));
     const at::Tensor grad = spread(normal_values({6, 4}, 3), mesh, {Shard{0}}).tensor();
@@ -68,8 +66,7 @@ TEST(DistributedRmsNorm, DoesNotCommunicate) {
 }
 
 TEST(DistributedRmsNorm, GathersASplitLastDimension) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor x0 = normal_values({6, 4}, 1);
     const at::Tensor x = spread(x0, mesh, {Shard{1}}).tensor();
     EXPECT_TRUE(full_tensor(rms_norm(x, {}, 1e-5)).equal(rms_norm(x0, {}, 1e-5)));
@@ -79,8 +76,7 @@ TEST(DistributedRmsNorm, GathersASplitLastDimension) {
 }
 
 TEST(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = spread(normal_values({6, 4}, 1), mesh, {Shard{0}}).tensor();
     EXPECT_ERROR(rms_norm(x, at::ones({4}), 1e-5), "argument 1, [4], is plain");
     const at::Tensor weight = spread(at::ones({4}), mesh, {Replicate{}}).tensor();
@@ -94,8 +90,7 @@ TEST(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes) {
 TEST(DistributedSiluMul, WorksOnAnySharding) {
   for (const Placement& placement :
        {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    RunRanks(3, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+    RunOnMesh({3}, {"tp"}, [&](const DeviceMesh& mesh) {
       const at::Tensor a0 = normal_values({5, 7}, 1).requires_grad_();
       const at::Tensor b0 = normal_values({5, 7}, 2).requires_grad_();
       const at::Tensor grad = normal_values({5, 7}, 3);
@@ -113,8 +108,7 @@ TEST(DistributedSiluMul, WorksOnAnySharding) {
 }
 
 TEST(DistributedSiluMul, BringsOperandsOfDifferentLayoutsTogether) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = normal_values({4, 4}, 1);
     const at::Tensor rows = spread(x, mesh, {Shard{0}}).tensor();
     const at::Tensor columns = spread(x, mesh, {Shard{1}}).tensor();
@@ -131,8 +125,7 @@ TEST(DistributedSiluMul, BringsOperandsOfDifferentLayoutsTogether) {
 }
 
 TEST(DistributedSiluMul, RefusesOtherSizesOnEveryLayout) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor a = spread(at::ones({2, 4}), mesh, {Shard{0}}).tensor();
     const at::Tensor b = spread(at::ones({4, 4}), mesh, {Shard{0}}).tensor();
     EXPECT_ERROR(silu_mul(a, b), "of sizes [2, 4] and [4, 4]");
@@ -140,8 +133,7 @@ TEST(DistributedSiluMul, RefusesOtherSizesOnEveryLayout) {
 }
 
 TEST(DistributedSiluMul, RedistributesAGradientThatLiesOtherwise) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor a = leaf(spread(normal_values({4, 4}, 1), mesh, {Shard{0}}));
     const at::Tensor b = leaf(spread(normal_values({4, 4}, 2), mesh, {Shard{0}}));
     silu_mul(a, b).backward(spread(at::ones({4, 4}), mesh, {Replicate{}}).tensor());
@@ -151,8 +143,7 @@ TEST(DistributedSiluMul, RedistributesAGradientThatLiesOtherwise) {
 }
 
 TEST(DistributedRotaryEmbedding, WorksOnSplitHeads) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor x0 = normal_values({2, 5, 3, 4}, 1);
     const at::Tensor cos = normal_values({5, 4}, 2);
     const at::Tensor sin = normal_values({5, 4}, 3);
@@ -170,8 +161,7 @@ TEST(DistributedRotaryEmbedding, WorksOnSplitHeads) {
 
 // Each rank turns its positions by its rows of the tables, which are cut without communication.
 TEST(DistributedRotaryEmbedding, WorksOnASplitSequence) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"cp", "tp"});
+  RunOnMesh({2, 2}, {"cp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor x0 = normal_values({2, 5, 3, 4}, 1);
     const at::Tensor cos = normal_values({5, 4}, 2), sin = normal_values({5, 4}, 3);
     const at::Tensor x = spread(x0, mesh, {Shard{1}, Shard{2}}).tensor();
@@ -199,8 +189,7 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
        {Vocabulary{8, Shard{0}, Partial{}}, Vocabulary{9, Shard{0}, Partial{}},
         Vocabulary{2, Shard{0}, Partial{}}, Vocabulary{9, Shard{1}, Shard{2}},
         Vocabulary{9, Replicate{}, Replicate{}}}) {
-    RunRanks(4, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+    RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
       const at::Tensor w0 = normal_values({v.rows, 6}, 1).requires_grad_();
       const at::Tensor indices = at::arange(10, at::kLong).remainder(v.rows).view({2, 5});
       const at::Tensor grad = normal_values({2, 5, 6}, 2);
@@ -221,8 +210,7 @@ TEST(DistributedEmbedding, AgreesWithOneRank) {
 }
 
 TEST(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
     const at::Tensor indices = at::tensor({0, 3, 6, 3, 1}, at::kLong);
     const at::Tensor grad = normal_values({5, 6}, 2);
@@ -238,8 +226,7 @@ TEST(DistributedEmbedding, TakesSplitIndicesOnAnotherMeshDimension) {
 }
 
 TEST(DistributedEmbedding, GathersTheSmallerOfTableAndIndicesThatAreSplitTogether) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor w0 = normal_values({7, 6}, 1).requires_grad_();
     const at::Tensor places = at::arange(4, at::kLong);
     at::embedding(w0, places).sum().backward();
@@ -257,8 +244,7 @@ TEST(DistributedEmbedding, GathersTheSmallerOfTableAndIndicesThatAreSplitTogethe
 }
 
 TEST(DistributedEmbedding, LeavesTheGradientOfATablePending) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor w = leaf(spread(normal_values({7, 6}, 1), mesh, {Replicate{}}));
     leave_gradient_pending(w);
     const at::Tensor indices =
@@ -287,8 +273,7 @@ TEST(DistributedDropout, IsTheSameOnEveryMesh) {
   const at::Tensor expected = nn::dropout(x0, 0.5, {3, 4});
   for (const Placement& placement :
        {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    RunRanks(4, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+    RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
       const at::Tensor x = leaf(spread(x0, mesh, {placement}));
       const at::Tensor y = nn::dropout(x, 0.5, {3, 4});
       EXPECT_TRUE(full_tensor(y).equal(expected));

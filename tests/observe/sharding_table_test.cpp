@@ -27,8 +27,7 @@ TEST(ShardingTable, ListsPlainParameters) {
 }
 
 TEST(ShardingTable, ListsTheLocalPartsOfEachRank) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear linear(3, 5);
     const auto& slot = linear.slot("weight");
     slot->set(distribute_tensor(slot->get().detach(), mesh, {Shard{0}, Shard{1}}));

@@ -74,8 +74,7 @@ TEST(AdamW, AgreesWithLibtorch) {
 
 // Shards of 7 and 3 rows over 4 ranks, of 1 row (three empty shards), a replicated one.
 TEST(AdamW, AgreesOnShardsOfOneMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{
         slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
         slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})};
@@ -85,8 +84,7 @@ TEST(AdamW, AgreesOnShardsOfOneMeshDimension) {
 }
 
 TEST(AdamW, AgreesOnShardsOfTwoMeshDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{slot_of(initial(0), mesh, {Shard{0}, Shard{0}}),
                                    slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
                                    slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
@@ -97,8 +95,7 @@ TEST(AdamW, AgreesOnShardsOfTwoMeshDimensions) {
 }
 
 TEST(AdamW, ReducesAPendingGradient) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Replicate{}});
     const nn::SlotPtr reference = slot_of(at::ones({3}));
     const at::Tensor term = at::arange(3, at::kFloat) * (rank.rank() + 1);
@@ -132,8 +129,7 @@ TEST(AdamW, UpdatesATiedParameterOnce) {
 }
 
 TEST(AdamW, FollowsASlotThatIsShardedLater) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(initial(0));
     AdamW optimizer({slot}, kOptions);
     slot->set(slot_of(initial(0), mesh, {Shard{0}})->get());

@@ -68,8 +68,7 @@ TEST(ClipGradNorm, AgreesWithLibtorch) {
 }
 
 TEST(ClipGradNorm, AgreesOnOneMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]), mesh, {Shard{0}}),
                                    slot_of(at::zeros(kSizes[2]), mesh, {Shard{0}}),
@@ -80,8 +79,7 @@ TEST(ClipGradNorm, AgreesOnOneMeshDimension) {
 
 // Every way a 2-D mesh may hold a parameter: both dimensions, one, none, a submesh of it.
 TEST(ClipGradNorm, CountsEachElementOnceOnTwoMeshDimensions) {
-  RunRanks(6, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3, 2}, {"dp", "tp"});
+  RunOnMesh({3, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}, Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]), mesh, {Shard{0}, Replicate{}}),
                                    slot_of(at::zeros(kSizes[2]), mesh["tp"], {Shard{1}}),
@@ -91,8 +89,7 @@ TEST(ClipGradNorm, CountsEachElementOnceOnTwoMeshDimensions) {
 }
 
 TEST(ClipGradNorm, CountsPlainGradientsOnceBesideDistributedOnes) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]))};
     expect_as_reference(slots, 0.5);
@@ -123,8 +120,7 @@ TEST(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes) {
 }
 
 TEST(ClipGradNorm, ReducesPendingGradientsFirst) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
     const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
     slot->get().mutable_grad() =
@@ -134,8 +130,7 @@ TEST(ClipGradNorm, ReducesPendingGradientsFirst) {
 }
 
 TEST(ClipGradNorm, CommunicatesOneAllReduce) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros(kSizes[0]), mesh, {Shard{0}, Shard{0}}),
                                    slot_of(at::zeros(kSizes[1]), mesh["tp"], {Shard{0}})};
     for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -149,8 +144,7 @@ TEST(ClipGradNorm, CommunicatesOneAllReduce) {
 
 // A rank without any gradient still takes part: its peers must not hang.
 TEST(ClipGradNorm, AgreesWhenARankHasNoGradient) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
     if (rank.rank() == 0) {
       set_grad(slot, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));

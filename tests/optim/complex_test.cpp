@@ -87,8 +87,7 @@ template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const std::vector<at::Tensor> expected = trained_pairs<Reference>(reference_options);
   expect_trained<Ours>([](const at::Tensor& tensor) { return slot_of(tensor); }, options, expected);
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [&](const DeviceMesh& mesh) {
     expect_trained<Ours>(
         [&](const at::Tensor& tensor) { return slot_of(tensor, mesh, {Shard{0}}); }, options,
         expected);
@@ -129,8 +128,7 @@ double norm_of_absolutes(double p) {
 }
 
 TEST(ComplexParameters, AreClippedByTheirAbsoluteValues) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
       std::vector<nn::SlotPtr> slots;
       for (std::size_t i = 0; i < kSizes.size(); ++i) {

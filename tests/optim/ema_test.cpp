@@ -15,8 +15,7 @@ namespace {
 
 TEST(Ema, IsTheAverageOnUnevenShards) {
   constexpr double kDecay = 0.8;
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     for (const std::vector<std::int64_t>& sizes : kSizes) {
       const nn::SlotPtr slot = slot_of(normal_values(sizes, 1), mesh, {Shard{0}});
       const nn::SlotPtr frozen = slot_of(normal_values(sizes, 2), mesh, {Shard{0}});

@@ -49,8 +49,7 @@ TEST(GradNorm, WorksForPlainGradients) {
 
 // 1 row over 4 ranks leaves three of them nothing.
 TEST(GradNorm, OverOneMeshDimensionWithEmptyShards) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
                       slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
                       slot_of(at::zeros({8}), mesh, {Replicate{}})});
@@ -58,8 +57,7 @@ TEST(GradNorm, OverOneMeshDimensionWithEmptyShards) {
 }
 
 TEST(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}, Shard{0}}),
                       slot_of(at::zeros({5}), mesh, {Shard{0}, Replicate{}}),
                       slot_of(at::zeros({3, 4}), mesh["tp"], {Shard{1}}),
@@ -71,8 +69,7 @@ TEST(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes) {
 // Plain gradients are not reduced, so that one of them may overflow on one rank alone.
 TEST(GradNorm, IsNonFiniteEverywhereIfAPlainGradientOfOneRankIs) {
   for (const double p : {2.0, kInfinity}) {
-    RunRanks(4, [p](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+    RunOnMesh({4}, {"dp"}, [p](Rank& rank, const DeviceMesh& mesh) {
       const std::vector slots{slot_of(at::zeros({7}), mesh, {Shard{0}}), slot_of(at::zeros({2}))};
       set_grad(slots[0], normal_values({7}, 1));
       set_grad(slots[1], at::full({2}, rank.rank() == 1 ? kInfinity : 1.0));
@@ -83,8 +80,7 @@ TEST(GradNorm, IsNonFiniteEverywhereIfAPlainGradientOfOneRankIs) {
 
 // HSDP: shards of three ranks, on two replicas.
 TEST(GradNorm, CountsReplicasOfShardsOnce) {
-  RunRanks(6, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 3}, {"replicate", "shard"});
+  RunOnMesh({2, 3}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
     expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Replicate{}, Shard{0}}),
                       slot_of(at::zeros({2}), mesh, {Replicate{}, Shard{0}})});
   });
@@ -92,8 +88,7 @@ TEST(GradNorm, CountsReplicasOfShardsOnce) {
 
 // Two meshes made apart from each other, one of them of some ranks only.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh all = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
     const DeviceMesh pair(rank.world(),
                           rank.rank() < 2 ? std::vector<int>{0, 1} : std::vector{2, 3},
@@ -137,8 +132,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const NormOptions& opti
 
 // On (2, 2, 2), slices along "dp": rank 4 pp + 2 dp + tp. Without a word rank 0's counts.
 TEST(GradNorm, CountsSlicesThatDifferAlongAMeshDimension) {
-  RunRanks(8, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2, 2}, {"pp", "dp", "tp"});
+  RunOnMesh({2, 2, 2}, {"pp", "dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto norm = [&](std::vector<std::string> distinct, const DeviceMesh& over = {}) {
       return norm_on(rank, mesh["dp"],
                      {.norm_type = 1.0, .over = over, .distinct_along = std::move(distinct)});
@@ -161,8 +155,7 @@ TEST(GradNorm, CountsSlicesOfAMeshThatWasMadeOfOneDimension) {
 }
 
 TEST(GradNorm, RefusesADimensionThatNoMeshHasBeforeItCommunicates) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
     const auto before = rank.world()->traffic().table();
     EXPECT_ERROR(grad_norm({slot}, {.distinct_along = {"ep"}}), "'ep'");
@@ -173,8 +166,7 @@ TEST(GradNorm, RefusesADimensionThatNoMeshHasBeforeItCommunicates) {
 // Copies agree, but for what went wrong on one rank.
 TEST(GradNorm, IsNonFiniteEverywhereIfAnUncountedReplicaIs) {
   for (const double p : {2.0, kInfinity}) {
-    RunRanks(4, [p](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    RunOnMesh({2, 2}, {"dp", "tp"}, [p](Rank& rank, const DeviceMesh& mesh) {
       const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh["dp"], {Shard{0}});
       set_grad(slot, at::ones({2}));
       if (rank.rank() == 3) {
@@ -199,8 +191,7 @@ TEST(GradNorm, RefusesMeshesThatDoNotContainEachOther) {
 }
 
 TEST(GradNorm, IsNonFiniteEverywhereIfOneElementIs) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
     for (const double p : {1.0, 2.0, kInfinity}) {
       for (const double bad : {kInfinity, std::nan("")}) {

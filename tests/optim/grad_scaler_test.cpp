@@ -189,8 +189,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, double scale) {
 // One element overflows on one rank, of each parameter in turn; rank 2 holds copies that do not
 // count in norms.
 TEST(GradScaler, AllRanksLeaveOutTheStepTogether) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& [bad, where] :
          {std::pair(0U, 0), {1U, 0}, {2U, 0}, {3U, 0}, {2U, 2}, {3U, 2}}) {
       const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
@@ -210,8 +209,7 @@ TEST(GradScaler, AllRanksLeaveOutTheStepTogether) {
 
 // Ranks 0 and 1 know nothing of the mesh of 2 and 3; plain parameters have none.
 TEST(GradScaler, AllPipelineStagesLeaveOutTheStepTogether) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh all = rank.mesh({2, 2}, {"pp", "dp"});
+  RunOnMesh({2, 2}, {"pp", "dp"}, [](Rank& rank, const DeviceMesh& all) {
     const std::vector<int> stage = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};
     const DeviceMesh mesh(rank.world(), stage, MeshShape({2}, {"stage"}));
     for (const nn::SlotPtr& slot :
@@ -243,8 +241,7 @@ TEST(GradScaler, OneAllReduceChecksAndClips) {
 }
 
 TEST(GradScaler, AgreesWithUnscaledTrainingOnTwoMeshDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const std::vector<nn::SlotPtr> slots = spread_slots(mesh);
     const std::vector<nn::SlotPtr> reference = spread_slots(mesh);
     AdamW optimizer(slots, kAdamW);

@@ -64,8 +64,7 @@ TEST(MatrixExchange, OverTwoMeshDimensions) {
 }
 
 TEST(MatrixExchange, WorksOnEachMatrixOnceAndEvenly) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
+  RunOnMesh({2, 2}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
     const LayoutPtr layout =
         to_layout({2, 2}, {Replicate{}, Shard{0}}, std::vector<std::int64_t>{8, 8});
     const std::vector<SpreadMatrix> matrices(8, SpreadMatrix{layout, 8, 8});
@@ -86,8 +85,7 @@ TEST(MatrixExchange, WorksOnEachMatrixOnceAndEvenly) {
 // Each of 4 matrices of 8 x 8 is cut in 4: there, a rank sends its 16 elements of each; back, an
 // owner sends 16 to each rank.
 TEST(MatrixExchange, CommunicatesTwoAllToAllsOfTheShards) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     const LayoutPtr layout = to_layout({4}, {Shard{0}}, std::vector<std::int64_t>{8, 8});
     const MatrixExchange exchange(mesh, std::vector<SpreadMatrix>(4, SpreadMatrix{layout, 8, 8}));
     const std::vector<at::Tensor> locals(4, at::ones({2, 8}, at::kBFloat16));

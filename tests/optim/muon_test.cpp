@@ -51,8 +51,7 @@ constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float
 
 // 7 and 5 rows over 4 ranks, 1 row (three empty shards), columns, a replicated one, a plain one.
 TEST(Muon, AgreesOnOneMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     expect_as_one_process(
         [&](const at::Tensor& tensor, std::size_t i) {
           if (i == 3) {
@@ -68,8 +67,7 @@ TEST(Muon, AgreesOnOneMeshDimension) {
 }
 
 TEST(Muon, AgreesOnTwoMeshDimensionsAndASubmesh) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const std::vector<Placements> placements{{Shard{0}, Shard{0}},
                                              {Shard{0}, Shard{1}},
                                              {Shard{1}, Shard{0}},
@@ -85,8 +83,7 @@ TEST(Muon, AgreesOnTwoMeshDimensionsAndASubmesh) {
 }
 
 TEST(Muon, AgreesOnReplicasOfShards) {
-  RunRanks(6, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 3}, {"replicate", "shard"});
+  RunOnMesh({2, 3}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
     expect_as_one_process(
         [&](const at::Tensor& tensor, std::size_t) {
           return slot_of(tensor, mesh, {Replicate{}, Shard{0}});
@@ -96,8 +93,7 @@ TEST(Muon, AgreesOnReplicasOfShards) {
 }
 
 TEST(Muon, AgreesInBf16) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     expect_as_one_process(
         [&](const at::Tensor& tensor, std::size_t) { return slot_of(tensor, mesh, {Shard{0}}); },
         {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
@@ -106,8 +102,7 @@ TEST(Muon, AgreesInBf16) {
 
 // Rows 0 1 | 4 5 and 2 3 | 6 7, as a fused weight of two parts lies under tensor parallelism.
 TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
     const at::Tensor values = normal_values({8, 3}, 0);
     const at::Tensor spread =
@@ -127,8 +122,7 @@ TEST(Muon, AgreesOnShardsOfSeveralBlocks) {
 
 // Only rank 0 has a gradient, as where the others did not use the module.
 TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
     const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
     const nn::SlotPtr reference = slot_of(normal_values({4, 3}, 0));
@@ -148,8 +142,7 @@ TEST(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros) {
 
 // Momentum and decay apply for a gradient of zeros, and not without one, as in one process.
 TEST(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     std::vector<nn::SlotPtr> slots, reference;
     for (int i = 0; i < 3; ++i) {
       slots.push_back(slot_of(normal_values({5, 4}, i), mesh, {Shard{0}}));

@@ -151,8 +151,7 @@ struct Net : nn::Module<Net> {
 };
 
 TEST(Optimizer, ContinuesFromItsNamedState) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Net straight(mesh), first(mesh), second(mesh);
     AdamW straight_adamw(straight, {.lr = 0.1});
     straight.run(straight_adamw, 0, 5);

@@ -58,8 +58,7 @@ TEST(Sgd, AgreesWithLibtorch) {
 }
 
 TEST(Sgd, AgreesOnShardsOfOneMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](const DeviceMesh& mesh) {
     for (const SgdOptions& options : kCases) {
       expect_as_libtorch(
           {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
@@ -70,8 +69,7 @@ TEST(Sgd, AgreesOnShardsOfOneMeshDimension) {
 }
 
 TEST(Sgd, AgreesOnShardsOfTwoMeshDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
                         slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
                         slot_of(initial(3), mesh["tp"], {Shard{1}})},

@@ -60,9 +60,8 @@ void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows
                         const ParallelizePlan& plan) {
   const Expected expected = of_libtorch(make(), x);
   for (const Sizes& sizes : kMeshes) {
-    RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
+    RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
       SCOPED_TRACE(::testing::PrintToString(sizes));
-      const DeviceMesh mesh = rank.mesh(sizes, {"dp", "tp"});
       const auto model = nn::adopt(make());
       testing::fill(*model);
       parallelize_module(*model, mesh["tp"], plan);
@@ -191,8 +190,7 @@ TEST(Adopted, TheModuleItselfHasTheShards) {
 }
 
 TEST(Adopted, StylesThatNeedHooksAreRefusedByName) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto model = nn::adopt(std::make_shared<testing::TorchMlp>());
     EXPECT_ERROR(parallelize_module(*model, mesh, {{"norm", sequence_parallel()}}),
                  "'norm' is a torch::nn::LayerNormImpl", "without hooks");

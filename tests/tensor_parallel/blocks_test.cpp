@@ -86,12 +86,11 @@ TEST_P(BlockOnRanks, ComputesWhatOneRankDoes) {
     if (alone.attn->options().kv_heads % ranks != 0) {
       continue;
     }
-    RunRanks(ranks, [&](Rank& rank) {
+    RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
       const StrictScope strict;
       OneBlock model(c);
       model.to(at::kDouble);
       testing::fill(model);
-      const DeviceMesh mesh = rank.mesh({ranks}, {"tp"});
       parallelize_module(model, mesh, plan_of(c));
       const Placement place =
           c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
@@ -154,8 +153,7 @@ TEST_P(BlockOnRanks, DropsWhatOneRankDrops) {
 }
 
 TEST(BlockPlan, RefusesHeadsThatRanksDoNotDivide) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
     for (const bool fused : {false, true}) {
       const BlockCase c{
           .attention = {

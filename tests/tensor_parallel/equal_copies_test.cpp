@@ -142,8 +142,7 @@ TEST(Copies, AreComparedForReplicatedStylesToo) {
 }
 
 TEST(Copies, MayBeExpertsInstead) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     HeadsModel model;
     fill(model);
     model.norm->weight->detach().fill_(rank.rank() + 1.0);

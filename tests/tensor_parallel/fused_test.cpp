@@ -124,8 +124,7 @@ TEST(FusedColwise, SharesOutGroupsOfUnequalParts) {
 }
 
 TEST(FusedColwise, RefusesWhatItCannotSplit) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto apply = [&](nn::ModuleBase& module, const StylePtr& style) {
       parallelize_module(module, mesh, {{"", style}});
     };
@@ -217,8 +216,7 @@ INSTANTIATE_TEST_SUITE_P(, FusedUnderFsdp,
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     FusedLinear fused(5, {{"gate", 6}, {"up", 6}});
     fill(fused);
     const at::Tensor whole = fused.weight->detach().clone();
@@ -263,8 +261,7 @@ Work work_of(const DeviceMesh& mesh, const Function& function) {
 
 // What fusing is for: a third of the products, and of the gradients of the input to be summed.
 TEST(FusedColwise, MakesOneProductOfThree) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     FusedLinear fused(5, query_key_value(8, 8), {.bias = false});
     fill(fused);
     parallelize_module(fused, mesh, {{"", fused_colwise_parallel()}});
@@ -289,8 +286,7 @@ TEST(FusedColwise, MakesOneProductOfThree) {
 // The parts of a distributed result, and their gradients, are where the result is.
 TEST(FusedColwise, ADistributedResultIsSplitWithoutCommunication) {
   const at::Tensor values = uniform_values({4, 21}, 0.3);
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const StrictScope strict;
     for (const bool with_sizes : {false, true}) {
       at::Tensor x = distribute_tensor(values, mesh, {StridedShard{1, 3}}).tensor().detach();

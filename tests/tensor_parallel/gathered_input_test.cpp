@@ -74,8 +74,7 @@ TEST(GatheredInput, GivesTheGradientsOfAKeptOne) {
 TEST(GatheredInput, KeepsItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
-  RunRanks(kRanks, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({kRanks}, {"tp"});
+  RunOnMesh({kRanks}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto kept_bytes = [&](bool regather) {
       testing::LlamaBlock block(config);
       testing::fill(block);
@@ -92,8 +91,7 @@ TEST(GatheredInput, KeepsItsShard) {
 }
 
 TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Mixer mixer({});
     testing::fill(mixer);
     parallelize_module(mixer, mesh,
@@ -122,8 +120,7 @@ TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
 }
 
 TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Mixer mixer({});
     testing::fill(mixer);
     mixer.q->slot("weight")->get().set_requires_grad(false);
@@ -150,8 +147,7 @@ TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
 }
 
 TEST(GatheredInput, RefusesASecondDerivative) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(4, 6, {.bias = false});
     testing::fill(linear);
     parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
@@ -163,8 +159,7 @@ TEST(GatheredInput, RefusesASecondDerivative) {
 }
 
 TEST(GatheredInput, FeedsAFusedLinear) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     std::vector<at::Tensor> results;
     for (const bool regather : {false, true}) {
       nn::FusedLinear linear(4, {{"gate", 6}, {"up", 6}}, {.bias = false});

@@ -75,10 +75,9 @@ void expect_as_alone(Stock& model, const at::Tensor& x) {
 
 TEST(HeldParts, AreShardedWithTheUnitOfTheModuleThatHoldsThem) {
   for (const int ranks : {2, 3}) {
-    RunRanks(ranks, [](Rank& rank) {
+    RunOnMesh({ranks}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
       Stock model;
       testing::fill(model);
-      const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
       for (const auto& layer : model.layers) {
         fsdp::fully_shard(*layer, mesh);
       }

@@ -152,8 +152,7 @@ class LinearCrossEntropyInHalf : public ::testing::TestWithParam<at::ScalarType>
 
 TEST_P(LinearCrossEntropyInHalf, RoundsNoMoreThanTheTypeDoes) {
   constexpr double kFactor = 1.0 / 3;
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto leaf = [&](const at::Tensor& value, const Placement& placement) {
       return distribute_tensor(value.to(GetParam()), mesh, {placement})
           .tensor()
@@ -231,8 +230,7 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {
   nn::Linear biased(kHeadFeatures, kHeadVocabulary);
   testing::fill(biased);
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), biased, targets), "{.bias = false}");
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor rows = distribute_tensor(weight, mesh, {Shard{0}}).tensor();
     const at::Tensor columns = distribute_tensor(weight, mesh, {Shard{1}}).tensor();
     const at::Tensor whole = distribute_tensor(hidden, mesh, {Replicate{}}).tensor();
@@ -290,8 +288,7 @@ TEST_P(LinearCrossEntropyOfAModel, HasTheGradientsOfOneRank) {
   HeadModel expected(param.tied);
   run_head_model(expected, 0, 2 * param.micro_batches, 0, false);
   const std::vector<at::Tensor> gradients = testing::gradients_of(expected);
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     HeadModel model(param.tied);
     const Placement between = param.sequence_parallel ? Placement(Shard{0}) : Replicate{};
     parallelize_module(

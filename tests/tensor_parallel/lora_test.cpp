@@ -120,8 +120,7 @@ TEST_P(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
     merged = testing::parameter_values(alone);
   });
   const std::vector<std::int64_t> sizes = GetParam();
-  RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh(sizes, {"dp", "tp"});
+  RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     const StrictScope strict;
     const auto model = adapted_on(mesh);
     EXPECT_TRUE(at::equal(testing::parameter_values(*model), initial));
@@ -147,8 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto model = adapted_on(mesh);
     const comm::TrafficTable before = rank.world()->traffic().table();
     (*model)(uniform_values({2, 6}, 0.2)).sum().backward();

@@ -114,8 +114,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{{2, 3}, {Shard{1}, Shard{1}}, {}}));  // a rank without columns
 
 TEST(LossOnMeshes, MeansOverTheTokensOfAllRanksIfSomeIgnoreAll) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const at::Tensor targets = mesh_targets();
     targets.narrow(0, 4, 3).fill_(-100);
     const at::Tensor logits = distribute_tensor(mesh_logits(), mesh, {Shard{0}}).tensor();
@@ -143,8 +142,7 @@ TEST(LossOnMeshes, EndsEveryRankForATargetInTheRowsOfOne) {
 }
 
 TEST(LossOnMeshes, RefusesLayoutsThatHaveNoLoss) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor terms = distribute_tensor(mesh_logits(), mesh, {Partial{}}).tensor();
     EXPECT_ERROR(cross_entropy(terms, mesh_targets()), "redistribute them to Shard(1)");
     const at::Tensor even = mesh_logits().narrow(1, 0, 8);

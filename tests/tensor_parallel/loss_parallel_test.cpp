@@ -66,8 +66,7 @@ TEST_P(LossParallel, EqualsTheLossOfOneRank) {
   const at::Tensor targets = some_targets(tokens, vocabulary);
   targets[1] = -100;
   const Expected expected = reference(logits, targets);
-  RunRanks(ranks, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
+  RunOnMesh({ranks}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     at::Tensor sharded =
         distribute_tensor(logits, mesh, {Shard{1}}).tensor().detach().requires_grad_();
     const StrictScope strict;

@@ -52,8 +52,7 @@ TEST(Mistakes, ForwardInsteadOfTheCall) {
 }
 
 TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     ScaledMlp model;
     parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
     fsdp::fully_shard(model, mesh["dp"]);
@@ -64,9 +63,8 @@ TEST(Mistakes, ForwardInsteadOfTheCallOnTwoMeshes) {
 }
 
 TEST(Mistakes, APlanOfAPartOfTheModel) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     ScaledMlp model;
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     parallelize_module(*model.up, mesh, {{"", colwise_parallel()}});
     EXPECT_ERROR(model(at::ones({3, 4})), "'scale', [1], is plain",
                  "give parallelize_module a module that 'scale' is in as well");
@@ -76,9 +74,8 @@ TEST(Mistakes, APlanOfAPartOfTheModel) {
 }
 
 TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     ScaledMlp model;
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     parallelize_module(model, mesh, {{"up", colwise_parallel()}});
     EXPECT_ERROR(fsdp::fully_shard(model, mesh), "is split over DeviceMesh((dp=2), cpu) already",
                  "by parallelize_module", "mesh[\"tp\"] and mesh[\"dp\"]");
@@ -97,8 +94,7 @@ class HalfSlotted : public nn::Module<HalfSlotted> {
 };
 
 TEST(Mistakes, AParameterWithoutASlot) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     nn::Sequential model(std::make_shared<HalfSlotted>());
     EXPECT_ERROR(parallelize_module(model, mesh["tp"], {{"0.up", colwise_parallel()}}),
                  "parameter '0.stray'", "register_slot");

@@ -94,8 +94,7 @@ TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRank) {
 }
 
 TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRankUnderFsdp) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
     parallelize_module(model, mesh["tp"], plan());
     for (std::size_t i = 0; i < 2; ++i) {
@@ -138,9 +137,8 @@ TEST(OwnParameters, MayBePlacedByAnEntryBesideThoseOfTheModulesBelow) {
 }
 
 TEST(OwnParameters, OfInnerModulesFollowTheInnermostEntry) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     const PlanTable table = check_plan(model, mesh,
                                        {{"", replicate_parallel()},
                                         {"blocks.0", replicate_parallel()},
@@ -159,9 +157,8 @@ TEST(OwnParameters, OfInnerModulesFollowTheInnermostEntry) {
 }
 
 TEST(OwnParameters, AreRefusedIfTheModuleHasNone) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     EXPECT_ERROR(parallelize_module(model, mesh, {{"blocks", place_parameters()}}),
                  "parallelize_module: 'blocks': place_parameters", "no parameters of its own");
     EXPECT_ERROR(parallelize_module(model, mesh,

@@ -205,10 +205,9 @@ TEST(Parallelize, RefusesTwoStylesForOneModule) {
 
 // As torchtitan: one plan of the model, then one of each block.
 TEST(Parallelize, TakesASecondPlanOfWhatTheFirstDidNotName) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Tree tree;
     const at::Tensor up = tree.layer(1).up->weight->detach().clone();
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
     parallelize_module(tree.layer(1), mesh, {{"up", colwise_parallel()}});
     EXPECT_EQ(DistributedTensor(tree.layer(1).up->weight).placements(), Placements{Shard{0}});
@@ -219,9 +218,8 @@ TEST(Parallelize, TakesASecondPlanOfWhatTheFirstDidNotName) {
 }
 
 TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Tree tree;
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
     parallelize_module(tree, mesh, {{"head", colwise_parallel()}});
     EXPECT_ERROR(parallelize_module(tree, mesh, {{"head", colwise_parallel()}}),
                  "is distributed already");
@@ -229,9 +227,8 @@ TEST(Parallelize, RefusesASecondPlanOfTheSameParameters) {
 }
 
 TEST(Parallelize, RefusesAShardedModule) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Tree tree;
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
     fsdp::fully_shard(*tree.head, mesh["dp"]);
     EXPECT_ERROR(parallelize_module(tree, mesh["tp"], {{"head", colwise_parallel()}}),
                  "belong to an FSDP unit");

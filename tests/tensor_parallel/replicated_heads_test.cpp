@@ -130,9 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ReplicatedHeads,
 
 // One of the input's 4 shards is kept for all products, so that backward gathers once.
 TEST(ReplicatedHeadsOfASplitInput, KeepItsShard) {
-  RunRanks(4, [](Rank& rank) {
+  RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const Heads heads{.queries = 8, .keys = 2};
-    const DeviceMesh mesh = rank.mesh({4}, {"tp"});
     const auto kept_bytes = [&](bool regather) {
       const auto module = make_attention(heads);
       ParallelizePlan plan = plan_of(heads, true);
@@ -160,8 +159,7 @@ TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
   for (const at::Tensor& sample : whole.chunk(2)) {
     ((*alone)(sample).square().sum() / 2).backward();
   }
-  RunRanks(8, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 4}, {"dp", "tp"});
+  RunOnMesh({2, 4}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     const auto module = make_attention(heads);
     parallelize_module(*module, mesh["tp"], plan_of(heads, false));
     // A unit within another one.
@@ -181,8 +179,7 @@ TEST(ReplicatedHeadsUnderFsdp, HaveTheGradientsOfOneRank) {
 }
 
 TEST(ReplicatedHeadsStyle, RefusesWhatItCannotShareOut) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"tp"});
+  RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(5, 12);
     const auto of = [](std::int64_t heads) {
       return ParallelizePlan{{"", replicated_heads_parallel({.heads = heads})}};

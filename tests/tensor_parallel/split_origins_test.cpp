@@ -52,8 +52,7 @@ TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
 }
 
 TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(4, 5);
     testing::fill(linear);
     if (mesh.local_rank("tp") == 1) {
@@ -67,8 +66,7 @@ TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
 }
 
 TEST(SplitOrigins, AreAcceptedForOneTensor) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     for (const bool sharded : {false, true}) {
       for (const std::int64_t outputs : {5, 1}) {
         nn::Linear filled(4, outputs), seeded(4, outputs);
@@ -87,8 +85,7 @@ TEST(SplitOrigins, AreAcceptedForOneTensor) {
 }
 
 TEST(SplitOrigins, DoNotMatterOnceValuesWereWrittenOrWhereTheyAreMeantToDiffer) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear written(4, 5), distinct(4, 5);
     for (nn::Linear* linear : {&written, &distinct}) {
       nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));

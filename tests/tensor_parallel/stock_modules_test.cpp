@@ -100,8 +100,7 @@ TEST(StockModules, TakeSequenceParallel) {
 TEST(StockModules, TakeTheStylesUnderFsdp) {
   StockModel alone;
   alone(token_ids()).square().sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     StockModel model;
     parallelize_module(model, mesh["tp"], stock_plan(rowwise_parallel()));
     fsdp::fully_shard(*model.down, mesh["dp"]);

@@ -42,8 +42,7 @@ class ShardedScale final : public tensor_parallel::ParallelStyle {
 };
 
 TEST(ParallelStyleExample, ShardsAScale) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Model model;
     tensor_parallel::parallelize_module(model, mesh["tp"],
                                         {{"scale", std::make_shared<ShardedScale>()}});

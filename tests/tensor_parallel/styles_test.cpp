@@ -208,8 +208,7 @@ TEST(PrepareOutput, GathersTheRequestedOutput) {
 }
 
 TEST(Styles, RefuseATensorOfAnotherMesh) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(4, 4);
     fill(linear);
     parallelize_module(linear, mesh["tp"], {{"", colwise_parallel()}});
@@ -230,13 +229,12 @@ Collectives collectives(const comm::TrafficTable& traffic) {
 
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   // 10 tokens on 4 ranks: uneven too.
-  RunRanks(4, [](Rank& rank) {
+  RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::LlamaBlock block({});
     fill(block);
     // Frozen norms: their gradients' reduction is no part of the block.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
-    const DeviceMesh mesh = rank.mesh({4}, {"tp"});
     ParallelizePlan plan;
     for (const auto& [pattern, style] : testing::plan_of_small_llama(true)) {
       if (pattern.starts_with("block*.")) {

@@ -107,8 +107,7 @@ TEST(UnnamedParameters, HaveTheGradientsOfOneRank) {
 }
 
 TEST(UnnamedParameters, HaveTheGradientsOfOneRankUnderFsdp) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Model model;
     parallelize_module(model, mesh["tp"], plan());
     fsdp::fully_shard(*model.layer(1).q_norm, mesh["dp"]);
@@ -142,8 +141,7 @@ TEST(UnnamedParameters, AreInTheTableOfThePlan) {
 }
 
 TEST(UnnamedParameters, StayPlainIfTheyDifferByRank) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Model model;
     model.norm->slot("weight")->set_distinct_along(mesh);
     parallelize_module(model, mesh, plan());

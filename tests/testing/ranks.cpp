@@ -128,6 +128,16 @@ void RunRanks(int size, const Body& body, const RanksOptions& options) {
   }
 }
 
+void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
+               const std::function<void(Rank&, const DeviceMesh&)>& body) {
+  RunRanks(ranks_of(sizes), [&](Rank& rank) { body(rank, rank.mesh(sizes, names)); });
+}
+
+void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
+               const std::function<void(const DeviceMesh&)>& body) {
+  RunOnMesh(sizes, names, [&](Rank&, const DeviceMesh& mesh) { body(mesh); });
+}
+
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body, const RanksOptions& options) {
   const RankThreads ranks(size, body, options);
   std::vector<std::string> messages(static_cast<std::size_t>(size));

@@ -49,7 +49,13 @@ inline int ranks_of(const std::vector<std::int64_t>& mesh_sizes) {
 /// else the first. A rank that throws or fails an ASSERT makes its peers fail instead of hang.
 void RunRanks(int size, const Body& body, const RanksOptions& options = {});
 
-/// The same, for tests of errors: each rank's message, empty for a rank that ended well.
+/// The same on as many ranks as a mesh of these sizes has, which `body` takes.
+void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
+               const std::function<void(Rank&, const DeviceMesh&)>& body);
+void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::string>& names,
+               const std::function<void(const DeviceMesh&)>& body);
+
+/// What RunRanks does, for tests of errors: each rank's message, empty for a rank that ended well.
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
@@ -57,5 +63,6 @@ std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
 
 namespace tessera {
 using testing::Rank;
+using testing::RunOnMesh;
 using testing::RunRanks;
 }  // namespace tessera

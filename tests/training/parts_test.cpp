@@ -92,8 +92,7 @@ TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
 }
 
 TEST(StopTest, IsRequestedOnAllRanksByOne) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     EXPECT_FALSE(training::stop_requested(false, mesh));
     EXPECT_TRUE(training::stop_requested(rank.rank() == 2, mesh));
   });

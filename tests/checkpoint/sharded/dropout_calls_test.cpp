@@ -55,8 +55,7 @@ class DropoutCalls : public ::testing::TestWithParam<std::vector<std::int64_t>> 
 
 TEST_P(DropoutCalls, ContinueFromACheckpoint) {
   const TemporaryFolder dir;
-  RunRanks(testing::ranks_of(GetParam()), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh(GetParam(), {"dp", "tp"});
+  RunOnMesh(GetParam(), {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     DroppingRun whole(mesh);
     whole.train(0, 2);
     save(*rank.world(), dir.path(), 2, whole.dict());

@@ -61,8 +61,7 @@ void train(Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
 /// Runs `body` with a model that has not been trained.
 void on_mesh(const std::vector<std::int64_t>& sizes,
              const std::function<void(Rank&, Encoder&, optim::Sgd&, const DeviceMesh&)>& body) {
-  RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh(sizes, {"dp", "tp"});
+  RunOnMesh(sizes, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Encoder model;
     split(model, mesh);
     optim::Sgd optimizer(model, {.lr = 0.1, .momentum = 0.9});

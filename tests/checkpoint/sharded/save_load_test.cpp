@@ -142,8 +142,7 @@ class Apart : public nn::Module<Apart> {
 
 TEST(ShardedCheckpoint, StoresFusedParametersByTheirParts) {
   const TemporaryFolder dir;
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor rows = at::arange(48, at::kFloat).view({16, 3});
     const auto make = [&](const at::Tensor& values) {
       auto net = std::make_unique<Fused>();
@@ -228,9 +227,8 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
 
 TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
   const TemporaryFolder dir;
-  RunRanks(4, [&](Rank& rank) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     // Copies along dp, large enough to be divided; and a plain one, on every rank.
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     nn::Linear net(512, 2049);
     net.slot("weight")->set(distribute_tensor(at::ones({2049, 512}), mesh["tp"], {Shard{0}}));
     net.slot("bias")->set(at::ones({2049}));

@@ -147,8 +147,7 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
 /// Ranks that use results in different orders must still wait in one: of collectives of several
 /// rounds each, the other way would be a dead end.
 TEST(BackwardThread, FinishesTransfersInTheOrderOfTheForward) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     constexpr std::int64_t kLarge = 3 << 20;
     const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
     const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});

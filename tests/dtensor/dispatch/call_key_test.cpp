@@ -18,8 +18,7 @@ namespace {
 using testing::values;
 
 TEST(CallKey, TellsPlainTensorsOfOtherStridesApart) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor d = distribute_tensor(values({4, 1}), mesh, {Replicate{}});
     const ReplicationScope scope;
     const auto plain = values({8, 4}).t();
@@ -34,8 +33,7 @@ TEST(CallKey, TellsPlainTensorsOfOtherStridesApart) {
 // equal() compares the parts, which a strict scope allows, where there are any; those of meta
 // tensors it cannot.
 TEST(CallKey, TellsMetaTensorsApart) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto on = [&](c10::DeviceType device) {
       return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
     };
@@ -48,8 +46,7 @@ TEST(CallKey, TellsMetaTensorsApart) {
 
 // A plan that was made for a tensor which is its own must not serve a copy that may be out of date.
 TEST(CallKey, TellsViewsThatHoldACopyApart) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
     const auto view = x.slice(0, 1, 3);
     const at::Tensor own = distribute_tensor(values({2, 2}), mesh, {Replicate{}});
@@ -65,8 +62,7 @@ TEST(CallKey, TellsViewsThatHoldACopyApart) {
 }
 
 TEST(CallKey, AComplexNumberThatARuleWouldReadLeavesTheCallWithoutOne) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto plain = at::complex(values({5, 3}), values({5, 3}, 1));
     for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
       const at::Tensor x = distribute_tensor(plain, mesh, {placement});

@@ -71,8 +71,7 @@ at::Tensor call_product(const at::Tensor& a, const at::Tensor& b) {
 TEST(ExtensionExamples, ARuleOfFactorsKeepsShardsAndPartials) {
   ASSERT_TRUE(kRegistered);
   const auto values = at::arange(21, at::kDouble).view({7, 3});
-  RunRanks(2, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
     const StrictScope strict;
     for (const Placement& placement :
          {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{})}) {
@@ -88,8 +87,7 @@ TEST(ExtensionExamples, ARuleOfFactorsKeepsShardsAndPartials) {
 
 TEST(ExtensionExamples, AcceptedPlacementsGiveTheirResults) {
   const auto a = at::arange(12, at::kDouble).view({4, 3}), b = a.t().contiguous().cos();
-  RunRanks(2, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
     const StrictScope strict;
     struct Row {
       Placement a, b, result;
@@ -107,8 +105,7 @@ TEST(ExtensionExamples, AcceptedPlacementsGiveTheirResults) {
 
 TEST(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward) {
   const auto values = at::arange(24, at::kDouble).view({8, 3});
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor().detach();
     x.requires_grad_();
     const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

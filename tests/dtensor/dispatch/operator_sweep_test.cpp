@@ -446,8 +446,7 @@ TEST(OperatorSweep, FindsNoFaultInCallsWithSpecialArguments) {
       return inputs;
     };
     const auto expected = call.function(copies([](auto& tensor) { return tensor.clone(); }));
-    RunRanks(2, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({2}, {"x"});
+    RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
       std::string fault;
       try {
         fault = fault_of(call.function(copies([&](auto& tensor) { return split(tensor, mesh); })),
@@ -466,8 +465,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   for (const Call& call : all) {
     operators.insert(call.op.schema().name());
   }
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
     for (const Call& call : all) {
       const std::string found =
           outcome(call, [&](const at::Tensor& tensor) { return split(tensor, mesh); });
@@ -486,8 +484,7 @@ TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
       "aten::reshape_as", "aten::atleast_1d",       "aten::atleast_2d", "aten::atleast_3d",
       "aten::meshgrid",   "aten::broadcast_tensors"};
   const std::vector<Call> all = calls();
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
     for (const Call& call : all) {
       int plain = -1;
       const auto first = [&](const at::Tensor& tensor) {

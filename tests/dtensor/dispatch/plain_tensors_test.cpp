@@ -292,8 +292,7 @@ TEST(Initialiser, OfLibtorchIsRefusedOnAShardedParameterWithAHint) {
 }
 
 TEST(Initialiser, OfConstantsWorksOnAShardedParameter) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const at::Tensor w = leaf(mesh);
     EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::eye_(w)).full_tensor(),
                           at::eye(5, 3, at::kDouble)));

@@ -118,8 +118,7 @@ TEST(Autograd, DifferentiatesTwice) {
 }
 
 TEST(Autograd, CrossesFromLocalAndToLocal) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     auto local = values({3, 4}, rank.rank()).requires_grad_();
     const auto x = DistributedTensor::from_local(local, mesh, {Shard{0}});
     const auto out = DistributedTensor(x.tensor().pow(2)).to_local();

@@ -40,8 +40,7 @@ at::Tensor forward(const Mlp& m) {
 TEST(Strict, ColumnThenRowParallelReducesOnce) {
   const auto plain = plain_mlp(7);
   forward(plain).pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"tp"});
+  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     StrictScope strict;
     const Mlp m{leaf(plain.up.detach(), mesh, {Shard{0}}),
                 leaf(plain.down.detach(), mesh, {Shard{1}}),
@@ -64,8 +63,7 @@ TEST(Strict, ColumnThenRowParallelReducesOnce) {
 TEST(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone) {
   const auto plain = plain_mlp(4);
   at::rms_norm(plain.x, {6}, plain.norm, 1e-5).pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"tp"});
+  RunOnMesh({4}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     StrictScope strict;
     const auto x = leaf(plain.x.detach(), mesh, {Shard{0}});
     const auto weight = leaf(plain.norm.detach(), mesh, {Replicate{}});
@@ -82,8 +80,7 @@ TEST(Strict, RmsNormOnASplitSequenceCommunicatesForItsWeightAlone) {
 }
 
 TEST(Strict, RefusesHiddenCommunicationWithOperatorSpecsAndRemedy) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     StrictScope strict;
     const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
     EXPECT_ERROR(at::softmax(rows.tensor(), 0), "aten::_softmax", "Shard(0)", "redistribute");
@@ -93,8 +90,7 @@ TEST(Strict, RefusesHiddenCommunicationWithOperatorSpecsAndRemedy) {
 }
 
 TEST(Strict, RefusesOperatorsWithoutARule) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto square = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
     EXPECT_TRUE(at::equal(DistributedTensor(at::nonzero(square)).full_tensor(),
                           at::nonzero(values({4, 4}, 0))));
@@ -104,8 +100,7 @@ TEST(Strict, RefusesOperatorsWithoutARule) {
 }
 
 TEST(Strict, AllowsReadingOneValue) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     StrictScope strict;
     const auto rows = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
     EXPECT_EQ(rows.tensor().sum().item<float>(), 5);
@@ -114,8 +109,7 @@ TEST(Strict, AllowsReadingOneValue) {
 }
 
 TEST(Policy, CountsImplicitRedistributions) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
     const auto before = implicit_redistributions();
     at::exp(rows.tensor());
@@ -126,8 +120,7 @@ TEST(Policy, CountsImplicitRedistributions) {
 }
 
 TEST(Policy, RefusesPlainTensorsUnlessVouchedFor) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
     EXPECT_ERROR(rows + values({4, 4}, 1), "mixes distributed tensors with plain ones",
                  "argument 0, [4, 4] on (tp=2) as [Shard(0)]; argument 1, [4, 4], is plain):",

@@ -48,8 +48,7 @@ void check(const Operation& operation, const LayoutCase& row, const DeviceMesh& 
 class FamilyTable : public ::testing::TestWithParam<Family> {};
 
 TEST_P(FamilyTable, CommunicatesWhatItLists) {
-  RunRanks(4, [](Rank& rank) {
-    const auto line = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& line) {
     const auto square = rank.mesh({2, 2}, {"x", "y"});
     for (const auto& operation : GetParam().operations) {
       for (const LayoutCase& row : operation.layouts) {

@@ -101,8 +101,7 @@ INSTANTIATE_TEST_SUITE_P(All, Forms, ::testing::ValuesIn(cases()),
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
       const auto found = function(distribute_tensor(values, mesh, {Shard{dim}}).tensor());
       const auto whole = DistributedTensor(found).full_tensor();
@@ -169,8 +168,7 @@ TEST(BatchNorm, FollowsWithItsRunningStatistics) {
 }
 
 TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(at::arange(32.0).view({8, 4}), mesh, {Shard{0}});
     const StrictScope strict;
     EXPECT_ERROR(x.argmax(0), "argmax", "strict scope refuses");
@@ -183,8 +181,7 @@ TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
 TEST(Extremum, OfAStridedViewIsFoundOnPartsOfOnePosition) {
   const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
   const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     const auto rows = distribute_tensor(matrix, mesh, {Shard{0}}).tensor().slice(1, 0, 6, 2);
     const auto last = distribute_tensor(cube, mesh, {Shard{1}}).tensor().select(-1, -1);
     EXPECT_EQ(rows.argmin().item<int>(), matrix.slice(1, 0, 6, 2).argmin().item<int>());

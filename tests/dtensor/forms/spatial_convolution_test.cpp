@@ -79,8 +79,7 @@ INSTANTIATE_TEST_SUITE_P(All, SpatialConvolution, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(SpatialConvolution, KeepsTheInputSplit) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     Tensors operands;
     for (const auto& sizes : GetParam().inputs) {
       const Placement placement = operands.empty() ? Placement{Shard{2}} : Placement{Replicate{}};
@@ -158,8 +157,7 @@ void expect_right(const DeviceMesh& mesh, std::int64_t size, std::int64_t kernel
 }
 
 TEST(SpatialConvolution, IsRightForAllSteps) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     for (const std::int64_t size : {7, 12}) {
       for (const std::int64_t kernel : {1, 2, 4}) {
         for (const std::int64_t stride : {1, 2, 3}) {
@@ -182,8 +180,7 @@ TEST(SpatialConvolution, TransposedIsGathered) {
 }
 
 TEST(SpatialConvolution, SendsOnlyTheEdges) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     // Rows of 2 x 3 doubles; PyTorch sends two of them from each rank, once around the ring.
     const std::int64_t row = 2 * 3 * 8;
     const std::int64_t rows = rank.rank() == 0 || rank.rank() == 3 ? 1 : 2;
@@ -192,8 +189,7 @@ TEST(SpatialConvolution, SendsOnlyTheEdges) {
 }
 
 TEST(SpatialConvolution, SendsToAllWhomAKernelReaches) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     // Two positions each, three to the left and three to the right of each are needed.
     const std::vector<std::int64_t> positions{3, 5, 5, 3};
     const auto sent = positions[static_cast<std::size_t>(rank.rank())] * 8;
@@ -202,8 +198,7 @@ TEST(SpatialConvolution, SendsToAllWhomAKernelReaches) {
 }
 
 TEST(SpatialConvolution, NeedsNoWindowForTheGradientOfTheInputAlone) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const Operands on(mesh, {1, 1, 8}, {1, 1, 3});
     const auto result = at::conv1d(on.x, on.w.detach(), {}, 1, 1);
     const CommunicationScope backward(mesh);
@@ -213,8 +208,7 @@ TEST(SpatialConvolution, NeedsNoWindowForTheGradientOfTheInputAlone) {
 }
 
 TEST(SpatialConvolution, SendsNothingBackForTheGradientOfTheWeightAlone) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const Operands on(mesh, {1, 1, 8}, {1, 1, 3});
     const auto result = at::conv1d(on.x.detach(), on.w, {}, 1, 1);
     const CommunicationScope backward(mesh);
@@ -227,8 +221,7 @@ TEST(SpatialConvolution, SendsNothingBackForTheGradientOfTheWeightAlone) {
 }
 
 TEST(SpatialConvolution, IsRefusedInAStrictScopeIfItCommunicates) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const Operands on(mesh, {1, 1, 16}, {1, 1, 2});
     const StrictScope strict;
     EXPECT_ERROR(at::conv1d(on.x, on.w), "convolution", "strict scope refuses");
@@ -237,8 +230,7 @@ TEST(SpatialConvolution, IsRefusedInAStrictScopeIfItCommunicates) {
 }
 
 TEST(SpatialConvolution, RefusesWhatLibtorchRefusesOnAllRanks) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const Operands on(mesh, {1, 2, 16}, {1, 3, 2}), large(mesh, {1, 1, 6}, {1, 1, 7});
     EXPECT_THROWN(std::exception, at::conv1d(on.x, on.w),
                   "expected input[1, 2, 16] to have 3 channels");
@@ -248,8 +240,7 @@ TEST(SpatialConvolution, RefusesWhatLibtorchRefusesOnAllRanks) {
 }
 
 TEST(SpatialConvolution, WithoutChannelsHasLibtorchsSizes) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = at::ones({3, 0, 1}), w = at::ones({4, 0, 1});
     const auto on = distribute_tensor(x, mesh, {Shard{0}}).tensor();
     const auto by = distribute_tensor(w, mesh, {Shard{0}}).tensor();

@@ -108,8 +108,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(CrossEntropyOperator, TakesTheRowsOfWholeTargets) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
   const at::Tensor expected = detail::cross_entropy(logits, targets);
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(logits, mesh, {Shard{0}, Shard{1}});
     const StrictScope strict;
     const at::Tensor whole = distribute_tensor(targets, mesh, {Replicate{}, Replicate{}});
@@ -124,8 +123,7 @@ TEST(CrossEntropyOperator, TakesTheRowsOfWholeTargets) {
 TEST(CrossEntropyOperator, MovesNothingElseInAStrictScope) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
   const at::Tensor expected = detail::cross_entropy(logits, targets);
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor columns = distribute_tensor(logits, mesh, {Shard{1}});
     const at::Tensor terms = distribute_tensor(logits, mesh, {Partial{}});
     const at::Tensor rows = distribute_tensor(targets, mesh, {Shard{0}});
@@ -188,8 +186,7 @@ TEST(CrossEntropyOperator, RefusesWhatHasNoLoss) {
   EXPECT_ERROR(detail::cross_entropy(logits, targets[0]), "but they are [2, 3] and []");
   EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 2, 0}), "label_smoothing is 2");
   EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 0, -1}), "z_loss is -1");
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(logits, mesh, {Shard{1}});
     const ReplicationScope same;
     EXPECT_ERROR(detail::cross_entropy(split, targets.add(1)), "outside the vocabulary [0, 3)");

@@ -204,8 +204,7 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
     const Tensors leaves = trainable(plain);
     const at::Tensor expected = run(leaves);
     expected.square().sum().backward();
-    RunRanks(4, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
       Tensors distributed;
       for (const at::Tensor& x : plain) {
         distributed.push_back(distribute_tensor(x, mesh, {Shard{0}, Shard{1}}));

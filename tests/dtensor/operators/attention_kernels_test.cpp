@@ -208,8 +208,7 @@ TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
   const Tensor expected =
       at::scaled_dot_product_attention(whole[0], whole[1], whole[2], {}, 0, true, {}, true);
   expected.mul(expected).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     std::vector<Tensor> inputs;
     for (const Tensor& tensor : whole) {
       inputs.push_back(distribute_tensor(tensor.detach(), mesh, {Shard{0}, Shard{1}})
@@ -230,8 +229,7 @@ TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
 
 /// In inference statistics are empty or undefined.
 TEST_P(AttentionKernel, RunsWithoutStatistics) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     std::vector<Tensor> whole, inputs;
     for (int i = 0; i < 3; ++i) {
       whole.push_back(testing::values({2, 4, 5, 8}, i));

@@ -39,8 +39,7 @@ class ForeachInPlace : public ::testing::TestWithParam<ListWrite> {};
 TEST_P(ForeachInPlace, CountsItsWritesAsLibtorchDoes) {
   const Tensors plain{values({5}).abs(), values({3, 2}).abs()};
   GetParam().run(plain, {values({5}, 1), values({3, 2}, 1)});
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     for (const auto& written : kPlacementsInLists) {
       for (const auto& read : kPlacementsInLists) {
         const auto spread = [&](const at::Tensor& value, const Placement& placement) -> at::Tensor {
@@ -81,8 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& param_info) { return param_info.param.name; });
 
 TEST(Foreach, AWriteToWhatBackwardNeedsIsAnError) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
     const auto y = x.requires_grad_().exp();
     {
@@ -103,8 +101,7 @@ TEST(Foreach, GradientsOfViewsFollowAWriteToWhatTheyView) {
   };
   const auto plain = values({3, 4}, 1).requires_grad_();
   run(values({3, 4}), plain);
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     const auto leaf = distribute_tensor(plain.detach(), mesh, {Shard{1}}).tensor().detach();
     run(distribute_tensor(values({3, 4}), mesh, {Shard{0}}), leaf.requires_grad_());
     EXPECT_TRUE(at::allclose(full_tensor(leaf.grad()), plain.grad()));
@@ -112,8 +109,7 @@ TEST(Foreach, GradientsOfViewsFollowAWriteToWhatTheyView) {
 }
 
 TEST(Foreach, AGatheredViewIsNotReadAfterAWriteToWhatItViews) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto write_and_read = [&](const auto& write) {
       const at::Tensor x = distribute_tensor(values({5}), mesh, {Shard{0}});
       const auto view = x.slice(0, 0, 2);
@@ -152,9 +148,8 @@ TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
   };
   const Tensors plain{values({3, 3}), values({3, 3}, 1)};
   run(plain);
-  RunRanks(3, [&](Rank& rank) {
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     const ReplicationScope of_the_factors;
-    const auto mesh = rank.mesh({3}, {"x"});
     for (const auto& first : kPlacementsInLists) {
       for (const auto& second : kPlacementsInLists) {
         const Tensors t{distribute_tensor(values({3, 3}), mesh, {first}).tensor().detach(),
@@ -171,8 +166,7 @@ TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
 }
 
 TEST(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto pending = [&]() -> at::Tensor {
       return distribute_tensor(values({4}).abs(), mesh, {Partial{}}).tensor().detach();
     };

@@ -78,8 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(UnlikePartials, AddUpAndJoin) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto as = [&](ReduceOp op) -> at::Tensor {
       return distribute_tensor(values({4, 3}), mesh, {Partial{op}});
     };
@@ -97,8 +96,7 @@ void check_quotient(const std::function<at::Tensor(const at::Tensor&)>& divide_e
   auto plain = values({7, 5}).add(3).requires_grad_();
   const auto expected = 8.0 / plain;
   expected.mul(values({7, 5}, 1)).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
     // Terms of 1, 2, 3 and 4 tenths: none is 0, and none is the value.
     const auto term = plain.detach() * ((rank.rank() + 1) / 10.0);
     const auto leaf = DistributedTensor::from_local(term, mesh, {Partial{}});
@@ -140,8 +138,7 @@ TEST_P(SplitTwice, ForwardAndBackwardEqualOneRank) {
     auto plain = values({rows, 3}).requires_grad_();
     const auto expected = run({plain});
     expected.mul(values(expected.sizes())).sum().backward();
-    RunRanks(4, [&](Rank& rank) {
-      const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
       for (const auto& placements :
            {Placements{Shard{0}, Shard{0}}, Placements{StridedShard{0, 2}, Shard{0}}}) {
         const auto leaf = distribute_tensor(values({rows, 3}), mesh, placements).tensor().detach();

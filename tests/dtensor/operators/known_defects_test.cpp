@@ -119,8 +119,7 @@ INSTANTIATE_TEST_SUITE_P(All, KnownDefects, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Items, OfPendingAndSplitTensorsAreTheWholeValue) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(at::arange(6, at::kDouble), mesh, {Shard{0}});
     EXPECT_EQ(split.sum().item<double>(), 15);
     EXPECT_EQ(split.max().item<double>(), 5);

@@ -95,8 +95,7 @@ Tensors inputs_of(const Case& c) {
 
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes) {
   const auto expected = value_and_gradients(c, inputs_of(c), nullptr, {});
-  RunRanks(ranks_of(mesh_sizes), [&](Rank& rank) {
-    const auto mesh = rank.mesh(mesh_sizes, {});
+  RunOnMesh(mesh_sizes, {}, [&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<std::int64_t>(c.inputs[0].size());
     for (const auto& placements : placements_for(ndim, mesh_sizes.size())) {
       const auto found = value_and_gradients(c, inputs_of(c), &mesh, placements);

@@ -179,8 +179,7 @@ void check(const Case& c, const Sizes& mesh_sizes) {
     leaves.push_back(value.clone());
   }
   const auto expected = outcome(c, leaves);
-  RunRanks(testing::ranks_of(mesh_sizes), [&](Rank& rank) {
-    const auto mesh = rank.mesh(mesh_sizes, {});
+  RunOnMesh(mesh_sizes, {}, [&](const DeviceMesh& mesh) {
     std::mt19937 engine(11);
     for (int i = 0; i < 40; ++i) {
       std::string how = c.name;

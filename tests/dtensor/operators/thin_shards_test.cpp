@@ -123,8 +123,7 @@ TEST(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole) {
 }
 
 TEST(ThinShards, OfThreeMeshDimensionsAreTransposedInPlace) {
-  RunRanks(8, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2, 2}, {"a", "b", "c"});
+  RunOnMesh({2, 2, 2}, {"a", "b", "c"}, [](const DeviceMesh& mesh) {
     auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
     x.transpose_(0, 1);
     EXPECT_TRUE(at::equal(full_tensor(x.flatten(0, 1)), values({5, 5}).t().flatten()));

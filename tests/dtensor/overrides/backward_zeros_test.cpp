@@ -22,8 +22,7 @@ at::Tensor gradient_of_rows(const at::Tensor& x, const at::Tensor& rows) {
 TEST(BackwardZeros, TakesGradientsOfASplitIndex) {
   const auto x = values({8, 5}), rows = at::tensor({1, 2, 3, 4, 4, 5, 6, 7}, at::kLong);
   const auto expected = gradient_of_rows(x, rows);
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
                                         distribute_tensor(rows, mesh, {Shard{0}}));
     EXPECT_TRUE(at::allclose(DistributedTensor(found).full_tensor(), expected));
@@ -32,8 +31,7 @@ TEST(BackwardZeros, TakesGradientsOfASplitIndex) {
 }
 
 TEST(BackwardZeros, IsNoneOfWhatAHookWritesTo) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
     const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
     const at::Tensor leaf =
@@ -47,8 +45,7 @@ TEST(BackwardZeros, IsNoneOfWhatAHookWritesTo) {
 }
 
 TEST(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
     const at::Tensor leaf =
         distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();

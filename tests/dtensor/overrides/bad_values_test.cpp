@@ -98,8 +98,7 @@ class BadValues : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BadValues, OfOneRankEndTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
-  RunRanks(kRanks, [](Rank& rank) {
-    const auto mesh = rank.mesh({kRanks}, {"x"});
+  RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
     const auto& c = GetParam();
     const at::Tensor numbers = on(mesh, c.numbers, Shard{0});
     for (int i = 0; i < 2; ++i) {  // planned, and found in the cache
@@ -126,8 +125,7 @@ TEST(BadValue, InASplitVocabularyEndsTheCallOnAllRanks) {
 
 TEST(BadValue, AreNotCheckedUnlessAsked) {
   const testing::DebugChecks none("0");
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{});
     const auto rows = on(mesh, at::arange(4), Shard{0});
     const CommunicationScope communication(mesh);
@@ -139,8 +137,7 @@ TEST(BadValue, AreNotCheckedUnlessAsked) {
 
 TEST(BadValue, GoodIndicesPassTheCheck) {
   const testing::DebugChecks debug("1");
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = on(mesh, values({10, 3}), Replicate{}).requires_grad_();
     const at::Tensor found = at::embedding(weight, on(mesh, at::arange(5), Shard{0}));
     EXPECT_TRUE(
@@ -152,8 +149,7 @@ TEST(BadValue, GoodIndicesPassTheCheck) {
 
 TEST(PlainTensors, InAReplicationScopeAreCompared) {
   const testing::DebugChecks debug("1");
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto x = on(mesh, values({4, 3}), Shard{0});
     const ReplicationScope plain_ones_are_equal;
     for (int i = 0; i < 2; ++i) {
@@ -181,8 +177,7 @@ TEST(PlainTensors, OnlyWrittenAreNotCompared) {
 
 TEST(PlainTensors, AreNotComparedUnlessAsked) {
   const testing::DebugChecks none("0");
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = on(mesh, values({4, 3}), Shard{0});
     const ReplicationScope plain_ones_are_equal;
     const CommunicationScope communication(mesh);

@@ -123,9 +123,8 @@ TEST(Kronecker, OfTransposedMatricesEqualsOneRank) {
 }
 
 TEST(OneHot, IsDistributedAsItsArgument) {
-  RunRanks(3, [](Rank& rank) {
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto classes = at::arange(10).remainder(4).view({5, 2});
-    const auto mesh = rank.mesh({3}, {"x"});
     for (const auto& placement :
          {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
       const at::Tensor x = distribute_tensor(classes, mesh, {placement});
@@ -155,8 +154,7 @@ TEST(Pooling, WithoutAGradientEqualsOneRank) {
 }
 
 TEST(Concatenation, OfATensorWithItselfGathersItOnce) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto value = at::sin(at::arange(15.0)).view({5, 3});
     const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
     const auto row = value.narrow(0, 0, 1);
@@ -169,8 +167,7 @@ TEST(Concatenation, OfATensorWithItselfGathersItOnce) {
 }
 
 TEST(Concatenation, OfTensorsOfOneSizeGathersNothing) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto value = at::sin(at::arange(15.0)).view({5, 3});
     const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
     const CommunicationScope communication(mesh);

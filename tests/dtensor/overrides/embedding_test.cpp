@@ -42,8 +42,7 @@ const std::vector<Case>& cases() {
 
 TEST(VocabularyParallel, LooksUpWithoutACollective) {
   const testing::DebugChecks none("0");
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const StrictScope strict;
     for (const std::int64_t rows : {8, 7, 9}) {
       for (const auto& c : cases()) {
@@ -60,8 +59,7 @@ TEST(VocabularyParallel, LooksUpWithoutACollective) {
 }
 
 TEST(VocabularyParallel, HasEmptyShards) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = distribute_tensor(table(2), mesh, {Shard{0}});
     const auto index = distribute_tensor(at::tensor({1, 0, 1}, at::kLong), mesh, {Replicate{}});
     const DistributedTensor result(at::embedding(weight, index));
@@ -73,8 +71,7 @@ TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
   for (const std::int64_t rows : {8, 7}) {
     auto plain = table(rows).requires_grad_();
     at::embedding(plain, indices()).pow(2).sum().backward();
-    RunRanks(4, [&](Rank& rank) {
-      const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+    RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
       for (const auto& c : cases()) {
         const auto weight = distribute_tensor(table(rows), mesh, c.weight).tensor().detach();
         weight.requires_grad_();
@@ -99,8 +96,7 @@ TEST(VocabularyParallel, GradientLiesAsTheWeightAndGathersNothing) {
 }
 
 TEST(VocabularyParallel, RefusesAnIndexThatNoShardHas) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto weight = distribute_tensor(table(5), mesh, {Shard{0}});
     for (const std::int64_t wrong : {5, -1}) {
       const auto index = distribute_tensor(at::tensor({wrong}), mesh, {Replicate{}});

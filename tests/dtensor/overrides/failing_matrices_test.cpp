@@ -56,8 +56,7 @@ TEST_P(FailingMatrices, ThrowTheSameOnEveryRank) {
   const auto& run = GetParam().run;
   for (const auto& bad : {matrices(false), endless(matrices(true))}) {
     const auto expected = libtorch_message_of([&] { run(bad); });
-    RunRanks(3, [&](Rank& rank) {
-      const auto mesh = rank.mesh({3}, {"x"});
+    RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
       const at::Tensor split = distribute_tensor(bad, mesh, {Shard{0}});
       const StrictScope strict;
       EXPECT_EQ(libtorch_message_of([&] { run(split); }), expected);
@@ -88,8 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(LinalgErrors, AreAgreedOnByOneNumber) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(matrices(true), mesh, {Shard{0}});
     const auto before = rank.world()->traffic().table();
     const at::Tensor inverse = at::linalg_inv(split);

@@ -70,8 +70,7 @@ TEST(LocalMapGradients, AreReplicatedForReplicatedArgumentsWhereTheResultIs) {
 }
 
 TEST(LocalMapGradients, ArePlacedForEachMeshDimensionSeparately) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Replicate{}, Shard{0}});
     const at::Tensor weight =
         distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}, Replicate{}}).tensor().detach();

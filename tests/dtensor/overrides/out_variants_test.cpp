@@ -41,8 +41,7 @@ TEST_P(OutVariant, WritesToATensorHoweverItLies) {
   }
   auto expected = at::zeros(c.result, at::kDouble);
   c.run(expected, plain);
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
       Tensors inputs;
       for (const auto& x : plain) {
@@ -115,8 +114,7 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
 }
 
 TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
     for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
       at::Tensor out = distribute_tensor(at::zeros({2, 1}, at::kDouble), mesh, {placement});
@@ -128,8 +126,7 @@ TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {
 }
 
 TEST(OutVariantOfAnotherSize, ResizesAnEmptyTensor) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({5, 3}), mesh, {Shard{0}});
     for (const Placement& placement : {Placement{Replicate{}}, Placement{Shard{0}}}) {
       at::Tensor out = distribute_tensor(at::zeros({0}, at::kDouble), mesh, {placement});

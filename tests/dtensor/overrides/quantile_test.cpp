@@ -72,8 +72,7 @@ void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMe
 }
 
 TEST(Quantile, IsLibtorchsToTheBit) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     for (const std::int64_t rows : {1, 5, 11, 2000}) {
       for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
         expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
@@ -93,8 +92,7 @@ TEST(Quantile, OfOneNumberIsThatNumber) {
 }
 
 TEST(Quantile, WritesToADistributedResult) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
     at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
     at::nanquantile_out(out, x, 0.3, 0);
@@ -105,8 +103,7 @@ TEST(Quantile, WritesToADistributedResult) {
 }
 
 TEST(Quantile, RefusesWhatLibtorchRefuses) {
-  RunRanks(1, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1}, {"x"});
+  RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     const auto distributed = [&](const at::Tensor& value) {
       return distribute_tensor(value, mesh, {Replicate{}}).tensor();
     };

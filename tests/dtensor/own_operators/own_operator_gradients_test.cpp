@@ -65,8 +65,7 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected, const std:
 void expect_gradients_of_one_rank(const Function& function, const std::vector<at::Tensor>& inputs,
                                   const std::vector<std::vector<Placements>>& rows) {
   const Outcome expected = differentiate(function, inputs);
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     for (const std::vector<Placements>& row : rows) {
       std::vector<at::Tensor> distributed;
       std::string what;
@@ -179,8 +178,7 @@ TEST(OwnOperatorGradients, HaveGradients) {
 }
 
 TEST(OwnOperatorGradients, SendWhatTheRuleImplies) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
     at::Tensor w = distribute_tensor(values({3}), mesh, {Replicate{}});
     x = x.detach().requires_grad_();
@@ -203,8 +201,7 @@ TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
     return factor.grad();
   };
   const at::Tensor expected = gradient_of_factor(plain_x);
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(plain_x, mesh, {Shard{0}}).tensor().detach();
     EXPECT_ERROR(gradient_of_factor(x), "a plain number with a gradient may be another");
     const ReplicationScope same_on_every_rank;
@@ -213,8 +210,7 @@ TEST(OwnOperatorGradients, ReachAPlainTensorOfOneElement) {
 }
 
 TEST(OwnOperatorGradients, AreNotWantedWithoutGradMode) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
     x = x.detach().requires_grad_();
     const at::NoGradGuard no_grad;
@@ -225,8 +221,7 @@ TEST(OwnOperatorGradients, AreNotWantedWithoutGradMode) {
 }
 
 TEST(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
     x = x.detach().requires_grad_();
     at::Tensor copy = x.clone();
@@ -252,8 +247,7 @@ class NotingMode final : public OperatorMode {
 
 // A mode may give results back later, which then would belong to an older graph.
 TEST(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
     x = x.detach().requires_grad_();
     NotingMode mode;

@@ -116,8 +116,7 @@ at::Tensor unary(const char* name, const at::Tensor& x) {
 
 TEST(UserOperator, RunsByItsRule) {
   ASSERT_TRUE(kUserRulesRegistered);
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const StrictScope strict;
     for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
       const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {placement});
@@ -131,8 +130,7 @@ TEST(UserOperator, RunsByItsRule) {
 }
 
 TEST(UserOperator, RunsInPlaceByItsRule) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const StrictScope strict;
     at::Tensor x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
     const at::Tensor alias = x;
@@ -142,8 +140,7 @@ TEST(UserOperator, RunsInPlaceByItsRule) {
 }
 
 TEST(UserOperator, ReturningNothingWritesByItsRule) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto from = distribute_tensor(at::arange(5, at::kFloat), mesh, {Replicate{}});
     at::Tensor into = distribute_tensor(at::ones({5}), mesh, {Shard{0}});
     const CommunicationScope communication(mesh);
@@ -155,8 +152,7 @@ TEST(UserOperator, ReturningNothingWritesByItsRule) {
 
 TEST(UserOperator, RunsAsItsAcceptedPlacementsSay) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"x", "y"});
+  RunOnMesh({2, 2}, {"x", "y"}, [&](const DeviceMesh& mesh) {
     const auto product = [](const at::Tensor& left, const at::Tensor& right) {
       return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
           "tessera_test::scaled_product", left, right, 3.0);
@@ -187,8 +183,7 @@ TEST(UserOperator, WhoseAcceptedPlacementsConflictIsAnError) {
 }
 
 TEST(UserOperator, WithoutARuleIsGathered) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {Shard{0}});
     const DistributedTensor y(unary("tessera_test::halve_unruled", x));
     EXPECT_EQ(y.placements(), Placements{Replicate{}});
@@ -197,8 +192,7 @@ TEST(UserOperator, WithoutARuleIsGathered) {
 }
 
 TEST(UserOperator, TakesNoRuleAfterItsFirstUse) {
-  RunRanks(1, [](Rank& rank) {
-    const auto mesh = rank.mesh({1}, {"x"});
+  RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
@@ -246,8 +240,7 @@ TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {
 }
 
 TEST(UserOperator, MayReplaceARuleOfTheLibrary) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto whole = at::arange(6, at::kFloat);
     const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
     // The library's rule would keep it split; the one above declines every call.

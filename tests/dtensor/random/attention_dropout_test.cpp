@@ -48,15 +48,13 @@ class AttentionDropout : public ::testing::TestWithParam<bool> {};
 
 TEST_P(AttentionDropout, DropsAlikeOnEveryMesh) {
   Results expected;
-  RunRanks(1, [&](Rank& rank) {
-    const DeviceMesh one = rank.mesh({1}, {"x"});
+  RunOnMesh({1}, {"x"}, [&](const DeviceMesh& one) {
     expected = attend(one, {Replicate{}}, GetParam());
     EXPECT_FALSE(at::allclose(
         expected[0], at::scaled_dot_product_attention(values(kSizes, 0), values(kSizes, 1),
                                                       values(kSizes, 2), {}, 0, GetParam())));
   });
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh line = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
     expect_same(attend(line, {Replicate{}}, GetParam()), expected, "replicated");
     expect_same(attend(line, {Shard{0}}, GetParam()), expected, "batch");
     expect_same(attend(line, {Shard{1}}, GetParam()), expected, "heads");

@@ -53,8 +53,7 @@ TEST_P(RandomOperators, DrawTheSameOnEveryMesh) {
   at::Tensor expected;
   RunRanks(1, [&](Rank& rank) { expected = draw(c, rank.mesh({1}, {"x"}), {Replicate{}}); });
   EXPECT_GT(std::get<0>(at::_unique(expected)).numel(), 1);
-  RunRanks(4, [&](Rank& rank) {
-    const auto line = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& line) {
     EXPECT_TRUE(at::equal(draw(c, line, {Shard{0}}), expected));
     EXPECT_TRUE(at::equal(draw(c, line, {Shard{1}}), expected));
     EXPECT_TRUE(at::equal(draw(c, line, {Partial{}}), expected));
@@ -164,8 +163,7 @@ TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
     return std::array{DistributedTensor(y).full_tensor(), DistributedTensor(kept).full_tensor(),
                       DistributedTensor(x.grad()).full_tensor()};
   };
-  RunRanks(4, [&](Rank& rank) {
-    const auto line = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& line) {
     const auto [whole, kept, gradient] = run(line, {Replicate{}});
     EXPECT_TRUE(at::allclose(whole, kept.to(at::kFloat).mul(4)));
     EXPECT_TRUE(at::allclose(gradient, kept.to(at::kFloat).div(0.75)));
@@ -191,9 +189,8 @@ TEST(NativeDropout, KeepsOrDropsAllAtTheEnds) {
 }
 
 TEST(RandomOperators, HaveTheDistributionThatIsAskedFor) {
-  RunRanks(1, [](Rank& rank) {
+  RunOnMesh({1}, {"x"}, [](const DeviceMesh& mesh) {
     manual_seed(1);
-    const DeviceMesh mesh = rank.mesh({1}, {"x"});
     const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
     const auto mean = [](const at::Tensor& t) {
       return local_tensor(t).to(at::kDouble).mean().item<double>();

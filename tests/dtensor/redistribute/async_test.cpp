@@ -105,8 +105,7 @@ TEST(Async, WaitsAtTheFirstUse) {
 
 // An empty tensor needs no collective; what is left to do is the change of its local sizes.
 TEST(Async, OfAnEmptyTensorHasTheSizesOfItsLayout) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
     const auto y = x.redistribute({Replicate{}}, kAsync);
     EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
@@ -146,8 +145,7 @@ TEST(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls) {
 
 // A collective of more rounds than one needs its peers to continue while they use something else.
 TEST(Async, RanksMayUseResultsInUnlikeOrders) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     constexpr std::int64_t kLarge = 3 << 20;
     const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
     const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
@@ -188,8 +186,7 @@ TEST(Async, MovesAllPairsUneven) {
   const std::vector<Placements> all{{Replicate{}, Replicate{}}, {Shard{0}, Shard{1}},
                                     {Shard{0}, Shard{0}},       {Partial{}, Shard{1}},
                                     {Shard{1}, Partial{}},      {StridedShard{0, 2}, Shard{0}}};
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     for (const auto& from : all) {
       for (const auto& to : all) {
         const auto x =
@@ -214,8 +211,7 @@ TEST(Async, AnUnusedTensorIsFinished) {
 TEST(Async, CarriesGradientsBack) {
   auto plain = counting_values({7, 5}).requires_grad_();
   plain.pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     const auto leaf =
         distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Shard{1}}).tensor().detach();
     leaf.requires_grad_();
@@ -227,8 +223,7 @@ TEST(Async, CarriesGradientsBack) {
 }
 
 TEST(Async, DoesNotShareTheVersionOfItsSource) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
     const auto y = x.redistribute({Replicate{}}, kAsync);
     const auto before = x.tensor()._version();

@@ -65,8 +65,7 @@ TEST(CrossMeshRedistribute, RanksMayStandInAnotherOrder) {
 }
 
 TEST(CrossMeshRedistribute, ASliceHoldsWhatTheWholeMeshReplicates) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const char* name : {"dp", "tp"}) {
       expect_round_trips(rank, mesh, square(), mesh[name], line());
       expect_round_trips(rank, mesh[name], line(), mesh, square());
@@ -75,8 +74,7 @@ TEST(CrossMeshRedistribute, ASliceHoldsWhatTheWholeMeshReplicates) {
 }
 
 TEST(CrossMeshRedistribute, ASliceMayBeRearrangedAsWell) {
-  RunRanks(8, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2, 2}, {"pp", "dp", "tp"});
+  RunOnMesh({2, 2, 2}, {"pp", "dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto flat = mesh[{"dp", "tp"}].flatten();
     const auto x =
         distribute_tensor(counting_values({7, 5}), mesh, {Replicate{}, Shard{0}, Shard{1}});
@@ -89,8 +87,7 @@ TEST(CrossMeshRedistribute, ASliceMayBeRearrangedAsWell) {
 
 TEST(CrossMeshRedistribute, MovesNothingWhereEveryRankHasItsPart) {
   const testing::DebugChecks none("0");
-  RunRanks(4, [](Rank& rank) {
-    const auto flat = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& flat) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto x = distribute_tensor(counting_values({8, 3}), flat, {Shard{0}});
     const CommunicationScope communication(flat);
@@ -104,8 +101,7 @@ TEST(CrossMeshRedistribute, MovesNothingWhereEveryRankHasItsPart) {
 }
 
 TEST(CrossMeshRedistribute, SendsOnlyWhatIsMissing) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto x = distribute_tensor(counting_values({4, 4}), rank.mesh({4}, {"x"}), {Shard{0}});
     const CommunicationScope communication(mesh);
     x.redistribute(mesh, {Shard{0}, Shard{1}});
@@ -118,8 +114,7 @@ TEST(CrossMeshRedistribute, SendsOnlyWhatIsMissing) {
 TEST(CrossMeshRedistribute, CarriesGradientsBack) {
   auto plain = counting_values({7, 5}).requires_grad_();
   plain.mul(counting_values({7, 5})).pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto flat = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](Rank& rank, const DeviceMesh& flat) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto leaf =
         distribute_tensor(counting_values({7, 5}), flat, {Shard{0}}).tensor().detach();
@@ -133,8 +128,7 @@ TEST(CrossMeshRedistribute, CarriesGradientsBack) {
 }
 
 TEST(CrossMeshRedistribute, MovesComplexNumbersAndBools) {
-  RunRanks(4, [](Rank& rank) {
-    const auto flat = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& flat) {
     const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto complex = at::complex(counting_values({5, 3}), counting_values({5, 3}).cos());
     const auto x = distribute_tensor(complex, flat, {Shard{0}});
@@ -168,8 +162,7 @@ TEST(CrossMeshRedistribute, OperatorsNameBothMeshesAndTheRemedy) {
 }
 
 TEST(Scatter, SpreadsTheValuesOfOneRank) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& placements : square()) {
       const auto own =
           rank.rank() == 2 ? counting_values({7, 5}) : at::full({7, 5}, -1.0, at::kDouble);

@@ -21,8 +21,7 @@ using testing::random_layout;
 using Sizes = std::vector<std::int64_t>;
 
 void check_random_pairs(const Sizes& mesh_sizes, const Sizes& sizes) {
-  RunRanks(testing::ranks_of(mesh_sizes), [&](Rank& rank) {
-    const auto mesh = rank.mesh(mesh_sizes, {});
+  RunOnMesh(mesh_sizes, {}, [&](const DeviceMesh& mesh) {
     const auto whole = testing::counting_values(sizes);
     std::mt19937 engine(7);
     for (int i = 0; i < 150; ++i) {
@@ -55,8 +54,7 @@ TEST(RedistributeLayouts, MovesTensorsWithEmptyShardsOn1x2x2) {
 
 // Shards of 8 and 4 of 12 positions: no list of placements says that.
 TEST(RedistributeLayouts, ErrorsNameALayoutThatHasNoPlacements) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
     const auto whole = at::arange(12, at::kFloat);
     EXPECT_ERROR(to_placements(*layout, whole.sizes()), "has no form as a list of placements");

@@ -51,8 +51,7 @@ void check_pair(const DeviceMesh& mesh, const Placements& from, const Placements
 }
 
 void check_all_pairs(const std::vector<std::int64_t>& sizes) {
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     for (const auto& from : all_placements()) {
       for (const auto& to : all_placements()) {
         check_pair(mesh, from, to, sizes);
@@ -83,8 +82,7 @@ void check_gradient(const DeviceMesh& mesh, const Placements& from, const Placem
 }
 
 TEST(Redistribute, HasTheRightGradientBetweenAllPairs) {
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     for (const auto& from : all_placements()) {
       for (const auto& to : all_placements()) {
         check_gradient(mesh, from, to, {7, 5});
@@ -109,8 +107,7 @@ TEST(Redistribute, MakesANewTensor) {
 }
 
 TEST(Redistribute, AveragesAPartialAverage) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto local = at::full({3}, static_cast<double>(rank.rank()));
     const auto t = DistributedTensor::from_local(local, mesh, {Partial{ReduceOp::kAvg}});
     EXPECT_TRUE(at::equal(t.full_tensor(), at::full({3}, 1.5)));
@@ -119,16 +116,14 @@ TEST(Redistribute, AveragesAPartialAverage) {
 }
 
 TEST(Redistribute, KeepsIntegersExactThroughPartial) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto t = distribute_tensor(at::arange(5), mesh, {Partial{}});
     EXPECT_TRUE(at::equal(t.full_tensor(), at::arange(5)));
   });
 }
 
 TEST(Redistribute, GathersOverTwoMeshDimensionsInOneCall) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto t = distribute_tensor(counting_values({8, 4}), mesh, {Shard{0}, Shard{0}});
     const auto before = rank.world()->traffic().table();
     EXPECT_TRUE(at::equal(t.full_tensor(), counting_values({8, 4})));
@@ -137,8 +132,7 @@ TEST(Redistribute, GathersOverTwoMeshDimensionsInOneCall) {
 }
 
 TEST(Redistribute, MovesComplexNumbersAndBools) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto z = at::complex(counting_values({3, 4}), counting_values({3, 4}).add(1));
     EXPECT_TRUE(at::equal(distribute_tensor(z, mesh, {Shard{0}}).full_tensor(), z));
     EXPECT_TRUE(at::equal(distribute_tensor(z, mesh, {Partial{}}).full_tensor(), z));
@@ -150,8 +144,7 @@ TEST(Redistribute, MovesComplexNumbersAndBools) {
 }
 
 TEST(Redistribute, CommunicatesNothingOnOneRank) {
-  RunRanks(1, [](Rank& rank) {
-    const auto mesh = rank.mesh({1, 1}, {"a", "b"});
+  RunOnMesh({1, 1}, {"a", "b"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& from : all_placements()) {
       for (const auto& to : all_placements()) {
         check_pair(mesh, from, to, {3, 2});

@@ -25,8 +25,7 @@ TEST(PartialTensor, RefusesATypeThatLacksItsReduction) {
   const std::vector<std::pair<at::ScalarType, ReduceOp>> refused{
       {at::kBool, kSum},          {at::kBool, kAvg},          {at::kLong, kAvg},
       {at::kComplexDouble, kMax}, {at::kComplexDouble, kMin}, {at::kComplexDouble, kProduct}};
-  RunRanks(2, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
     for (const auto& [refused_type, op] : refused) {
       const at::ScalarType type = refused_type;
       const std::string why = detail::concat("Partial(", to_string(op), ") of ",
@@ -72,8 +71,7 @@ TEST(PartialTensor, NeverHoldsProductsOfComplexNumbers) {
 }
 
 TEST(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto value = at::sin(at::arange(4, at::kDouble));
     const auto x = distribute_tensor(value, mesh, {Partial{ReduceOp::kMax}}).tensor();
     const auto z = at::complex(value, value);
@@ -88,8 +86,7 @@ TEST(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers) {
 }
 
 TEST(PartialTensor, IsReducedBeforeItIsRounded) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto halves = at::arange(5, at::kDouble).div(2);
     const auto x = DistributedTensor::from_local(halves, mesh, {Partial{}}).tensor();
     const auto integers = distribute_tensor(at::zeros({5}, at::kLong), mesh, {Partial{}}).tensor();
@@ -99,10 +96,9 @@ TEST(PartialTensor, IsReducedBeforeItIsRounded) {
 }
 
 TEST(PartialTensor, NeverHoldsSumsOfBooleansOfALookup) {
-  RunRanks(3, [](Rank& rank) {
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto table = at::sin(at::arange(14, at::kDouble)).gt(0).view({7, 2});
     const auto indices = at::tensor({1, 6, 0, 3, 6}, at::kLong);
-    const auto mesh = rank.mesh({3}, {"x"});
     const at::Tensor rows = at::embedding(distribute_tensor(table, mesh, {Shard{0}}),
                                           distribute_tensor(indices, mesh, {Replicate{}}));
     EXPECT_TRUE(at::equal(full_tensor(rows), at::embedding(table, indices)));
@@ -110,8 +106,7 @@ TEST(PartialTensor, NeverHoldsSumsOfBooleansOfALookup) {
 }
 
 TEST(PartialTensor, NeverHoldsSumsOfBooleans) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto none = at::zeros({6}, at::kBool), ones = at::ones({5}, at::kBool);
     const auto index = at::arange(5);
     const auto on = [&](const at::Tensor& t, const Placement& placement) {

@@ -43,8 +43,7 @@ TEST(AliasedWrite, OfAPartOfAPendingReduction) {
     at::add_out(const_cast<at::Tensor&>(part), part, part);
   };
   twice(expected);
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     std::vector<Placement> placements{Replicate{}, Shard{0}, Shard{1}};
     for (const auto op : kEveryReduction) {
       placements.emplace_back(Partial{op});
@@ -60,8 +59,7 @@ TEST(AliasedWrite, OfAPartOfAPendingReduction) {
 
 // An empty tensor that is reduced stays where it lies, which may be another tensor's memory.
 TEST(AliasedWrite, OfAnEmptyPartOfAPendingReduction) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     for (const auto op : kEveryReduction) {
       const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();
       const auto value = distribute_tensor(at::zeros({2}, at::kDouble), mesh, {Shard{0}});

@@ -23,8 +23,7 @@ DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
 
 TEST(FromLocal, FindsTheSizesOfUnevenShards) {
   for (const int ranks : {1, 2, 3, 4}) {
-    RunRanks(ranks, [](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({rank.size()}, {"x"});
+    RunOnMesh({ranks}, {"x"}, [](const DeviceMesh& mesh) {
       for (const std::int64_t rows : {0, 1, 2, 5, 6}) {
         const at::Tensor whole = values({rows, 3});
         EXPECT_TRUE(at::equal(from_part(whole, mesh, {Shard{0}}).full_tensor(), whole));
@@ -35,8 +34,7 @@ TEST(FromLocal, FindsTheSizesOfUnevenShards) {
 }
 
 TEST(FromLocal, FindsThemOnAMeshOfTwoDimensions) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const at::Tensor whole = values({5, 3});
     for (const Placements& placements :
          {Placements{Shard{0}, Shard{0}}, Placements{Shard{1}, Shard{0}},
@@ -60,8 +58,7 @@ TEST(FromLocal, RefusesOnEveryRankPartsThatAreNoChunks) {
 }
 
 TEST(FromLocal, RefusesOnEveryRankPartsOfOtherTensors) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const bool other = rank.rank() == 1;
     const auto expect_refused = [&](const at::Tensor& part) {
       EXPECT_ERROR(DistributedTensor::from_local(part, mesh, {Shard{0}}),
@@ -75,8 +72,7 @@ TEST(FromLocal, RefusesOnEveryRankPartsOfOtherTensors) {
 }
 
 TEST(LocalMap, FindsTheSizesOfUnevenResults) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor whole = values({5, 3});
     const auto found =
         local_map([](const std::vector<at::Tensor>& x) { return std::vector{x[0].square()}; },

@@ -17,8 +17,7 @@ using testing::values;
 TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
   auto plain = values({3, 4}).requires_grad_();
   at::mm(plain, values({4, 5})).pow(2).sum().backward();
-  RunRanks(2, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
     const at::Tensor columns = distribute_tensor(values({4, 5}), mesh, {Shard{1}});
     const auto local = values({3, 4}).requires_grad_();
     const auto x =
@@ -35,8 +34,7 @@ TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
 }
 
 TEST(GradientPlacements, OfAFullTensorMayBePartial) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
     leaf.requires_grad_();
     const auto whole = DistributedTensor(leaf).full_tensor(Placements{Partial{}});

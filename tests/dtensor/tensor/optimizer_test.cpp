@@ -51,8 +51,7 @@ std::vector<at::Tensor> train(const DeviceMesh* mesh, const Options& options) {
 template <class Optimizer, class Options>
 void expect_same_training(const Options& options) {
   const auto expected = train<Optimizer>(nullptr, options);
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     const auto found = train<Optimizer>(&mesh, options);
     for (std::size_t i = 0; i < found.size(); ++i) {
       EXPECT_TRUE(at::allclose(DistributedTensor(found[i]).full_tensor().detach(), expected[i]));
@@ -95,8 +94,7 @@ std::vector<at::Tensor> steps(const DeviceMesh* mesh, bool fused) {
 
 void expect_same_step(bool fused) {
   const auto expected = steps(nullptr, fused);
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
     const auto found = steps(&mesh, fused);
     for (std::size_t i = 0; i < found.size(); ++i) {
       EXPECT_TRUE(at::allclose(DistributedTensor(found[i]).full_tensor().detach(), expected[i]));
@@ -112,8 +110,7 @@ TEST(Optimizer, FusedAdamWRunsOnLists) {
 }
 
 TEST(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const auto p = parameters(&mesh), expected = parameters(nullptr);
     at::NoGradGuard no_grad;
     {
@@ -128,8 +125,7 @@ TEST(Optimizer, ForeachOperatorsOnMatchingListsMoveNothing) {
 }
 
 TEST(Optimizer, ForeachOperatorsReachPartialTensors) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const std::vector<at::Tensor> list{distribute_tensor(values({5}, 0), mesh, {Partial{}})};
     at::_foreach_add_(list, 1.0);
     at::_foreach_mul_(list, 2.0);

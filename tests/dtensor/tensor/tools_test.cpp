@@ -25,8 +25,7 @@ using testing::values;
 TEST(LocalMap, RunsOnPartsForwardAndBackward) {
   auto plain = values({8, 3}).requires_grad_();
   plain.pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(values({8, 3}), mesh, {Shard{0}}).tensor().detach();
     x.requires_grad_();
     const auto results =
@@ -41,8 +40,7 @@ TEST(LocalMap, RunsOnPartsForwardAndBackward) {
 TEST(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient) {
   auto w = values({3, 2}, 1).requires_grad_();
   at::mm(values({7, 3}), w).pow(2).sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({7, 3}), mesh, {Shard{0}});
     const auto weight = distribute_tensor(values({3, 2}, 1), mesh, {Replicate{}}).tensor().detach();
     weight.requires_grad_();
@@ -57,8 +55,7 @@ TEST(LocalMap, AddsUpTheTermsOfAReplicatedArgumentsGradient) {
 }
 
 TEST(LocalMap, RefusesOtherPlacementsUnlessAskedToMoveThem) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
     const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
     LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
@@ -80,8 +77,7 @@ TEST(Visualize, ShowsWhichRankHoldsWhat) {
 }
 
 TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});
     const CommunicationScope communication(mesh);
     x.full_tensor();
@@ -94,8 +90,7 @@ TEST(CommunicationScope, CountsCallsAndBytesByMeshDimension) {
 
 TEST(CommunicationScope, ListsTheCallsInOrderWithWhatTheyAreFor) {
   const testing::DebugChecks none("0");
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto x =
         distribute_tensor(values({4, 6}), mesh, {Replicate{}, Shard{1}}).tensor().detach();
     x.requires_grad_();
@@ -135,8 +130,7 @@ TEST(Agreement, NamesTheRanksThatDiffer) {
 }
 
 TEST(RedistributeOptions, CastForwardAndBackward) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(values({4, 4}), mesh, {Shard{0}}).tensor().detach();
     x.requires_grad_();
     const auto y = DistributedTensor(x).redistribute(
@@ -150,8 +144,7 @@ TEST(RedistributeOptions, CastForwardAndBackward) {
 }
 
 TEST(Factories, MakeTheValuesOfTheirPlainNamesakes) {
-  RunRanks(4, [](Rank& rank) {
-    const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+  RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     for (const auto& placements :
          {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{0}},
           Placements{Partial{}, Shard{0}}, Placements{Replicate{}, Partial{}}}) {
@@ -186,8 +179,7 @@ TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
     });
     EXPECT_EQ(expected.ge(0).logical_and(expected.le(1)).all().item<bool>(),
               draw == &tessera::rand);
-    RunRanks(4, [&](Rank& rank) {
-      const auto mesh = rank.mesh({2, 2}, {"a", "b"});
+    RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
       EXPECT_TRUE(
           at::equal(draw({5, 3}, {1, 2}, mesh, {Shard{1}, Shard{0}}, {}).full_tensor(), expected));
       EXPECT_TRUE(

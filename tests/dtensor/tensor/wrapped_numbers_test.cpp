@@ -63,8 +63,7 @@ void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& c, const
 }
 
 TEST_P(WrappedNumber, GivesTheTypeThatLibtorchGives) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     for (const auto type : {at::kInt, at::kLong, at::kFloat, at::kBFloat16, at::kDouble}) {
       for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{}, {5, 2}}) {
         const auto x = at::full(sizes, 3, type);
@@ -102,8 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& param_info) { return param_info.param.name; });
 
 TEST(WrappedNumbers, ThatAreComplexGiveLibtorchsType) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
     for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
       const at::Tensor x = distribute_tensor(at::ones({}), mesh, {placement});
@@ -127,8 +125,7 @@ class PendingSum : public ::testing::TestWithParam<Scaled> {};
 TEST_P(PendingSum, MeetsInfinityAsItsValueDoes) {
   const auto value = at::tensor({1.0, -2.0, 3.0});
   const auto expected = GetParam().run(value.clone());
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {
     const auto term = value * (rank.rank() == 0 ? -3.0 : 2.0);
     const auto spread = [&](ReduceOp op, double scale) {
       return DistributedTensor::from_local(term * scale, mesh, {Partial{op}}).tensor().detach();
@@ -168,8 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& param_info) { return param_info.param.name; });
 
 TEST(PendingSums, StayPendingWhereTheNumberIsFinite) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
     const StrictScope strict;
     for (const double factor : {2.0, 0.0, -1e300}) {

@@ -24,8 +24,7 @@ void expect_as_one_rank(const Change& change,
                         const std::optional<Placement>& refused = std::nullopt) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
-  RunRanks(3, [&](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
     for (const Placement& placement :
          {Placement(Replicate{}), Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{}),
           Placement(Partial{ReduceOp::kMax})}) {
@@ -66,8 +65,7 @@ TEST(AsStrided, WithAnOffsetCountsFromTheBeginningOfTheView) {
 }
 
 TEST(AsStrided, ReachesBeyondAViewOnlyWhereItsMemoryIsThere) {
-  RunRanks(3, [](Rank& rank) {
-    const auto mesh = rank.mesh({3}, {"x"});
+  RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto beside = [&](const Placement& placement) {
       const at::Tensor x =
           distribute_tensor(at::arange(42, at::kDouble).view({6, 7}), mesh, {placement});

@@ -44,8 +44,7 @@ TEST(InferredSize, IsThatOfTheOtherRowsForATensorWithoutElements) {
       [](auto& x, auto to) { return at::_unsafe_view(x, to); },
       [](auto& x, auto to) { return at::view_copy(x, to); },
   };
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     for (const View& view : views()) {
       for (std::int64_t dim = 0; dim < std::ssize(view.from); ++dim) {
         for (const auto& function : functions) {
@@ -74,8 +73,7 @@ TEST(InferredSize, KeepsHeadsWhereTheyAre) {
 }
 
 TEST(InferredSize, IsThatOfTheWholeForAnEmptyShard) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor x = distribute_tensor(values({2, 6, 8}), mesh, {Shard{0}});
     EXPECT_EQ(local_tensor(x).size(0), rank.rank() < 2 ? 1 : 0);
     const at::Tensor y = x.view({2, 6, -1, 4}), z = x.reshape({-1, 6, 2, 4});

@@ -45,8 +45,7 @@ class WriteThroughView : public ::testing::TestWithParam<Case> {};
 TEST_P(WriteThroughView, Arrives) {
   const auto& c = GetParam();
   const auto expected = run(c, values({7, 6}).requires_grad_());
-  RunRanks(4, [&](Rank& rank) {
-    const auto mesh = rank.mesh({4}, {"x"});
+  RunOnMesh({4}, {"x"}, [&](const DeviceMesh& mesh) {
     for (const auto& [placement, writable] : std::vector<std::pair<Placement, bool>>{
              {Replicate{}, true}, {Shard{0}, c.rows}, {Shard{1}, c.columns}}) {
       const auto x = distribute_tensor(values({7, 6}), mesh, {placement}).tensor().detach();
@@ -136,8 +135,7 @@ TEST(View, ThatLibtorchRefusesIsRefusedOnEveryRank) {
 }
 
 TEST(View, OfAListIsWrittenThrough) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     at::NoGradGuard no_grad;
     const at::Tensor x = distribute_tensor(values({4, 6}), mesh, {Shard{0}});
     x.chunk(2, 1)[1].zero_();
@@ -175,8 +173,7 @@ TEST(InPlace, OnAPartialTensorEqualsOneRank) {
 }
 
 TEST(OutArgument, IsFilledWithItsOwnLayout) {
-  RunRanks(2, [](Rank& rank) {
-    const auto mesh = rank.mesh({2}, {"x"});
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor a = distribute_tensor(values({5, 4}), mesh, {Shard{0}});
     at::Tensor out = distribute_tensor(at::zeros({5, 4}, at::kDouble), mesh, {Shard{1}});
     at::add_out(out, a, a);

@@ -171,10 +171,9 @@ class CountingWarnings final : public c10::WarningHandler {
 };
 
 TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Partial model;
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard({model.a.get(), model.b.get()}, mesh);
     fully_shard(model, mesh);
     CountingWarnings warnings;
@@ -190,12 +189,11 @@ TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
 }
 
 TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Partial model;
     nn::Linear outside(3, 3);
     testing::fill(model);
     testing::fill(outside);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard({&outside, model.a.get()}, mesh);
     fully_shard(model, mesh);
     model(testing::uniform_values({4, 3}, 9)).sum().backward();

@@ -98,13 +98,12 @@ TEST(AllReduceHook, RunsAfterTheReplicasAreSummed) {
 
 TEST(ShareContext, LetsTwoStagesInterleaveMicroBatches) {
   const std::vector<at::Tensor> expected = gradients_alone({4, 6, 4}, {0, 1});
-  RunRanks(2, [&](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     // The same model cut in two: the blocks, and another that holds the head alone.
     SmallModel first(4, 6, 4), second(4, 6, 4, 0);
     testing::fill(first);
     second.head->slot("weight")->get().detach().copy_(first.head->weight->detach());
     second.head->slot("bias")->get().detach().copy_(first.head->bias->detach());
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     shard(first, mesh);
     fully_shard(second, mesh);
     share_context({&first, &second});

@@ -91,10 +91,9 @@ TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
 
 // As a load that assigns does.
 TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
-  RunRanks(3, [](Rank& rank) {
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(3, 7, {.bias = false});
     testing::fill(linear);
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
     fully_shard(linear, mesh);
     const at::Tensor x = at::ones({1, 3});
     linear(x).sum().backward();
@@ -110,10 +109,9 @@ TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
 }
 
 TEST(Assignment, OfATensorWithAnotherLayoutIsRefused) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(4, 6, {.bias = false});
     testing::fill(linear);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(linear, mesh);
     linear.slot("weight")->set(distribute_tensor(at::ones({6, 4}), mesh, {Shard{1}}).tensor());
     EXPECT_ERROR(linear(at::ones({1, 4})), "'weight' was replaced");

@@ -191,9 +191,8 @@ class Branches : public nn::Module<Branches> {
 };
 
 TEST(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Branches model;
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.a, mesh, {.may_be_unused = true});
     fully_shard(model, mesh);
     const at::Tensor x = testing::uniform_values({2, 3}, rank.rank());

@@ -31,8 +31,7 @@ TEST(ParameterCopy, IsAnIndependentClone) {
 }
 
 TEST(ParameterCopy, AveragesShardsWithoutCommunication) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel model(4, 7, 2), average(4, 7, 2), alone(4, 7, 2);
     for (SmallModel* m : {&model, &average, &alone}) {
       testing::fill(*m);
@@ -51,8 +50,7 @@ TEST(ParameterCopy, AveragesShardsWithoutCommunication) {
 }
 
 TEST(ParameterCopy, ShowsInTheNextForward) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel model(4, 7, 2), other(4, 7, 2);
     testing::fill(model);
     for (const auto& [name, slot] : other.named_slots()) {

@@ -87,8 +87,7 @@ std::string named(const std::vector<Use>& uses) {
 }
 
 TEST_F(PendingSums, DoNotDependOnTheUsesOfOtherRanks) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     for (const Use first : kUses) {
       for (const Use second : kUses) {
         ScaleOfTokens model(mesh["tp"]);
@@ -106,8 +105,7 @@ TEST_F(PendingSums, DoNotDependOnTheUsesOfOtherRanks) {
 }
 
 TEST_F(PendingSums, AddUpOverMicroBatches) {
-  RunRanks(8, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2, 2}, {"replicate", "dp", "tp"});
+  RunOnMesh({2, 2, 2}, {"replicate", "dp", "tp"}, [](const DeviceMesh& mesh) {
     const std::int64_t part = mesh.local_rank("replicate") * 2 + mesh.local_rank("dp");
     for (const auto& keep : {&set_requires_gradient_sync, &set_requires_all_reduce}) {
       for (const Use use : kUses) {
@@ -129,8 +127,7 @@ TEST_F(PendingSums, AddUpOverMicroBatches) {
 }
 
 TEST_F(PendingSums, CostNothingWhereGradientsAreComplete) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     ScaleOfTokens model(mesh["tp"]);
     fully_shard(model, mesh["dp"]);
     for (int step = 0; step < 3; ++step) {

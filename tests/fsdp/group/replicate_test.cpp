@@ -105,10 +105,9 @@ TEST(Replicate, ComputesInAnotherTypeAndSumsInAThird) {
 
 TEST(Replicate, CombinesWithUnitsThatAreSharded) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(4, [&](Rank& rank) {
+  RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     SmallModel model(kDim, kHidden, kClasses);
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     replicate(*model.blocks[1], mesh);
     fully_shard(model, mesh);
     const comm::TrafficTable before = rank.world()->traffic().table();
@@ -141,9 +140,8 @@ TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
 }
 
 TEST(Replicate, RefusesWhatItCannotDo) {
-  RunRanks(4, [](Rank& rank) {
+  RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear linear(3, 4);
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     EXPECT_ERROR(replicate(linear, rank.mesh({2, 2}, {"a", "b"})),
                  "replicate: the mesh is DeviceMesh((a=2, b=2), cpu)");
     EXPECT_ERROR(replicate(linear, DeviceMesh()), "replicate: the mesh is undefined");

@@ -138,8 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, TwoDimensional,
                                            Case{2, 3, false, kBias}));
 
 TEST(TwoDimensional, SplitsColumnsByTpFirst) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     SmallLlama model;
     build(model, mesh, true);
     const at::Tensor& q = model.blocks[0]->mixer->q->slot("weight")->persistent();
@@ -152,8 +151,7 @@ TEST(TwoDimensional, SplitsColumnsByTpFirst) {
 }
 
 TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallLlama model;
     build(model, mesh, true);
     const Tokens tokens = tokens_of(0, 13);
@@ -197,8 +195,7 @@ TEST(TwoDimensional, RunsAUnitWhereARankHoldsNothing) {
     return std::optional<Placement>(Shard{parameter.dim() - 1});
   };
   const std::vector<at::Tensor> expected = gradients_of_one_feature(nullptr, {});
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
     for (const Options& options : {Options{}, by_columns}) {
       const std::vector<at::Tensor> gradients = gradients_of_one_feature(&mesh, options);
       for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -214,8 +211,7 @@ void expect_training_in_three_dimensions(
   SmallLlama alone;
   testing::fill(alone);
   const Outcome expected = train(alone, {}, 0, 1);
-  RunRanks(8, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2, 2}, {"replicate", "dp", "tp"});
+  RunOnMesh({2, 2, 2}, {"replicate", "dp", "tp"}, [&](const DeviceMesh& mesh) {
     SmallLlama model;
     testing::fill(model);
     tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
@@ -252,8 +248,7 @@ TEST(TwoDimensional, ShardsOverAFlattenedMesh) {
 }
 
 TEST(TwoDimensional, TrainsInBfloat16) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     SmallLlama model;
     build(model, mesh, true,
           {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});

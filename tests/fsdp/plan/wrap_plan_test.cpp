@@ -150,9 +150,8 @@ TEST(WrapPlan, ShowsAnAllGatherExtension) {
 }
 
 TEST(WrapPlan, ChangesNothingWhenRepeatedAroundAnExplicitUnit) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.blocks[1], mesh);
     apply_plan(model, mesh, plan_units(model, wrap_class<Block>()));
     const at::Tensor weight = model.blocks[1]->up->slot("weight")->persistent();
@@ -162,10 +161,9 @@ TEST(WrapPlan, ChangesNothingWhenRepeatedAroundAnExplicitUnit) {
 }
 
 TEST(WrapPlan, ChangesNothingTheSecondTimeAroundAPlannedPart) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     const Policy linears = wrap_class<nn::Linear>();
     const auto apply = [&] {
       apply_plan(*model.blocks[1], mesh, plan_units(*model.blocks[1], linears));

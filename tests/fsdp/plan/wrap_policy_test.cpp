@@ -147,9 +147,8 @@ TEST(WrapPlan, TrainsAsOneRankDoes) {
 }
 
 TEST(WrapPlan, ChangesNothingTheSecondTime) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     const WrapPlan plan = plan_units(model, wrap_class<Block>());
     apply_plan(model, mesh, plan);
     const at::Tensor weight = model.head->slot("weight")->persistent();
@@ -160,9 +159,8 @@ TEST(WrapPlan, ChangesNothingTheSecondTime) {
 }
 
 TEST(WrapPlan, ShowsHowAnotherPlanDiffers) {
-  RunRanks(1, [](Rank& rank) {
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     apply_plan(model, mesh, plan_units(model, wrap_class<Block>()));
     EXPECT_CONTAINS(testing::message_of(
                         [&] { apply_plan(model, mesh, plan_units(model, wrap_named("block0"))); }),
@@ -171,9 +169,8 @@ TEST(WrapPlan, ShowsHowAnotherPlanDiffers) {
 }
 
 TEST(WrapPlan, ShowsHowOtherOptionsDiffer) {
-  RunRanks(1, [](Rank& rank) {
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     apply_plan(model, mesh, plan_units(model, wrap_class<Block>()));
     const auto error_of = [&](const WrapPlan& plan) {
       return testing::message_of([&] { apply_plan(model, mesh, plan); });
@@ -187,9 +184,8 @@ TEST(WrapPlan, ShowsHowOtherOptionsDiffer) {
 }
 
 TEST(WrapPlan, LeavesExplicitUnitsUnchanged) {
-  RunRanks(1, [](Rank& rank) {
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     fully_shard(*model.blocks[1], mesh);
     const WrapPlan plan = plan_units(model, wrap_class<Block>());
     EXPECT_EQ(names(plan), (Names{"block0", "block2", ""}));

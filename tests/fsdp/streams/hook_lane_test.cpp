@@ -165,8 +165,7 @@ TEST(HookLane, ServesRanksThatAllShard) {
 }
 
 TEST(HookLane, IsRefusedWhereReplicasAreSummed) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
+  RunOnMesh({2, 2}, {"replicate", "shard"}, [](const DeviceMesh& mesh) {
     nn::Linear sharded(3, 5), replicated(3, 5);
     fully_shard(sharded, mesh);
     replicate(replicated, mesh.flatten("dp"));

@@ -117,8 +117,7 @@ TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
     expected = testing::gradients_of(first);
     keys = first.keys();
   });
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+  RunOnMesh({2, 1}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Model again;
     shard(again, mesh);
     checkpoint::load(*rank.world(), folder.path(), {again});

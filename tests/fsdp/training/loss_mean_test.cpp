@@ -52,8 +52,7 @@ class LossMean : public ::testing::TestWithParam<int> {};  // how many micro-bat
 TEST_P(LossMean, IsOverTheTokensOfAllRanks) {
   const at::Tensor expected = LossGradientOfOneRank();
   const int count = GetParam();
-  RunRanks(3, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear head(kLossFeatures, 7);
     nn::init_weights(head, 3);
     fully_shard(head, mesh);
@@ -85,8 +84,7 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
     nn::init_weights(alone, 3);
     const at::Tensor expected = cross_entropy(alone(x), targets);
     expected.backward();
-    RunRanks(3, [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+    RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
       nn::Linear head(kLossFeatures, 7);
       nn::init_weights(head, 3);
       fully_shard(head, mesh);
@@ -131,8 +129,7 @@ TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
 }
 
 TEST(LossMean, WorksWithoutAnyToken) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     nn::Linear head(kLossFeatures, 7);
     nn::init_weights(head, 3);
     fully_shard(head, mesh);
@@ -194,8 +191,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   expected.backward();
   for (const std::vector<std::int64_t>& sizes :
        std::vector<std::vector<std::int64_t>>{{1, 3}, {3, 1}, {2, 3}, {1, 1}}) {
-    RunRanks(testing::ranks_of(sizes), [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh(sizes, {"replicate", "shard"});
+    RunOnMesh(sizes, {"replicate", "shard"}, [&](Rank& rank, const DeviceMesh& mesh) {
       nn::Linear head(kLossFeatures, 7);
       nn::init_weights(head, 3);
       fully_shard(head, mesh);
@@ -228,9 +224,8 @@ TEST(LossOfUnevenRows, IsWarnedOfOnceWhereNothingWasSaid) {
 }
 
 TEST(LossOfUnevenRows, IsNotWarnedOfWhereItWasWeighedOrRowsAreEven) {
-  RunRanks(3, [](Rank& rank) {
+  RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const uneven::Warnings warnings;
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
     nn::Linear even(kLossFeatures, 7);
     nn::init_weights(even, 3);
     fully_shard(even, mesh);
@@ -253,8 +248,7 @@ TEST(LossOfUnevenRows, IsNotWarnedOfWhereItWasWeighedOrRowsAreEven) {
 }
 
 TEST(MeanWeight, RefusesRowsThatNoRankHas) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     EXPECT_ERROR(mean_weight(0, mesh), "mean_weight: 0 rows on this rank and 0 on all");
     EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
     EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
@@ -270,8 +264,7 @@ TEST(LossOfGatheredFeatures, HasTheGradientOfOneRankWithADivideFactorOfOne) {
   nn::Linear alone(kLossFeatures, 7);
   nn::init_weights(alone, 3);
   loss_of_pairs(alone(LossInputs())).backward();
-  RunRanks(3, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     nn::Linear head(kLossFeatures, 7);
     nn::init_weights(head, 3);
     fully_shard(head, mesh);

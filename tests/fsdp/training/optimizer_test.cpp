@@ -90,8 +90,7 @@ void expect_follows(const MakeOptimizer& make, std::int64_t part, std::int64_t p
 }
 
 TEST(OptimizerMadeFirst, FollowsFullyShard) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({4}, {"dp"});
+  RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, rank.rank(), 4, [&](SmallModel& model) { shard(model, mesh); });
     }
@@ -99,8 +98,7 @@ TEST(OptimizerMadeFirst, FollowsFullyShard) {
 }
 
 TEST(OptimizerMadeFirst, FollowsHsdp) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
+  RunOnMesh({2, 2}, {"replicate", "shard"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, rank.rank(), 4, [&](SmallModel& model) { shard(model, mesh); });
     }
@@ -108,8 +106,7 @@ TEST(OptimizerMadeFirst, FollowsHsdp) {
 }
 
 TEST(OptimizerMadeFirst, FollowsShardsOverReplicas) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "shard"});
+  RunOnMesh({2, 2}, {"replicate", "shard"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, rank.rank(), 4,
                      [&](SmallModel& model) { shard(model, mesh, {.shard_over_replicas = true}); });
@@ -118,8 +115,7 @@ TEST(OptimizerMadeFirst, FollowsShardsOverReplicas) {
 }
 
 TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     for (const auto make : {adamw, sgd, muon}) {
       expect_follows(make, mesh.local_rank("dp"), 2, [&](SmallModel& model) {
         using namespace tensor_parallel;

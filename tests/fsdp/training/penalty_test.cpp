@@ -39,10 +39,9 @@ std::vector<at::Tensor> GradientsOfOneRank() {
 TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   const auto expected = GradientsOfOneRank();
   for (const int ranks : {1, 2, 3}) {
-    RunRanks(ranks, [&](Rank& rank) {
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
       SmallModel model(7, 5, 3);
       testing::fill(model);
-      const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
       fully_shard(*model.blocks[0], mesh);
       fully_shard(model, mesh);
       const at::Tensor loss = own_loss(model, rows_of(rank.rank(), rank.size()));

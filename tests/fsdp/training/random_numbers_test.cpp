@@ -52,8 +52,7 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
 
 TEST(RandomNumbers, OnReplicasAreThoseOfTheirRows) {
   const auto expected = train_alone(kModules, {6});
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicate", "dp"});
+  RunOnMesh({2, 2}, {"replicate", "dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     DrawingModel model(kModules);
     fully_shard(model, mesh);
     nn::init_weights(model, 5);

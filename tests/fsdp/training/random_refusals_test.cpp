@@ -176,8 +176,7 @@ TEST(RandomRefusals, NoneWhereAScopeSaysWhichPartItIs) {
 }
 
 TEST(RandomRefusals, NoneBehindALocalMap) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     OneDraw model([&](const at::Tensor& y) {
       const auto twice = [](const std::vector<at::Tensor>& locals) {
         return std::vector{locals[0] * 2};

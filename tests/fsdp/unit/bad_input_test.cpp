@@ -138,8 +138,7 @@ TEST(BadInput, AUnitBelowAnother) {
 
 // Experts on a dimension that the unit's mesh, flattened, extends along as well.
 TEST(BadInput, ParametersOnADimensionOfTheFlattenedMeshAreNamedWithBothMeshes) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "ep"});
+  RunOnMesh({2, 2}, {"dp", "ep"}, [](const DeviceMesh& mesh) {
     SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(model);
     nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
@@ -175,10 +174,9 @@ TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
     std::shared_ptr<nn::Hooked<torch::nn::BatchNorm1d>> norm;
   };
   for (const int ranks : {1, 2}) {
-    RunRanks(ranks, [&](Rank& rank) {
+    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
       WarningsOfBatchNorm warnings;
       const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-      const DeviceMesh mesh = rank.mesh({ranks}, {"dp"});
       Normed model, copied;
       fully_shard(model, mesh);
       replicate(copied, mesh);

@@ -70,8 +70,7 @@ TEST(ChangedInputs, AreRefusedThroughViews) {
 }
 
 TEST(ChangedInputs, AreRefusedWhereTheyAreDistributed) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Changing unit([](at::Tensor& x) { return x.relu_(); });
     fully_shard(unit, mesh["dp"]);
     const at::Tensor leaf = distribute_tensor(testing::batch(kDim, 0), mesh["tp"], {Shard{0}});
@@ -89,8 +88,7 @@ TEST(ChangedInputs, MayBeCopies) {
   const Act act = [](at::Tensor& x) { return x.clone().relu_(); };
   Net alone(act);
   alone(testing::batch(kDim, 0)).square().sum().backward();
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
     Net net(act);
     fully_shard(*net.unit, mesh);
     fully_shard(net, mesh);
@@ -101,8 +99,7 @@ TEST(ChangedInputs, MayBeCopies) {
 }
 
 TEST(ChangedInputs, MayBeThoseThatNeedNoGradient) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Changing unit([](at::Tensor& x) { return x.relu_(); });
     fully_shard(unit, mesh);
     at::Tensor x = at::ones({2, kDim}).neg();

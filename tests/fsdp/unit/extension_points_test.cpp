@@ -76,11 +76,10 @@ TEST(ExtensionPoints, AnAllocatorAndAHook) {
 }
 
 TEST(ExtensionPoints, APolicy) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(plain);
     SmallModel* model = &plain;
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
 
     const fsdp::Policy policy =
         [](const fsdp::Candidate& candidate) -> std::optional<fsdp::UnitOptions> {
@@ -99,11 +98,10 @@ TEST(ExtensionPoints, APolicy) {
 }
 
 TEST(ExtensionPoints, PlacementsAndMeshes) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(plain);
     SmallModel* model = &plain;
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
 
     fsdp::Options options;
     options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {

@@ -40,10 +40,9 @@ TEST(ForgottenParameters, AreTrainedByAUnitOfTheWholeModel) {
 }
 
 TEST(ForgottenParameters, MayBeFrozenOrIgnoredOrOnOneRank) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2, 1}, {"dp", "one"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);
     SmallModel alone(kDim, kHidden, kClasses);
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "one"});
     for (SmallModel* model : {&frozen, &ignored, &alone}) {
       testing::fill(*model);
     }

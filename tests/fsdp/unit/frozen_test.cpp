@@ -80,10 +80,9 @@ TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {
   Twice alone;
   testing::fill(alone);
   alone(x).square().mean().backward();
-  RunRanks(2, [&](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Twice model;
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.trained, mesh);
     fully_shard(*model.frozen, mesh);
     fully_shard(model, mesh);

@@ -69,8 +69,7 @@ TEST(FullyShard, ShowsWholeTensorsInForwardAndShardsAfter) {
 }
 
 TEST(FullyShard, ReducesFrozenParametersNot) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     SmallModel model(4, 6, 3);
     testing::fill(model);
     for (const auto& block : model.blocks) {
@@ -144,9 +143,8 @@ TEST(FullyShard, RefusesAParameterSharedWithAnotherUnit) {
 }
 
 TEST(FullyShard, RefusesASecondCall) {
-  RunRanks(1, [](Rank& rank) {
+  RunOnMesh({1}, {"dp"}, [](const DeviceMesh& mesh) {
     nn::Linear linear(2, 2);
-    const DeviceMesh mesh = rank.mesh({1}, {"dp"});
     fully_shard(linear, mesh);
     EXPECT_TRUE(is_fully_sharded(linear));
     EXPECT_ERROR(fully_shard(linear, mesh), "apply one of them once");

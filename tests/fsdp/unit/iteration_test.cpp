@@ -60,8 +60,7 @@ TEST(Iteration, LendsViewsOfParametersThatForwardDoesNotFree) {
   const at::Tensor x = testing::uniform_values({3, 4}, 2);
   Lending alone;
   alone(x).square().sum().backward();
-  RunRanks(2, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
     Lending model;
     fully_shard(*model.unit, mesh);
     fully_shard(model, mesh);

@@ -151,10 +151,9 @@ class StructModel : public nn::Module<StructModel> {
 };
 
 TEST(KnownDefects, UnitsThatPassStructsReduceWithinBackward) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     StructModel model;
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.first, mesh);
     fully_shard(*model.second, mesh);
     fully_shard(model, mesh);

@@ -171,10 +171,9 @@ TEST(Options, RefusesNeighboursThatDoNotDivideTheRanks) {
 
 TEST(Options, MakesSeveralModulesOneUnit) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(2, [&](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     testing::SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.blocks[0], mesh);
     fully_shard({model.blocks[1].get(), model.blocks[2].get()}, mesh);
     fully_shard(model, mesh);
@@ -212,8 +211,7 @@ TEST(Options, GivesParametersTheirMesh) {
   Mixture alone;
   testing::fill(alone);
   alone(x).square().sum().backward();
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+  RunOnMesh({2, 2}, {"ep", "efsdp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Mixture model;
     testing::fill(model);
     shard_mixture(model, mesh);
@@ -244,8 +242,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
     slot->get().mutable_grad() = testing::uniform_values(slot->get().sizes(), 5);
   }
   const double expected = optim::grad_norm(optim::slots_of(alone)).item<double>();
-  RunRanks(4, [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+  RunOnMesh({2, 2}, {"ep", "efsdp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Mixture model;
     testing::fill(model);
     for (const auto& [name, slot] : model.experts->slots()) {
@@ -272,8 +269,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
 
 // Those of the other ranks are other parameters, not copies.
 TEST(Options, CountsParametersOnAnotherMeshInNorms) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "efsdp"});
+  RunOnMesh({2, 2}, {"ep", "efsdp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Mixture model;
     testing::fill(model);
     shard_mixture(model, mesh);

@@ -72,9 +72,8 @@ TEST(UnitOptions, AskFunctionsByTheNameWithinTheUnit) {
 }
 
 TEST(UnitOptions, GiveAClassItsMesh) {
-  RunRanks(4, [](Rank& rank) {
+  RunOnMesh({2, 2}, {"dp", "ep"}, [](const DeviceMesh& grid) {
     SmallModel model(4, 6, 4);
-    const DeviceMesh grid = rank.mesh({2, 2}, {"dp", "ep"});
     const MeshFunction experts = [&](const std::string&, const at::Tensor&) {
       return std::optional<DeviceMesh>(grid["ep"]);
     };

@@ -66,12 +66,11 @@ class Optional : public nn::Module<Optional> {
 
 TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
   const at::Tensor x = testing::uniform_values({4, 3}, 9);
-  RunRanks(2, [&](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Optional model;
     Optional alone;
     testing::fill(model);
     testing::fill(alone);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.base, mesh);
     fully_shard(*model.extra, mesh, {.may_be_unused = true});
     fully_shard(model, mesh);
@@ -108,10 +107,9 @@ TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
   Detour alone;
   testing::fill(alone);
   (alone(x, true).sum() + 2 * alone(x, false).sum()).div(3).backward();
-  RunRanks(3, [&](Rank& rank) {
+  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     Detour model;
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
     fully_shard(*model.first, mesh);
     fully_shard(*model.extra, mesh, {.may_be_unused = true});
     fully_shard(*model.last, mesh);
@@ -122,10 +120,9 @@ TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
 }
 
 TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
-  RunRanks(2, [](Rank& rank) {
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Optional model;
     testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     fully_shard(*model.extra, mesh, {.may_be_unused = true});
     fully_shard(model, mesh);
     const c10::AutoGradMode no_grad(false);

@@ -196,8 +196,7 @@ TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
 }
 
 TEST(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
     const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
     const auto run = [&](bool checkpointed) {
       manual_seed(2);

@@ -83,8 +83,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
 
 // What is kept is not exchanged again.
 TEST(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"tp"});
+  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const at::Tensor targets =
         distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
     const auto loss = [&](const at::Tensor& logits) {
@@ -225,8 +224,7 @@ TEST(SelectiveCheckpoint, RefusesAKeptProductThatWasModifiedInPlaceBehindAMatmul
 }
 
 TEST(SelectiveCheckpoint, KeepsResultsOfDistributedTensors) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"dp"});
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     const auto run = [&](const Counted* counted) {
       const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
       const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});

@@ -177,8 +177,7 @@ TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
 }
 
 TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
     gpt_loss(*model, gpt_tokens(mesh)).backward();
     if (rank.rank() == 1) {
@@ -249,8 +248,7 @@ TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
 }
 
 TEST(VerifyFaults, OneDataParallelRankAlone) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const bool wrong = mesh.local_rank("dp") == 1;
     const VerifyReport report =
         verify_gpt({.options = {.embedded =

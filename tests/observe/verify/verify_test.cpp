@@ -58,8 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
 TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
-  RunRanks(3, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({3}, {"tp"});
+  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
     GptMlp model(GptOptions{}), reference(GptOptions{});
     fill(model);
     using namespace tensor_parallel;
@@ -75,8 +74,7 @@ TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
 }
 
 TEST(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
     const auto reference = [] {
       const nn::MetaDevice meta;
@@ -106,9 +104,8 @@ TEST(Verify, LooksAtInferenceWithoutGradients) {
 }
 
 TEST(Verify, SeesThroughActivationCheckpointing) {
-  RunRanks(4, [](Rank& rank) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
     const auto model = make_gpt(run, mesh);
     nn::apply_activation_checkpointing(*model, {.select = nn::of_class<GptBlock>()});
     const VerifyReport report = verify_gpt(*model, run, mesh);
@@ -117,8 +114,7 @@ TEST(Verify, SeesThroughActivationCheckpointing) {
 }
 
 TEST(Verify, TakesARankWithoutRows) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
+  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     GptMlp model(GptOptions{}), reference(GptOptions{});
     fill(model);
     fsdp::fully_shard(model, mesh);
@@ -131,8 +127,7 @@ TEST(Verify, TakesARankWithoutRows) {
 }
 
 TEST(Verify, RefusesUnevenRowsOfAModelThatDraws) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 1}, {"dp", "tp"});
+  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     GptRun run{.options = {.dropout = 0.3}};
     run.step = [&](Gpt& model, const at::Tensor& tokens) {
       return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
@@ -159,8 +154,7 @@ std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
 }
 
 TEST(Verify, LeavesTheModuleAsItWas) {
-  RunRanks(4, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const GptRun run{.options = {.dropout = 0.3}};
     const auto train = [&](bool verified) {
       manual_seed(7);
@@ -183,8 +177,7 @@ TEST(Verify, LeavesTheModuleAsItWas) {
 }
 
 TEST(Verify, TakesTheModesAndWhatIsFrozenFromTheModule) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const GptRun run{.options = {.dropout = 0.3}, .plant = [](Gpt& model, const DeviceMesh&) {
                        model.eval();
                        model.blocks[1]->train();
@@ -197,8 +190,7 @@ TEST(Verify, TakesTheModesAndWhatIsFrozenFromTheModule) {
 }
 
 TEST(Verify, RefusesAReferenceThatDoesNotFit) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
     const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
     EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
@@ -216,8 +208,7 @@ TEST(Verify, RefusesAReferenceThatDoesNotFit) {
 }
 
 TEST(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference) {
-  RunRanks(2, [](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({1, 2}, {"dp", "tp"});
+  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const bool wrong = rank.rank() == 1;
     const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
                        TESSERA_CHECK(!wrong, "planted");
