@@ -6,25 +6,14 @@
 // FROM: a file of whole tensors, a Hugging Face model (the state is zeros then), or a step; TO: a
 // file, or the folder of a step to be saved.
 
-#include <ATen/ATen.h>
-
-#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "checkpoint/known_model.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/comm/world.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/mesh/device_mesh.h"
-#include "testing/full_tensor.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,16 +1,10 @@
 #include "checkpoint/hugging_face/export_folder.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "checkpoint/hugging_face/model_files.h"
 #include "faults/system_calls.h"
 #include "known_model.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/survives.h"
 

@@ -1,15 +1,9 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
-#include <string>
 
 #include "known_model.h"
 #include "sharded/saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,19 +1,9 @@
 // A fused parameter and the tensors that files have in its place.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "known_model.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/fused_linear.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

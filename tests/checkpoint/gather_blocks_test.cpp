@@ -1,15 +1,9 @@
 #include "checkpoint/blocks/gather_blocks.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <numeric>
-#include <vector>
 
 #include "checkpoint/blocks/blocks.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,20 +1,15 @@
 #pragma once
 
 // A model whose every value the tests of loading and saving know.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
+#include "testing/distributed.h"
 
 namespace tessera::checkpoint {
 

@@ -1,21 +1,13 @@
 #include "tessera/checkpoint/hugging_face.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "faults/system_calls.h"
 #include "known_model.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory/memory_scope.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

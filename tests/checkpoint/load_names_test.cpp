@@ -1,19 +1,13 @@
 // Weights of other code: pairs of names say what the model calls its tensors.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <initializer_list>
-#include <string>
 #include <string_view>
 
 #include "known_model.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/containers.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,21 +1,13 @@
 #include "tessera/checkpoint/hugging_face.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "known_model.h"
 #include "tessera/nn/initialization.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/forwarding_communicator.h"
-#include "testing/ranks.h"
 #include "testing/wrapped_world.h"
 
 namespace tessera::checkpoint {

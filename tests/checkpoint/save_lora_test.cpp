@@ -1,11 +1,6 @@
 // Adapters in PEFT's form. That PEFT itself loads them: tests/examples/models/test_fine_tuning.py.
-#include <gtest/gtest.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "known_model.h"
 #include "tessera/checkpoint/adapter.h"
@@ -15,11 +10,8 @@
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/full_tensor.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

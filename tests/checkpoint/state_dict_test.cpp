@@ -1,21 +1,11 @@
 // State dicts in memory: the same tensors from every mesh, and back into any.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "known_model.h"
 #include "tessera/checkpoint/state_dict.h"
+#include "known_model.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/adamw.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

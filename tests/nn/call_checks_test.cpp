@@ -1,22 +1,15 @@
 // The outermost call of a module refuses parameters outside of slots, unfilled storage and skipped
 // hooks.
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/eye.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {

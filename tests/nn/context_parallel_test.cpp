@@ -1,23 +1,13 @@
 // Attention over a split sequence. The oracle is attention of one rank, in fp64.
 #include "tessera/nn/context_parallel.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/initialization.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {

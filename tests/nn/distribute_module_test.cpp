@@ -1,15 +1,6 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "nn/layers_of_each_kind.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/distribute_module.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "nn/layers_of_each_kind.h"
+#include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,14 +1,5 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/functional.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {

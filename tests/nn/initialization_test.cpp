@@ -1,15 +1,9 @@
 #include "tessera/nn/initialization.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include "nn/layers_of_each_kind.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,23 +1,14 @@
 #include "tessera/observe/compare_runs.h"
 
-#include <ATen/ops/arange.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 #include "testing/small_llama.h"
 
 namespace tessera::observe {

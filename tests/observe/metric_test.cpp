@@ -2,22 +2,17 @@
 
 #include "tessera/observe/metric.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::observe {
 namespace {

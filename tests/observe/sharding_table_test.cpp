@@ -1,13 +1,7 @@
 #include "tessera/observe/sharding_table.h"
 
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
-
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/linear.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::observe {
 namespace {

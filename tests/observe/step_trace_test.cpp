@@ -1,18 +1,12 @@
 #include "tessera/observe/step_trace.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/record_function.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
@@ -21,8 +15,8 @@
 #include "tessera/observe/module_watch.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 #include "testing/small_llama.h"
 
 namespace tessera::observe {

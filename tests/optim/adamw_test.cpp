@@ -1,17 +1,11 @@
 #include "tessera/optim/adamw.h"
 
-#include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
 #include <tuple>
 
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/linear.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,6 +1,5 @@
 #include "tessera/optim/clip_grad.h"
 
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
@@ -10,11 +9,7 @@
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/optimizer.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

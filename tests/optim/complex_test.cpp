@@ -1,11 +1,9 @@
 // Complex parameters are updated and clipped as PyTorch does: by their real and imaginary parts,
 // and by their absolute values.
-#include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "optim/parameters.h"
@@ -13,10 +11,6 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/muon.h"
 #include "tessera/optim/sgd.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace complex_test {

@@ -1,14 +1,7 @@
 #include "tessera/optim/ema.h"
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <vector>
-
 #include "parameters.h"
 #include "tessera/optim/sgd.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::optim {
 namespace {

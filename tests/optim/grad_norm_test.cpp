@@ -1,17 +1,11 @@
 // Norms of any order, over any mix of meshes.
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
 
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
 #include "tessera/optim/clip_grad.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

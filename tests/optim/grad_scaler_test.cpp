@@ -1,17 +1,10 @@
 #include "tessera/optim/grad_scaler.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <limits>
 
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
 #include "tessera/optim/adamw.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,11 +1,7 @@
 #include "optim/local_shards.h"
 
-#include <gtest/gtest.h>
-
 #include "optim/parameters.h"
 #include "tessera/optim/adamw.h"
-#include "testing/errors.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,13 +1,9 @@
 #include "optim/muon/matrix_exchange.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
 #include "optim/parameters.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

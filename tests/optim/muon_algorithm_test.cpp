@@ -1,12 +1,10 @@
 // Muon on one process beside what is published.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "optim/parameters.h"
 #include "tessera/optim/muon.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

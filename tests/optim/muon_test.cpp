@@ -1,15 +1,6 @@
 #include "tessera/optim/muon.h"
 
-#include <gtest/gtest.h>
-
-#include <functional>
-
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,12 +1,9 @@
 // What all optimizers share: groups, rates, state, narrow parameters, several as one.
 #include "tessera/optim/optimizer.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
@@ -14,10 +11,6 @@
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer_list.h"
 #include "tessera/optim/sgd.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,17 +1,7 @@
 #pragma once
 
-#include <ATen/ATen.h>
-
-#include <cstdint>
-#include <memory>
-#include <vector>
-
-#include "tessera/core/placement.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
-#include "testing/full_tensor.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::testing {
 

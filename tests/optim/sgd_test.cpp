@@ -1,14 +1,8 @@
 #include "tessera/optim/sgd.h"
 
-#include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
 #include "optim/parameters.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::optim {
 namespace {

@@ -1,14 +1,6 @@
 // Models of libtorch's own modules, taken by nn::adopt, on meshes: loss and gradients are those of
 // the model itself on one rank, which libtorch alone computes.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "nn/torch_models.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -16,10 +8,8 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,22 +1,11 @@
 // The blocks of nn under their plans. The oracle is one rank, in fp64.
 #include "tessera/tensor_parallel/block_plans.h"
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,22 +1,13 @@
 // A module class says itself how it is split; a model of such modules needs no plan. And what a
 // module takes and returns is prepared by one entry.
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
-#include "tessera/tensor_parallel/declared_plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

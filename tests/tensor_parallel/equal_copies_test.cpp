@@ -1,13 +1,5 @@
 // What the ranks have alike, which only all of them together can know, is compared.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
@@ -15,11 +7,9 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

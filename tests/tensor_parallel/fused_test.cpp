@@ -1,29 +1,14 @@
 // Fused weights: nn::FusedLinear, fused_colwise_parallel, and FSDP of what it has split. The oracle
 // is one rank, or the separate products.
 
-#include <ATen/ops/linear.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,24 +1,14 @@
 // Inputs that are gathered for column-wise products, and again in backward: what is kept, sent and
 // in which order, against inputs that are kept.
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 #include "testing/small_llama.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

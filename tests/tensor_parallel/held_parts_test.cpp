@@ -1,24 +1,15 @@
 // Parameters of modules inside of one that nn::Hooked holds: libtorch's TransformerEncoderLayer
 // under FSDP and in plans, as one rank computes it.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,20 +1,10 @@
 // What a strict scope says of a plan that forgets an entry.
 
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

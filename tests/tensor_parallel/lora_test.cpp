@@ -1,16 +1,9 @@
 // Adapters under tensor parallelism and FSDP. The oracle is one rank.
 #include "tessera/nn/lora.h"
 
-#include <ATen/ops/gelu.h>
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <ostream>
-#include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
@@ -18,11 +11,8 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,19 +1,8 @@
 // The loss of logits whose tokens and vocabulary lie on a mesh in any way, against libtorch's
 // loss of the whole logits, in fp64.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
-
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,20 +1,11 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/full.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <string>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,11 +1,7 @@
 // An error names what a plan or a call lacks, and how to correct it.
 
-#include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
@@ -14,9 +10,8 @@
 #include "tessera/nn/norm.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,13 +1,6 @@
 // A model that was written for one rank, with all that plans used to need entries for, under a plan
 // of column-wise and row-wise entries alone. The oracle is the same program on one rank.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/dropout.h"
@@ -17,9 +10,7 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::tensor_parallel::one_plan {
 namespace {

@@ -1,12 +1,5 @@
 // Parameters that a container holds itself, under sequence parallelism: what they meet is split
 // along the sequence, and they have the gradients of one rank without an entry in the plan.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
@@ -14,10 +7,8 @@
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,19 +1,13 @@
 // Plans that would not have their stated effect are refused before anything is changed, with a
 // remedy.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
 
 #include "tensor_parallel/plan/plan_matching.h"
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 
 namespace tessera::tensor_parallel {
 namespace {

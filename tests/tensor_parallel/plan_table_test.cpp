@@ -1,31 +1,21 @@
 // A plan's table says what the plan then does: placements, sizes and bytes, and in a recorded one
 // the collectives of a real step.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <tuple>
 
 #include "tessera/comm/meta_world.h"
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 #include "testing/small_llama.h"
 
 namespace tessera::tensor_parallel {

@@ -1,9 +1,4 @@
-#include <ATen/ops/arange.h>
-#include <gtest/gtest.h>
-
 #include "tensor_parallel/plan/plan_matching.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
@@ -11,8 +6,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::tensor_parallel {
 namespace {

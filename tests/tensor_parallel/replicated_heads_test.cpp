@@ -1,25 +1,15 @@
 // Grouped-query attention with fewer key-value heads than ranks, in fp64 against one rank.
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <gtest/gtest.h>
 
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/memory/memory_scope.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

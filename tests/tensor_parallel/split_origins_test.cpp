@@ -1,18 +1,13 @@
 // Parts of a split parameter that come from other tensors: the ranks made the model with different
 // seeds, or values.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel {
 namespace {

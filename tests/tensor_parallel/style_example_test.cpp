@@ -1,12 +1,8 @@
 // The example in tessera/tensor_parallel/parallelize.h: a style of one's own.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

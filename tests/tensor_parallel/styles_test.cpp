@@ -1,21 +1,11 @@
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
-#include <gtest/gtest.h>
-
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 #include "testing/small_llama.h"
-#include "testing/values.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -1,23 +1,14 @@
 // Parameters that no entry of a plan names are replicated, and have the gradient of one rank with
 // any operands.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/plan_table.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::tensor_parallel::unnamed {
 namespace {

@@ -1,30 +1,21 @@
 // A save in the background holds the state as it was at the call, and its error reaches every rank.
 
-#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/full_tensor.h"
 #include "testing/processes.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

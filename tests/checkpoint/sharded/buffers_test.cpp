@@ -1,23 +1,15 @@
 // Buffers in checkpoints: those that are persistent, of our modules and of libtorch's.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-
 #include "checkpoint/known_model.h"
 #include "checkpoint/step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,14 +1,9 @@
 // What is wrong with a step is found and named, whichever byte it is.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <atomic>
-#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <new>
-#include <string>
 
 #include "checkpoint/all_ranks.h"
 #include "checkpoint/step/manifest.h"
@@ -17,9 +12,7 @@
 #include "tessera/checkpoint/runs.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/read_error.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,13 +1,8 @@
 // A model with nn::Dropout that continues from a checkpoint draws the masks of one that never
 // stopped.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <vector>
 
 #include "checkpoint/known_model.h"
 #include "checkpoint/step/manifest.h"
@@ -15,7 +10,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/optim/adamw.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

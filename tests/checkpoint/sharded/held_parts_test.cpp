@@ -1,12 +1,7 @@
 // A step of training of what nn::Hooked holds, libtorch's TransformerEncoderLayer with parameters
 // in its own modules, continues on another mesh as if nothing had been saved.
 
-#include <gtest/gtest.h>
 #include <torch/nn/modules/transformerlayer.h>
-
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "nn/torch_models.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -15,9 +10,9 @@
 #include "tessera/nn/hooked.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,20 +1,13 @@
 #include "tessera/checkpoint/inspect.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <filesystem>
-#include <string>
-#include <vector>
 
 #include "checkpoint/safetensors_bytes.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/linear.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

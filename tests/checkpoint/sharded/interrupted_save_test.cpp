@@ -3,31 +3,21 @@
 // TESSERA_EVERY_FAULT=1 runs every action at every call of a save, and every rank at every phase;
 // without it a few of them, spread evenly. docs/checkpoints.md has their numbers.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "faults/changes.h"
 #include "faults/power_cut.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/comm/world.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/processes.h"
-#include "testing/ranks.h"
 #include "testing/survives.h"
 
 namespace tessera::checkpoint {

@@ -2,22 +2,16 @@
 
 #include "checkpoint/step/manifest.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "saved_state.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/crc32c.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {

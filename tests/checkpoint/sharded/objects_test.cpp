@@ -1,24 +1,16 @@
 // Objects of a program in a checkpoint: those that are equal on all ranks, and those of each rank's
 // own, on as many ranks and on others.
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <limits>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "checkpoint/step/manifest.h"
 #include "saved_state.h"
 #include "tessera/checkpoint/async_save.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/stateful.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

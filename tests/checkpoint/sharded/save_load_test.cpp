@@ -1,12 +1,6 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
@@ -14,10 +8,7 @@
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,17 +1,11 @@
 #pragma once
 
 // A model and an optimizer's state, whose every value the tests of sharded checkpoints know.
-#include <ATen/ATen.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "checkpoint/known_model.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 

@@ -1,12 +1,7 @@
 // A rank that is busy with a slow disk is waited for; one whose disk hangs is not.
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
-
 #include <barrier>
 #include <chrono>
-#include <string>
 #include <thread>
 
 #include "checkpoint/known_model.h"
@@ -16,10 +11,7 @@
 #include "tessera/checkpoint/async_save.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/work_progress.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,26 +1,20 @@
 #include "checkpoint/step/step_folder.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <barrier>
 #include <chrono>
-#include <cstddef>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "checkpoint/load/stored_step.h"
 #include "checkpoint/save/write_shards.h"
 #include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory/memory_scope.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,20 +1,13 @@
 // The steps of a folder: which is loaded, which are kept, and what may not be written over.
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <filesystem>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "saved_state.h"
 #include "tessera/checkpoint/runs.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,24 +1,14 @@
 // What a backward finds of the thread that calls it. This program runs backwards on other threads,
 // as CUDA does (testing/backward_thread.cpp).
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/dispatch_cache.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

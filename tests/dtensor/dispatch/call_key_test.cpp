@@ -1,16 +1,7 @@
 // What the outcome of a call depends on tells calls apart.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-
 #include "tessera/dtensor/dispatch_cache.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,23 +1,17 @@
 // What a call that was seen before costs beside the operator itself.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <functional>
-#include <memory>
 #include <new>
-#include <vector>
 
-#include "tessera/comm/world.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/dispatch_cache.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/distributed.h"
 
 namespace {
 

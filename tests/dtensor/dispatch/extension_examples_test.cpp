@@ -1,15 +1,11 @@
 // The examples in the comments of register_rule.h and local_map.h, as they stand there.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/library.h>
 
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

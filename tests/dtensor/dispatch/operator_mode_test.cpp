@@ -1,13 +1,6 @@
 #include "tessera/dtensor/operator_mode.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

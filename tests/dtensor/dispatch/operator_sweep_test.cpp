@@ -2,27 +2,18 @@
 // allows: of distributed ones no result is plain, and none is wrong. What is refused is refused at
 // the call, in one line.
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/irange.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

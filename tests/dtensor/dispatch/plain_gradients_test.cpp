@@ -1,21 +1,10 @@
 // What one rank differentiates of plain and distributed tensors together: the gradient of a plain
 // tensor is plain and that of one rank, and so are gradients of gradients.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,22 +1,12 @@
 // Plain tensors beside distributed ones: what may differ between ranks is refused, and what counts
 // as replicated has the gradient of one rank.
 
-#include <ATen/ATen.h>
 #include <ATen/TensorIndexing.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "tessera/dtensor/detail/parameter_name.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

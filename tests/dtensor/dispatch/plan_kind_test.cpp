@@ -2,18 +2,12 @@
 
 #include "plan/call_plan.h"
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
 
 #include <ostream>
 #include <set>
-#include <string>
-#include <vector>
 
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

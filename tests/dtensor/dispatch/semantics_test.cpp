@@ -1,21 +1,11 @@
 // Distributed tensors where libtorch looks twice: inference mode, second derivatives, lazy bits,
 // autograd across the border to plain tensors.
 
-#include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
-#include <vector>
-
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/meta_factory.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,13 +1,5 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

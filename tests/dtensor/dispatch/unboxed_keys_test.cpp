@@ -1,23 +1,16 @@
 // A call has one key, whether its arguments come unboxed, as to the kernels that a training step
 // calls most, or on a stack, as they do inside an operator mode.
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "operators/operator_traits.h"
-#include "tessera/comm/world.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/dispatch_cache.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,17 +1,14 @@
 #include "family_run.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <map>
 
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/placement_text.h"
-#include "testing/values.h"
 
 namespace tessera::testing {
 namespace {

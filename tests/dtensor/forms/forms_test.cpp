@@ -1,17 +1,11 @@
 // Operators along a split dimension that exchange something of the size of their result: every
 // placement, shards that are short or empty, ties, NaNs and infinities.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <limits>
-#include <vector>
 
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

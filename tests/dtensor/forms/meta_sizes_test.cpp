@@ -1,17 +1,8 @@
 // Operators on the meta device, as a plan is recorded with: their results have the sizes of real
 // ones, and so have the gradients.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "tessera/comm/meta_world.h"
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -2,22 +2,11 @@
 // whole logits. What it has in common with the others is in fused_operators_test, its layouts are
 // in operators_test, and what becomes of the losses is in tests/tensor_parallel.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "tessera/comm/meta_world.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::row_losses_test {
 namespace {

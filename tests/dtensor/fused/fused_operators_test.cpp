@@ -2,29 +2,19 @@
 // operators_layouts_test compare: that modes see it, that it has shapes without values, and what
 // gradients it refuses.
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "tessera/comm/meta_world.h"
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/kernels/fake_mode.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -2,27 +2,17 @@
 // are registered here: by formula, but with the outputs that CUDA's have (undefined tensors, sizes
 // as integers, padded statistics), so that dispatch, rules and autograd run as they do there.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/library.h>
 
 #include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <optional>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "operator_case.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "testing/case_name.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,20 +1,12 @@
 // More of what PyTorch 2.11's DTensor gets wrong or refuses: pending reductions, and dimensions
 // that two mesh dimensions split, in either order.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <limits>
 #include <ostream>
 #include <tuple>
-#include <vector>
 
 #include "operator_case.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,15 +1,10 @@
 // What PyTorch 2.11's DTensor gets silently wrong or hangs on, one case for each: on a line of four
 // ranks, every placement, sizes that leave a shard short or empty.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <limits>
-#include <vector>
 
 #include "operator_case.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,14 +1,6 @@
 #include "operator_case.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <utility>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::testing {
 namespace {

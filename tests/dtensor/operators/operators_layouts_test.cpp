@@ -1,22 +1,13 @@
 // Operators whose inputs all lie at random: any order of mesh dimensions on a dimension, local
 // digits in front, partial, uneven. Forward and backward against plain tensors.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
-#include <functional>
 #include <ostream>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "testing/case_name.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/layouts.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

@@ -1,15 +1,9 @@
 // Operators on distributed tensors against the same operators on plain ones: forward and backward,
 // every placement of the first input on a 2 x 2 mesh, even and uneven sizes.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <vector>
-
 #include "operator_case.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

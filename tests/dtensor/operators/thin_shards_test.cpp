@@ -1,15 +1,9 @@
 // Ranks that hold one position of a dimension, or none: what libtorch's kernels make of such a part
 // must not make the ranks differ.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,5 @@
 // Zeros that a gradient's formula writes into may get another layout; other tensors may not.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,14 +1,9 @@
 // Operators that libtorch builds of many others, where it writes to views, reads expanded tensors
 // or meets shards without a position: on a line of 4, every placement of the first argument.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,15 +1,8 @@
 // aten::embedding whose vocabulary is split.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

@@ -1,17 +1,11 @@
 // Factorisations throw for what one matrix holds. Where the ranks share out a batch, all of them
 // throw or none, and what follows works.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <limits>
 #include <ostream>
 
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,16 +1,8 @@
 // The gradients of local_map's arguments that are replicated.
-#include <ATen/ops/mm.h>
-#include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

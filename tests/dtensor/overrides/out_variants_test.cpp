@@ -1,18 +1,8 @@
 // Composite operators with out=: what they write must arrive in the distributed tensor.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <ostream>
-#include <string>
-#include <vector>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,19 +1,11 @@
 // Quantiles of distributed tensors, on a line of 4: gradients, what libtorch gives to the bit, and
 // what it refuses.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <limits>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "dtensor/operators/operator_case.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,25 +1,16 @@
 // Gradients of operators that are not libtorch's, in each way of implementing one: those of one
 // rank, or an error.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include <functional>
 #include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "own_operators.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

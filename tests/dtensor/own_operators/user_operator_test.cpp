@@ -1,22 +1,14 @@
 // A user's own operators on distributed tensors: with a rule of theirs, and without one.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/library.h>
 
 #include <cstdlib>
 #include <iostream>
-#include <string>
 
-#include "tessera/comm/world.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

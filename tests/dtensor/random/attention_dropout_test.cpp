@@ -1,15 +1,9 @@
 // Dropout inside attention: the same mask on every mesh, in both directions.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <array>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

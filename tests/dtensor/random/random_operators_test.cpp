@@ -1,27 +1,18 @@
 // at::'s random operators on distributed tensors: the same seed gives the same global tensor on
 // every mesh.
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <ostream>
-#include <string>
-#include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/lent_keys.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

@@ -1,18 +1,10 @@
 // Redistributions that are waited for at the first use of their values.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/detail/deferred_sums.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

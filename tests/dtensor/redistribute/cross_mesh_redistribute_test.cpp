@@ -1,15 +1,8 @@
 // Redistribution from one mesh to another.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

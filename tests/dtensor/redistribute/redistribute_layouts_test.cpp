@@ -1,17 +1,10 @@
 // Redistribution between layouts that placements seldom say: every order of mesh dimensions on one
 // tensor dimension, local digits in front, three mesh dimensions.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <random>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/layouts.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

@@ -2,8 +2,6 @@
 // bytes, against index arithmetic on the whole tensor. A failure names its mesh and seed.
 //
 // TESSERA_PROPERTY_CASES: how many on each mesh (default 25).
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,9 +12,7 @@
 #include "layout_parts.h"
 #include "tessera/core/redistribute_plan.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

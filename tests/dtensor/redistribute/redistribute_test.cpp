@@ -1,11 +1,6 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/distributed.h"
 #include "testing/layouts.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

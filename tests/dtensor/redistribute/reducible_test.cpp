@@ -1,19 +1,8 @@
 // Reductions that a type does not have: tensors are not made partial with them, neither on request
 // nor by operators.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,17 +1,9 @@
 // from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
 // ranks throw, also where only one finds an error.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

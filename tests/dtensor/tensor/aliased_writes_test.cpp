@@ -1,14 +1,7 @@
 // What is written may be brought to another layout without being moved on some ranks, or on all:
 // the same memory with other strides, or nothing to move.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

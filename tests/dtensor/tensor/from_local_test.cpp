@@ -1,13 +1,7 @@
 // The global sizes of a tensor that each rank has a part of, where they were not given.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,13 +1,8 @@
 // Where a program crosses between plain and distributed tensors it says how gradients lie.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

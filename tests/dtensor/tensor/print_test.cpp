@@ -1,19 +1,10 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "tessera/comm/trace.h"
-#include "tessera/comm/world.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/visualize.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

@@ -1,21 +1,13 @@
 // What helps to write and to look at distributed programs.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
-#include <string>
 
-#include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/visualize.h"
+#include "testing/distributed.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera {
 namespace {

@@ -1,19 +1,12 @@
 // Numbers that Python wraps in tensors (x + 1e-6) don't widen the result, and pending sums meet
 // infinite ones as their values do.
 
-#include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
-#include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 #include <ostream>
-#include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,14 +1,7 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/comm/world.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,21 +1,12 @@
 // Views of a dimension that is split: they hold a copy of what they view, which no reader and no
 // writer may mistake for the viewed tensor itself.
 
-#include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
 
 #include <thread>
-#include <vector>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -1,17 +1,6 @@
 // A size of -1 where a tensor has no elements: found from the sizes of the whole, on every rank.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

@@ -2,14 +2,7 @@
 // libtorch accepts of a plain one works, in every placement of the tensor that is expanded, and
 // what it refuses is refused on all ranks.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

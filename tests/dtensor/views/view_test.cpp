@@ -1,18 +1,9 @@
 // Views of distributed tensors: what is written through them arrives, under autograd too, or
 // raises.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
 #include <ostream>
 
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/strict_scope.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

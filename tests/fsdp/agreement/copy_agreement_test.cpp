@@ -1,15 +1,10 @@
 // Copies of parameters on several ranks are equal: before the first forward always, with
 // TESSERA_DEBUG=1 after each backward, too, and so are their gradients.
-#include <gtest/gtest.h>
 
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

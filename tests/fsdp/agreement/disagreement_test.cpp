@@ -1,18 +1,13 @@
 // Ranks that run different units where the communicator does not notice: Gloo's and NCCL's move any
 // tensors of the same size.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <utility>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
-#include "tessera/core/error.h"
 #include "tessera/fsdp/collectives.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

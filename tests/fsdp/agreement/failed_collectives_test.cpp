@@ -1,6 +1,5 @@
 // What is left behind by collectives that failed, that differ between ranks, or whose unit is gone.
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <stdexcept>
@@ -8,10 +7,8 @@
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
-#include "tessera/core/error.h"
 #include "tessera/fsdp/collectives.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,12 +1,8 @@
 // Ranks of one shard group that made their models with different seeds.
-#include <gtest/gtest.h>
-
-#include <ATen/ops/randn.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,12 +1,9 @@
 // With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
-#include <gtest/gtest.h>
 
 #include <optional>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,10 +1,8 @@
 // Exactly what micro-batches send, for every way to accumulate.
-#include <gtest/gtest.h>
 
 #include <tuple>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
 
 namespace tessera::fsdp {
 namespace {

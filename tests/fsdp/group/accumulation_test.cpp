@@ -1,12 +1,8 @@
 // Micro-batches whose gradients are reduced later.
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,15 +1,9 @@
 // Parameters that are gathered as 8-bit numbers with a scale.
-#include <ATen/ops/cat.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,13 +1,9 @@
 // Collectives that the caller brings, and roots that share what they communicate with.
 #include "tessera/fsdp/collectives.h"
 
-#include <gtest/gtest.h>
-
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,10 +1,7 @@
 // Models that are converted, or given other tensors, after they were sharded.
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/parameter_copy.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

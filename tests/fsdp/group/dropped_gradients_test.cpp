@@ -1,5 +1,4 @@
 // Gradients that wait for a later reduction, and a program that drops them in between.
-#include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -7,7 +6,6 @@
 #include "fsdp/training/training.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,16 +1,9 @@
 // Gradients that come in another layout on one data-parallel rank than on another: as a pending sum
 // over tensor parallelism, complete, or not at all.
-#include <gtest/gtest.h>
 
 #include <array>
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "fsdp/training/training.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/distribute_module.h"
 
 namespace tessera::fsdp {

@@ -1,10 +1,6 @@
 // HSDP: one mesh dimension that replicates, one that shards.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

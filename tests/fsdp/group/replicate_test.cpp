@@ -1,11 +1,6 @@
 // Data parallelism: whole parameters, gradients all-reduced a unit at a time.
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,18 +1,13 @@
 // HSDP whose shards lie over all ranks, not over each replica's alone.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <functional>
-#include <string>
 #include <tuple>
-#include <utility>
 
 #include "fsdp/group/over_replicas.h"
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory/memory_scope.h"
 

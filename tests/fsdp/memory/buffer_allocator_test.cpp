@@ -1,18 +1,11 @@
 // Buffers of a unit's collectives in memory of the caller's.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/fsdp/collectives.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

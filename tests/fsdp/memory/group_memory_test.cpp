@@ -1,16 +1,10 @@
 // Communication buffers in memory that the groups allocate.
-#include <ATen/ops/from_blob.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/collectives.h"
-#include "testing/errors.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/wrapped_world.h"
 

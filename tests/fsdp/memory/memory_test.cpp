@@ -1,6 +1,5 @@
 // Peaks of memory, held against the formulas of FSDP2's own memory test. In bytes of fp32: s the
 // shards, b the largest block whole, u all blocks whole, n what is whole beside the blocks.
-#include <gtest/gtest.h>
 
 #include "fsdp/streams/recording_streams.h"
 #include "fsdp/training/training.h"

@@ -1,24 +1,17 @@
 // Shards, gradients and the optimizer in the host's memory.
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <functional>
 #include <limits>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "fsdp/group/comm_context.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/comm/streams.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,11 +1,7 @@
 #include "tessera/fsdp/wrap_policy.h"
 
-#include <gtest/gtest.h>
-
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,18 +1,11 @@
 // Calls of models that take every transition of docs/fsdp_states.md, and recover.
-#include <gtest/gtest.h>
 
-#include <functional>
-#include <memory>
 #include <set>
-#include <string>
-#include <utility>
 
 #include "fsdp/state/phases.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/fsdp/forward_method.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,14 +1,11 @@
 // A rank is late at some stage of a step: no rank may compute with data that have not arrived, so
 // that no bit changes. PyTorch's test of FSDP2 does the same.
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <span>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "testing/environment.h"

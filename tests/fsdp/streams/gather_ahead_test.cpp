@@ -1,6 +1,5 @@
 // Forward gathers the next unit while it computes with this one, in the order of the last forward.
 // The streams only record.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 

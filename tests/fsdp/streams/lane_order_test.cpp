@@ -1,5 +1,4 @@
 // Which lane waits for compute outside of the usual step, and on one rank.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"

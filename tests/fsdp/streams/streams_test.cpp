@@ -1,6 +1,5 @@
 // In which order units gather, compute and reduce, and what waits for what. The streams only
 // record, so that this needs no GPU.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 

@@ -1,5 +1,4 @@
 // Gathers in the compute lane. The streams only record.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 
@@ -7,7 +6,6 @@
 #include "fsdp/unit/unit.h"
 #include "recording_streams.h"
 #include "tessera/fsdp/collectives.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,12 +1,8 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
 #include "tessera/nn/activation_checkpointing.h"
 
-#include <gtest/gtest.h>
-
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
-#include "testing/errors.h"
 #include "testing/small_llama.h"
 #include "training.h"
 

@@ -1,21 +1,14 @@
 // Dropouts of an uninitialised model: weights are loaded, or made by constructors.
 
-#include <ATen/ops/gelu.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <vector>
-
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::fsdp {
 namespace {

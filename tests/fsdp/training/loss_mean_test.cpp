@@ -1,25 +1,16 @@
 // The mean of the loss over all tokens that count, where ranks and micro-batches have differently
 // many of them.
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::fsdp {
 namespace {

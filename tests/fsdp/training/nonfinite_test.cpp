@@ -1,12 +1,10 @@
 // A step that is not finite, and which rank's rows have made it so.
-#include <gtest/gtest.h>
 
 #include <limits>
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,12 +1,7 @@
 // libtorch's post-accumulate-grad hooks of sharded parameters: an optimizer that steps in backward.
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <memory>
-#include <vector>
-
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/optim/sgd.h"
 #include "training.h"
 

@@ -1,23 +1,16 @@
 // The random numbers of a forward in models that draw on some ranks only, not in every step, or in
 // other methods than forward.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include "fsdp/training/random_model.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::fsdp {
 namespace {

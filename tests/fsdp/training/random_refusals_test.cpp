@@ -1,15 +1,6 @@
 // Random operators are refused where one rank's draws are not known: on all ranks, by
 // name and with what to do.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
@@ -17,8 +8,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,17 +1,10 @@
 // Dropout and the random operators of at:: in a model that is sharded by FSDP and tensor
 // parallelism: the loss and the gradients are those of one rank with all rows.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "fsdp/training/random_model.h"
 #include "tessera/dtensor/random.h"
+#include "fsdp/training/random_model.h"
 #include "tessera/nn/functional.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::fsdp {
 namespace {

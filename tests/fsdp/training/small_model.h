@@ -1,18 +1,11 @@
 #pragma once
 
-#include <ATen/ops/silu.h>
 #include <c10/core/GradMode.h>
 
-#include <memory>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "testing/full_tensor.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::testing {
 

@@ -1,18 +1,15 @@
 // What is wrong is said before anything is sent or changed.
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include <cmath>
 #include <optional>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,15 +1,9 @@
 // forward called as a function, past the hooks that gather and reduce.
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
-
 #include "fsdp/training/training.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

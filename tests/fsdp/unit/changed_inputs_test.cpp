@@ -1,12 +1,7 @@
 // Units that change their arguments in place: autograd refuses, since the caller's tensor would
 // have new values with its old history.
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,10 +1,6 @@
 // Buffers and inputs on the device of computation. "meta" stands for one that is not the CPU.
 #include "fsdp/unit/boundary.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
-
 #include "fsdp/training/training.h"
 
 namespace tessera::fsdp {

@@ -1,12 +1,7 @@
 // The examples in the headers of FSDP's extension points, as they are written there.
-#include <ATen/ops/empty.h>
-#include <gtest/gtest.h>
 
 #include <any>
-#include <functional>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/collectives.h"

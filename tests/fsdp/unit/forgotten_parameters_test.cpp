@@ -1,8 +1,6 @@
 // A model with only some parts made units.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

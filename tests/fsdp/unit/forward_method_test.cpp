@@ -1,10 +1,6 @@
 #include "tessera/fsdp/forward_method.h"
 
-#include <gtest/gtest.h>
-
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,9 +1,6 @@
 // Parameters that are frozen and thawed.
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/optim/adamw.h"
 

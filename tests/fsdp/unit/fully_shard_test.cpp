@@ -1,13 +1,9 @@
 #include "tessera/fsdp/fully_shard.h"
 
-#include <gtest/gtest.h>
-
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

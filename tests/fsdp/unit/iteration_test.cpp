@@ -1,11 +1,7 @@
 // Forwards and backwards in other orders than one after the other.
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,9 +1,5 @@
 // What is known to go wrong in PyTorch 2.11's FSDP2, one test each; more of them are in
 // replicas_test.cpp, unused_test.cpp and options_test.cpp.
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/relu.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 

@@ -1,21 +1,14 @@
 // What fully_shard can be told, each held against one rank that trains with the whole batch.
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <optional>
 #include <sstream>
-#include <string>
 
 #include "fsdp/training/training.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 
 namespace tessera::fsdp {

@@ -1,9 +1,7 @@
 // libtorch's register_hook of parameters, before and after they are sharded.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

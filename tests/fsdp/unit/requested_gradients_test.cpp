@@ -1,18 +1,11 @@
 // autograd::grad and a backward with inputs, of parameters of units.
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace requested_gradients {

@@ -1,5 +1,4 @@
 // Backward through gradients (create_graph), as a gradient penalty does.
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "fsdp/training/training.h"

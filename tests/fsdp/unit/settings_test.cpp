@@ -1,14 +1,8 @@
 // What may change between iterations.
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,19 +1,12 @@
 // An error of libtorch's, as out of memory, names the unit in which it was thrown.
-#include <ATen/ops/ones.h>
-#include <ATen/ops/relu.h>
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <vector>
 
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,10 +1,8 @@
 // Units that are called otherwise than once from the root's forward.
-#include <gtest/gtest.h>
 
 #include <tuple>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
 
 namespace tessera::fsdp {
 namespace {

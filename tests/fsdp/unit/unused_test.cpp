@@ -1,15 +1,11 @@
 // Parameters and units that not all ranks use.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
 
 #include "fsdp/training/training.h"
-#include "tessera/core/error.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,9 +1,7 @@
 // A world in place of a mesh: all of its ranks.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -1,10 +1,8 @@
 // Parameters that are written between a forward and its backward: autograd refuses the backward on
 // one rank, where it needs their old values.
-#include <gtest/gtest.h>
 
 #include "fsdp/training/training.h"
 #include "tessera/optim/sgd.h"
-#include "testing/errors.h"
 
 namespace tessera::fsdp {
 namespace {

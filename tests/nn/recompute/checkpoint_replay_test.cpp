@@ -1,18 +1,12 @@
 // What a recomputation must find as forward found it, and what it must refuse.
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <gtest/gtest.h>
 
 #include "checkpointed.h"
-#include "tessera/core/error.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/strict_scope.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/functional.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera::nn {
 namespace {

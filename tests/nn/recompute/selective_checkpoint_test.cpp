@@ -1,18 +1,13 @@
 // A policy per operator: what is kept, what is computed again.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include "checkpointed.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/functional.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/memory/allocated_bytes.h"
-#include "testing/ranks.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,19 +1,8 @@
 // What a user writes wrong is found, and named. The reference, of one rank, runs the same code.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/linspace.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tessera/dtensor/distributed_tensor.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 #include "verify/gpt.h"
 
 namespace tessera::observe {

@@ -2,19 +2,11 @@
 #include "tessera/observe/verify.h"
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/meta_device.h"
-#include "testing/errors.h"
-#include "testing/full_tensor.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 #include "verify/gpt.h"
 
 namespace tessera::observe {

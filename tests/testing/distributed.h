@@ -1,0 +1,20 @@
+#pragma once
+
+// What most tests of distributed tensors use.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/strict_scope.h"
+#include "testing/errors.h"
+#include "testing/full_tensor.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
