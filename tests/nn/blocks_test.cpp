@@ -95,8 +95,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
   };
   for (const AttentionOptions& options : cases) {
     for (const bool rotary : {false, true}) {
-      Attention attention(options);
-      testing::fill(attention);
+      testing::Filled<Attention> attention(options);
       const AttentionInputs inputs =
           rotary ? rotary_tables(attention.options().head_dim) : AttentionInputs{};
       const at::Tensor x = input(options.hidden);
@@ -120,12 +119,10 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
   for (const std::int64_t kv_heads : {4, 2}) {
     const AttentionOptions options{
         .hidden = 12, .heads = 4, .kv_heads = kv_heads, .qkv_bias = true, .fused_qkv = true};
-    Attention fused(options);
-    testing::fill(fused);
+    testing::Filled<Attention> fused(options);
     AttentionOptions apart = options;
     apart.fused_qkv = false;
-    Attention separate(apart);
-    testing::fill(separate);
+    testing::Filled<Attention> separate(apart);
     const c10::NoGradGuard no_grad;
     // Its own split of the rows says which of them are whose.
     const auto& of_fused = dynamic_cast<FusedLinear&>(*fused.children()[0]);
@@ -184,15 +181,13 @@ TEST(AttentionBlock, RefusesSizesThatDoNotFit) {
   for (const double dropout : {-0.1, 1.0, std::nan("")}) {
     EXPECT_ERROR(Attention({.hidden = 12, .heads = 4, .dropout = dropout}), "dropout of");
   }
-  Attention attention({.hidden = 12, .heads = 4});
-  testing::fill(attention);
+  testing::Filled<Attention> attention({.hidden = 12, .heads = 4});
   EXPECT_ERROR(attention(input(12).flatten(0, 1)), "folded", "AttentionInputs::batch");
 }
 
 TEST(Mlps, AreTheirFormulas) {
   const at::Tensor x = input(6);
-  SwiGlu gated({.hidden = 6, .inner = 10, .bias = true});
-  testing::fill(gated);
+  testing::Filled<SwiGlu> gated({.hidden = 6, .inner = 10, .bias = true});
   const auto g = gated.named_parameters();
   const at::Tensor gate = at::linear(x, g["gate_proj.weight"], g["gate_proj.bias"]);
   const at::Tensor up = at::linear(x, g["up_proj.weight"], g["up_proj.bias"]);
@@ -200,8 +195,8 @@ TEST(Mlps, AreTheirFormulas) {
       at::linear(gate * gate.sigmoid() * up, g["down_proj.weight"], g["down_proj.bias"]), 1e-4,
       1e-5));
   for (const bool tanh : {true, false}) {
-    GeluMlp mlp({.hidden = 6, .inner = 10, .names = {.up = "c_fc", .down = "c_proj"}}, tanh);
-    testing::fill(mlp);
+    testing::Filled<GeluMlp> mlp(
+        {.hidden = 6, .inner = 10, .names = {.up = "c_fc", .down = "c_proj"}}, tanh);
     const auto p = mlp.named_parameters();
     const at::Tensor inner = at::linear(x, p["c_fc.weight"]);
     const at::Tensor gelu =

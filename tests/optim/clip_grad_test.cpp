@@ -103,8 +103,7 @@ TEST(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes) {
       slot->get().mutable_grad() = at::ones_like(slot->get());
     }
     EXPECT_NO_THROW(clip_grad_norm_(slots, 1));
-    nn::Linear other(6, 2);
-    testing::fill(other);
+    testing::Filled<nn::Linear> other(6, 2);
     other.weight->mutable_grad() = at::full({2, 6}, rank.rank() == 2 ? 2.0 : 1.0);
     std::ranges::copy(slots_of(other), std::back_inserter(slots));
     EXPECT_ERROR(clip_grad_norm_(slots, 1),

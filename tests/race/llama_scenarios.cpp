@@ -97,8 +97,7 @@ void split_sequences(CheckedRank& rank) {
   const DeviceMesh mesh = rank.mesh({2}, {"cp"});
   const auto first = std::make_shared<SplitMixer>(mesh),
              second = std::make_shared<SplitMixer>(mesh);
-  nn::Sequential model(first, second);
-  testing::fill(model);
+  testing::Filled<nn::Sequential> model(first, second);
   for (const auto& block : {first, second}) {
     fsdp::fully_shard(*block, mesh);
   }

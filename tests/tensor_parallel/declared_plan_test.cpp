@@ -78,14 +78,12 @@ TEST(DeclaredPlan, IsAskedForWhereThereIsNone) {
 
 // A plain module between parts of the sequence: 7 tokens over 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsWhatItReturns) {
-  nn::RMSNorm alone(4);
-  testing::fill(alone);
+  testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
   const at::Tensor expected = alone(x);
   expected.square().sum().backward();
   RunRanks(3, [&](testing::Rank& rank) {
-    nn::RMSNorm norm(4);
-    testing::fill(norm);
+    testing::Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}),
                        {{"", prepare_module_input_output({.input_layouts = {Shard{0}},
                                                           .desired_input_layouts = {Replicate{}},

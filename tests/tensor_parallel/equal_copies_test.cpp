@@ -17,6 +17,7 @@ namespace {
 using testing::DebugChecks;
 using testing::ErrorsOfRanks;
 using testing::fill;
+using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
 
@@ -75,12 +76,10 @@ StylePtr takes_parts() {
 }
 
 TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
-  nn::RMSNorm alone(4);
-  fill(alone);
+  Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({8, 4}, 0.1);
   RunRanks(3, [&](Rank& rank) {
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     const at::Tensor y = norm(x.chunk(3)[static_cast<std::size_t>(rank.rank())]);  // 3, 3, 2
     EXPECT_EQ(y.sizes(), x.sizes());
@@ -90,8 +89,7 @@ TEST(UnevenPart, HasTheSizesThatTheRanksAgreeOn) {
 
 TEST(UnevenPart, IsWhatChunkMakes) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
   });
@@ -104,8 +102,7 @@ TEST(UnevenPart, IsWhatChunkMakes) {
 TEST(Copies, AreEqualBeforeTheFirstForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     if (rank.rank() == 3) {
       model.norm->weight->detach()[5] = 2.5;
     }
@@ -120,8 +117,7 @@ TEST(Copies, AreEqualBeforeTheFirstForward) {
 
 TEST(Copies, AreComparedForReplicatedStylesToo) {
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     if (rank.rank() == 1) {
       model.layer(1).q_norm->weight->detach()[0] = 2.5;
     }
@@ -133,8 +129,7 @@ TEST(Copies, AreComparedForReplicatedStylesToo) {
 
 TEST(Copies, MayBeExpertsInstead) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     model.norm->weight->detach().fill_(rank.rank() + 1.0);
     model.norm->slot("weight")->set_distinct_along(mesh);
     parallelize_module(model, mesh, plan_of_heads());
@@ -155,8 +150,7 @@ TEST(Copies, AreNotOnTheMetaDevice) {
 TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    nn::Embedding embedding(10, 4);
-    fill(embedding);
+    Filled<nn::Embedding> embedding(10, 4);
     parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
     embedding(at::arange(4, at::kLong) + rank.rank());
   });
@@ -169,8 +163,7 @@ TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
 TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     parallelize_module(model, mesh["tp"], plan_of_heads());
     {
       const c10::NoGradGuard none;
@@ -178,8 +171,7 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
     }
     // Data-parallel ranks may differ, ranks of one tp group may not.
     model(tokens() + static_cast<double>(mesh.local_rank("dp")));
-    HeadsModel other;
-    fill(other);
+    Filled<HeadsModel> other;
     parallelize_module(other, mesh["tp"], plan_of_heads());
     other(tokens() + static_cast<double>(rank.rank()));
   });
@@ -190,8 +182,7 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
 
 TEST(PlainInputs, AreComparedOnce) {
   RunRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
     model(tokens());
     model(tokens() + static_cast<double>(rank.rank()));
@@ -226,8 +217,7 @@ TEST(DebugMode, CompareEveryPlainTensorThatMeetsADistributedOne) {
 TEST(DebugMode, CompareCopiesAtEachForward) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    HeadsModel model;
-    fill(model);
+    Filled<HeadsModel> model;
     parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
     model(tokens());
     model.norm->weight->detach().add_(rank.rank());
@@ -254,8 +244,7 @@ class ScalesGradients final : public ParallelStyle {
 TEST(DebugMode, CompareGradientsAfterEachBackward) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<ScalesGradients>()}});
     norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
   });
@@ -270,8 +259,7 @@ TEST(DebugMode, CompareGradientsOfShards) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, mesh["tp"], {{"", std::make_shared<ScalesGradients>()}});
     fsdp::fully_shard(norm, mesh["dp"]);
     // In the first backward all ranks take the gradient of one, until they know which are sums.

@@ -15,6 +15,7 @@ namespace {
 
 using nn::FusedLinear;
 using testing::fill;
+using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
 
@@ -52,8 +53,7 @@ std::vector<nn::FusedPart> query_key_value(std::int64_t query, std::int64_t key_
 TEST(FusedLinear, IsItsPartsInOneProduct) {
   const at::Tensor x = uniform_values({2, 3, 5}, 0.5);
   for (const std::int64_t groups : {1, 2, 4}) {
-    FusedLinear fused(5, query_key_value(16, 4), {.groups = groups});
-    fill(fused);
+    Filled<FusedLinear> fused(5, query_key_value(16, 4), {.groups = groups});
     const std::vector<at::Tensor> parts = fused.split(fused(x));
     const std::vector<at::Tensor> expected = separate_products(fused, x);
     ASSERT_EQ(parts.size(), 3U);
@@ -73,13 +73,11 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
 
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
-  nn::Linear alone(5, 21);
-  fill(alone);
+  Filled<nn::Linear> alone(5, 21);
   const std::vector<at::Tensor> whole = alone(x).detach().chunk(3, -1);  // parts of 7
   for (const int ranks : {2, 3, 4}) {
     RunRanks(ranks, [&](Rank& rank) {
-      nn::Linear linear(5, 21);
-      fill(linear);
+      Filled<nn::Linear> linear(5, 21);
       parallelize_module(linear, rank.mesh({ranks}, {"tp"}),
                          {{"", fused_colwise_parallel({.parts = 3})}});
       const std::vector<at::Tensor> parts = linear(x).chunk(3, -1);
@@ -93,12 +91,10 @@ TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
 
 TEST(FusedColwise, SharesOutGroupsOfUnequalParts) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
-  FusedLinear alone(5, query_key_value(16, 4), {.groups = 4});
-  fill(alone);
+  Filled<FusedLinear> alone(5, query_key_value(16, 4), {.groups = 4});
   const std::vector<at::Tensor> whole = alone.split(alone(x).detach());
   RunRanks(2, [&](Rank& rank) {
-    FusedLinear fused(5, query_key_value(16, 4), {.groups = 4});
-    fill(fused);
+    Filled<FusedLinear> fused(5, query_key_value(16, 4), {.groups = 4});
     parallelize_module(fused, rank.mesh({2}, {"tp"}), {{"", fused_colwise_parallel()}});
     const std::vector<at::Tensor> parts = fused.split(fused(x));
     for (std::size_t i = 0; i < 3; ++i) {
@@ -170,13 +166,11 @@ class FusedUnderFsdp : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(FusedUnderFsdp, TrainsAsOneRank) {
   const Shape& shape = GetParam();
-  Mlp alone(5, shape.hidden);
-  fill(alone);
+  Filled<Mlp> alone(5, shape.hidden);
   const at::Tensor expected = train(alone, 0, 1);
   RunRanks(static_cast<int>(shape.dp * shape.tp), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({shape.dp, shape.tp}, {"dp", "tp"});
-    Mlp model(5, shape.hidden);
-    fill(model);
+    Filled<Mlp> model(5, shape.hidden);
     parallelize_module(model, mesh["tp"],
                        {{"gate_up", fused_colwise_parallel({.use_local_output = shape.local})},
                         {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
@@ -202,8 +196,7 @@ INSTANTIATE_TEST_SUITE_P(, FusedUnderFsdp,
 
 TEST(FusedWeight, UnderFsdpIsShardedInEveryPart) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    FusedLinear fused(5, {{"gate", 6}, {"up", 6}});
-    fill(fused);
+    Filled<FusedLinear> fused(5, {{"gate", 6}, {"up", 6}});
     const at::Tensor whole = fused.weight->detach().clone();
     const at::Tensor bias = fused.bias->detach().clone();
     parallelize_module(fused, mesh["tp"], {{"", fused_colwise_parallel()}});
@@ -247,8 +240,7 @@ Work work_of(const DeviceMesh& mesh, const Function& function) {
 // What fusing is for: a third of the products, and of the gradients of the input to be summed.
 TEST(FusedColwise, MakesOneProductOfThree) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    FusedLinear fused(5, query_key_value(8, 8), {.bias = false});
-    fill(fused);
+    Filled<FusedLinear> fused(5, query_key_value(8, 8), {.bias = false});
     parallelize_module(fused, mesh, {{"", fused_colwise_parallel()}});
     std::vector<std::unique_ptr<nn::Linear>> separate;
     for (int i = 0; i < 3; ++i) {

@@ -32,8 +32,7 @@ std::vector<at::Tensor> gradients_of_block(Rank& rank, bool regather,
                                            const testing::SmallLlamaConfig& config,
                                            std::int64_t tokens) {
   const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
-  testing::LlamaBlock block(config);
-  testing::fill(block);
+  testing::Filled<testing::LlamaBlock> block(config);
   parallelize_module(block, mesh, plan_of_block(regather));
   const at::Tensor x = split_leaf(testing::uniform_values({tokens, config.dim}, 0.2), mesh);
   const StrictScope strict;
@@ -66,8 +65,7 @@ TEST(GatheredInput, KeepsItsShard) {
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
   RunOnMesh({kRanks}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto kept_bytes = [&](bool regather) {
-      testing::LlamaBlock block(config);
-      testing::fill(block);
+      testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, plan_of_block(regather));
       const at::Tensor x = split_leaf(testing::uniform_values({kTokens, config.dim}, 0.2), mesh);
       block(x);  // what is allocated once
@@ -82,8 +80,7 @@ TEST(GatheredInput, KeepsItsShard) {
 
 TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Mixer mixer({});
-    testing::fill(mixer);
+    testing::Filled<testing::Mixer> mixer({});
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
                                                    .desired_input_layouts = {Replicate{}}})},
@@ -111,8 +108,7 @@ TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
 
 TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Mixer mixer({});
-    testing::fill(mixer);
+    testing::Filled<testing::Mixer> mixer({});
     mixer.q->slot("weight")->get().set_requires_grad(false);
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
@@ -138,8 +134,7 @@ TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
 
 TEST(GatheredInput, RefusesASecondDerivative) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(4, 6, {.bias = false});
-    testing::fill(linear);
+    testing::Filled<nn::Linear> linear(4, 6, {.bias = false});
     parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
     const at::Tensor x = split_leaf(testing::uniform_values({4, 4}, 0.2), mesh);
     const at::Tensor loss = linear(x).square().sum();
@@ -152,8 +147,7 @@ TEST(GatheredInput, FeedsAFusedLinear) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     std::vector<at::Tensor> results;
     for (const bool regather : {false, true}) {
-      nn::FusedLinear linear(4, {{"gate", 6}, {"up", 6}}, {.bias = false});
-      testing::fill(linear);
+      testing::Filled<nn::FusedLinear> linear(4, {{"gate", 6}, {"up", 6}}, {.bias = false});
       parallelize_module(
           linear, mesh,
           {{"", fused_colwise_parallel({.input_layouts = Shard{0}, .regather = regather})}});

@@ -57,8 +57,7 @@ at::Tensor rows_of(int rank, int ranks) {
 }
 
 void expect_as_alone(Stock& model, const at::Tensor& x) {
-  Stock alone;
-  testing::fill(alone);
+  testing::Filled<Stock> alone;
   alone(rows_of(0, 1)).backward();
   model(x).backward();
   testing::expect_gradients(model, testing::gradients_of(alone));
@@ -67,8 +66,7 @@ void expect_as_alone(Stock& model, const at::Tensor& x) {
 TEST(HeldParts, AreShardedWithTheUnitOfTheModuleThatHoldsThem) {
   for (const int ranks : {2, 3}) {
     RunOnMesh({ranks}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-      Stock model;
-      testing::fill(model);
+      testing::Filled<Stock> model;
       for (const auto& layer : model.layers) {
         fsdp::fully_shard(*layer, mesh);
       }
@@ -83,8 +81,7 @@ TEST(HeldParts, AreShardedWithTheUnitOfTheModuleThatHoldsThem) {
 TEST(HeldParts, AreReplicatedByAPlanOrPlacedAsItSays) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [](Rank& rank) {
-      Stock model;
-      testing::fill(model);
+      testing::Filled<Stock> model;
       parallelize_module(
           model, rank.mesh({rank.size()}, {"tp"}),
           {{"first.linear1",

@@ -214,8 +214,7 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {
   EXPECT_ERROR(linear_cross_entropy(hidden, weight.t(), targets), "(vocabulary, features)");
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of one type");
   EXPECT_ERROR(linear_cross_entropy(hidden, weight, targets.add(13)), "outside the vocabulary");
-  nn::Linear biased(kHeadFeatures, kHeadVocabulary);
-  testing::fill(biased);
+  testing::Filled<nn::Linear> biased(kHeadFeatures, kHeadVocabulary);
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), biased, targets), "{.bias = false}");
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const at::Tensor rows = distribute_tensor(weight, mesh, {Shard{0}}).tensor();

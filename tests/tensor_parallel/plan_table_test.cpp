@@ -130,8 +130,7 @@ TEST(PlanTable, RecordsTheCollectivesOfARealStep) {
           record_plan(*paper, paper_mesh(ranks - 1, ranks), plan_of_small_llama(sequence_parallel),
                       [&] { run_step(*paper, c10::kMeta); });
       RunRanks(ranks, [&](testing::Rank& rank) {
-        SmallLlama model;
-        testing::fill(model);
+        testing::Filled<SmallLlama> model;
         parallelize_module(model, rank.mesh({ranks}, {"tp"}),
                            plan_of_small_llama(sequence_parallel));
         const comm::TrafficTable before = rank.world()->traffic().table();
@@ -174,8 +173,7 @@ void expect_recorded(const ParallelizePlan& plan, const at::Tensor& input) {
   const PlanTable table =
       record_plan(*paper, mesh, plan, [&] { (*paper)(input.to(c10::kMeta)).backward(); });
   RunRanks(2, [&](Rank& rank) {
-    Model model;
-    testing::fill(model);
+    testing::Filled<Model> model;
     parallelize_module(model, rank.mesh({2}, {"tp"}), plan);
     // What ranks agree on at their first step is not counted.
     const auto step = [&] { model(input).backward(); };

@@ -48,8 +48,7 @@ TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
 
 TEST(SplitOrigins, AreRefusedForOtherValuesUnderFsdpToo) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(4, 5);
-    testing::fill(linear);
+    testing::Filled<nn::Linear> linear(4, 5);
     if (mesh.local_rank("tp") == 1) {
       const at::NoGradGuard no_grad;
       linear.slot("weight")->get().add_(1);

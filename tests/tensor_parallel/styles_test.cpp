@@ -10,7 +10,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-using testing::fill;
+using testing::Filled;
 using testing::full_tensor;
 using testing::SmallLlama;
 using testing::SmallLlamaConfig;
@@ -22,12 +22,10 @@ std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collect
 }
 
 TEST(Colwise, SplitsTheColumnsOfALinear) {
-  nn::Linear alone(5, 7);
-  fill(alone);
+  Filled<nn::Linear> alone(5, 7);
   const at::Tensor x = uniform_values({3, 5}, 0.5);
   RunRanks(4, [&](Rank& rank) {
-    nn::Linear linear(5, 7);
-    fill(linear);
+    Filled<nn::Linear> linear(5, 7);
     parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", colwise_parallel()}});
     const std::vector<at::Tensor> parts = alone(x).detach().chunk(4, 1);
     EXPECT_TRUE(local_tensor(linear(x)).allclose(parts[static_cast<std::size_t>(rank.rank())]));
@@ -35,13 +33,11 @@ TEST(Colwise, SplitsTheColumnsOfALinear) {
 }
 
 TEST(Colwise, SumsTheGradientOfAReplicatedInput) {
-  nn::Linear alone(5, 7);
-  fill(alone);
+  Filled<nn::Linear> alone(5, 7);
   const at::Tensor expected = uniform_values({3, 5}, 0.5).requires_grad_();
   alone(expected).square().sum().backward();
   RunRanks(3, [&](Rank& rank) {
-    nn::Linear linear(5, 7);
-    fill(linear);
+    Filled<nn::Linear> linear(5, 7);
     parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", colwise_parallel()}});
     const at::Tensor x = uniform_values({3, 5}, 0.5).requires_grad_();
     const StrictScope strict;
@@ -52,12 +48,10 @@ TEST(Colwise, SumsTheGradientOfAReplicatedInput) {
 }
 
 TEST(Colwise, GathersItsOutputWhenAsked) {
-  nn::Linear alone(5, 7);
-  fill(alone);
+  Filled<nn::Linear> alone(5, 7);
   const at::Tensor x = uniform_values({3, 5}, 0.5);
   RunRanks(2, [&](Rank& rank) {
-    nn::Linear linear(5, 7);
-    fill(linear);
+    Filled<nn::Linear> linear(5, 7);
     parallelize_module(linear, rank.mesh({2}, {"tp"}),
                        {{"", colwise_parallel({.output_layouts = Replicate{}})}});
     EXPECT_TRUE(full_tensor(linear(x)).allclose(alone(x)));
@@ -65,13 +59,11 @@ TEST(Colwise, GathersItsOutputWhenAsked) {
 }
 
 TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
-  nn::Linear alone(7, 5);
-  fill(alone);
+  Filled<nn::Linear> alone(7, 5);
   const at::Tensor expected = uniform_values({3, 7}, 0.5).requires_grad_();
   alone(expected).square().sum().backward();
   RunRanks(4, [&](Rank& rank) {
-    nn::Linear linear(7, 5);
-    fill(linear);
+    Filled<nn::Linear> linear(7, 5);
     parallelize_module(linear, rank.mesh({4}, {"tp"}), {{"", rowwise_parallel()}});
     const at::Tensor x = uniform_values({3, 7}, 0.5).requires_grad_();
     const at::Tensor y = linear(x);
@@ -84,8 +76,7 @@ TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
 
 TEST(Rowwise, RefusesAPlainPartThatIsNotDeclared) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(6, 5);
-    fill(linear);
+    Filled<nn::Linear> linear(6, 5);
     parallelize_module(linear, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
     EXPECT_ERROR(linear(uniform_values({3, 3}, 0.5)),
                  "a Linear of 6 input features was given the "
@@ -95,12 +86,10 @@ TEST(Rowwise, RefusesAPlainPartThatIsNotDeclared) {
 }
 
 TEST(Rowwise, KnowsTheSizeOfAnUnevenPart) {
-  nn::Linear alone(7, 5);
-  fill(alone);
+  Filled<nn::Linear> alone(7, 5);
   const at::Tensor x = uniform_values({3, 7}, 0.5);
   RunRanks(4, [&](Rank& rank) {
-    nn::Linear linear(7, 5);
-    fill(linear);
+    Filled<nn::Linear> linear(7, 5);
     parallelize_module(linear, rank.mesh({4}, {"tp"}),
                        {{"", rowwise_parallel({.input_layouts = Shard{-1}})}});
     const at::Tensor part = x.chunk(4, 1)[static_cast<std::size_t>(rank.rank())];
@@ -119,14 +108,12 @@ TEST(Rowwise, AddsTheBiasOnceAndUnchanged) {
 }
 
 TEST(Rowwise, SplitsTheRowsOfAnEmbedding) {
-  nn::Embedding alone(10, 3);
-  fill(alone);
+  Filled<nn::Embedding> alone(10, 3);
   const at::Tensor ids = at::arange(8, at::kLong).mul(3).remainder(10);
   const at::Tensor out = alone(ids);
   out.square().sum().backward();
   RunRanks(4, [&](Rank& rank) {
-    nn::Embedding embedding(10, 3);
-    fill(embedding);
+    Filled<nn::Embedding> embedding(10, 3);
     parallelize_module(embedding, rank.mesh({4}, {"tp"}),
                        {{"", rowwise_parallel({.output_layouts = Shard{0}})}});
     const StrictScope strict;
@@ -148,13 +135,11 @@ TEST(Rowwise, RefusesAnEmbeddingOfSplitIndices) {
 }
 
 TEST(Sequence, NormsEachRanksTokens) {
-  nn::RMSNorm alone(4);
-  fill(alone);
+  Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({6, 4}, 0.1);
   alone(x).square().sum().backward();
   RunRanks(3, [&](Rank& rank) {
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}),
                        {{"", sequence_parallel({.sequence_dim = 0})}});
     const StrictScope strict;
@@ -169,8 +154,7 @@ TEST(Sequence, NormsEachRanksTokens) {
 
 TEST(PrepareInput, RefusesACallWithTooFewTensors) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(2, 2);
-    fill(linear);
+    Filled<nn::Linear> linear(2, 2);
     parallelize_module(
         linear, rank.mesh({2}, {"tp"}),
         {{"", prepare_module_input({.input_layouts = {Replicate{}, Replicate{}},
@@ -182,10 +166,8 @@ TEST(PrepareInput, RefusesACallWithTooFewTensors) {
 
 TEST(PrepareOutput, GathersTheRequestedOutput) {
   RunRanks(2, [](Rank& rank) {
-    nn::RMSNorm alone(4);
-    fill(alone);
-    nn::RMSNorm norm(4);
-    fill(norm);
+    Filled<nn::RMSNorm> alone(4);
+    Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({2}, {"tp"}),
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
                                                    .desired_input_layouts = {Shard{0}}})},
@@ -199,8 +181,7 @@ TEST(PrepareOutput, GathersTheRequestedOutput) {
 
 TEST(Styles, RefuseATensorOfAnotherMesh) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(4, 4);
-    fill(linear);
+    Filled<nn::Linear> linear(4, 4);
     parallelize_module(linear, mesh["tp"], {{"", colwise_parallel()}});
     const at::Tensor x = distribute_tensor(uniform_values({2, 4}, 0), mesh["dp"], {Replicate{}});
     EXPECT_ERROR(linear(x), "was given a tensor on DeviceMesh((dp=2), cpu)");
@@ -220,8 +201,7 @@ Collectives collectives(const comm::TrafficTable& traffic) {
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   // 10 tokens on 4 ranks: uneven too.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::LlamaBlock block({});
-    fill(block);
+    Filled<testing::LlamaBlock> block({});
     // Frozen norms: their gradients' reduction is no part of the block.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
@@ -250,8 +230,7 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
 
 TEST(Block, SumsTheGradientsOfItsNormsAtOnce) {
   RunRanks(2, [](Rank& rank) {
-    SmallLlama model;
-    fill(model);
+    Filled<SmallLlama> model;
     parallelize_module(model, rank.mesh({2}, {"tp"}), testing::plan_of_small_llama(true));
     const at::Tensor ids = at::arange(11, at::kLong);
     for (int backward = 1; backward <= 2; ++backward) {
@@ -270,14 +249,12 @@ TEST_P(WholeModel, HasTheGradientsOfOneRank) {
   const auto& [ranks, sequence_parallel] = GetParam();
   const SmallLlamaConfig config{.bias = true};
   const at::Tensor ids = at::arange(11, at::kLong).mul(5).remainder(13);
-  SmallLlama alone(config);
-  fill(alone);
+  Filled<SmallLlama> alone(config);
   alone.to(at::kDouble);
   const at::Tensor expected = cross_entropy(alone(ids.slice(0, 0, 10)), ids.slice(0, 1, 11));
   expected.backward();
   RunRanks(ranks, [&, split = sequence_parallel](Rank& rank) {
-    SmallLlama model(config);
-    fill(model);
+    Filled<SmallLlama> model(config);
     model.to(at::kDouble);
     parallelize_module(model, rank.mesh({rank.size()}, {"tp"}),
                        testing::plan_of_small_llama(split));

@@ -14,6 +14,7 @@ namespace tessera::tensor_parallel::unnamed {
 namespace {
 
 using testing::fill;
+using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
 
@@ -169,8 +170,7 @@ TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
     std::shared_ptr<nn::Linear> q;
   };
   RunRanks(2, [](Rank& rank) {
-    Linear model;
-    fill(model);
+    Filled<Linear> model;
     parallelize_module(model, rank.mesh({2}, {"tp"}), {{"q", colwise_parallel()}});
     EXPECT_ERROR(model(tokens()) - target(), "mixes distributed tensors with plain ones",
                  "in the forward of the parallelized module", "use_local_output = true");

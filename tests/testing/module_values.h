@@ -33,6 +33,19 @@ inline void fill(nn::ModuleBase& module) {
   }
 }
 
+/// A module of type M that has been filled.
+template <class M>
+class Filled : public M {
+ public:
+  using M::M;
+
+ private:
+  struct Filling {
+    explicit Filling(M& module) { fill(module); }
+  };
+  Filling filling_{*this};
+};
+
 /// The full values of all parameters, one after another. Collective if one is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;

@@ -28,8 +28,7 @@ void fill_differently(SmallModel& model, const Rank& rank) {
 std::vector<std::string> errors_of_second_step(at::Tensor (*part)(const at::Tensor& weight)) {
   const DebugChecks checks("1");
   return ErrorsOfRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate(model, rank.mesh({2}, {"dp"}));
     testing::local_loss(model, rank).backward();
     local_tensor(part(model.head->slot("weight")->persistent())).add_(rank.rank());
@@ -65,8 +64,7 @@ TEST(CopyAgreement, FailsUntilTheyAreEqual) {
 
 TEST(CopyAgreement, ComparesTheReplicasOfShards) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     if (rank.rank() == 3) {
       model.head->bias->detach()[2] = 5;  // rank 3 has the third, of two replicas' shards
     }

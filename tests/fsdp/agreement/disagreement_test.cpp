@@ -138,8 +138,7 @@ TEST_F(Disagreement, IsNamedBetweenNeighbours) {
 /// Ranks that continue after an error compute what one rank does.
 TEST_F(Disagreement, LeavesNothingWrongBehind) {
   const auto alone = [](bool gradient) {
-    nn::Linear a(3, 3);
-    testing::fill(a);
+    Filled<nn::Linear> a(3, 3);
     const at::Tensor out = a(input());
     out.sum().backward();
     return gradient ? a.weight->grad() : out.detach();

@@ -32,8 +32,7 @@ class DifferentReductions : public ::testing::TestWithParam<bool> {};
 std::vector<std::string> errors_of_twins(const std::vector<std::int64_t>& sizes,
                                          const std::vector<std::string>& names) {
   return ErrorsOfRanks(4, [&](Rank& rank) {
-    Twins model;
-    testing::fill(model);
+    Filled<Twins> model;
     const DeviceMesh mesh = rank.mesh(sizes, names);
     const Options zero2{.reshard_after_forward = false};
     fully_shard(*model.a, mesh, zero2);
@@ -68,9 +67,8 @@ TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {
     for (const bool replicated : {false, true}) {
-      SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-      testing::fill(model);
-      shard(model, replicated ? rank.mesh({2, 2}, {"replicate", "shard"}) : rank.mesh({4}, {"dp"}));
+      ShardedModel model(replicated ? rank.mesh({2, 2}, {"replicate", "shard"})
+                                    : rank.mesh({4}, {"dp"}));
       local_loss(model, rank).backward();
       expect_gradients(model, expected);
     }
@@ -83,8 +81,7 @@ TEST(FailedGather, IsNotTakenForValues) {
       struct Failing final : comm::Work {
         void wait() override { fail("the gather was lost"); }
       };
-      nn::Linear linear(3, 4, {.bias = false});
-      testing::fill(linear);
+      Filled<nn::Linear> linear(3, 4, {.bias = false});
       const at::Tensor expected = linear.weight->detach().clone();
       fully_shard(linear, rank.mesh({2}, {"dp"}));
       set_custom_all_gather(linear, [&](auto&, auto&, auto&) -> comm::WorkPtr {
@@ -169,8 +166,7 @@ class CountingWarnings final : public c10::WarningHandler {
 
 TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    Partial model;
-    testing::fill(model);
+    Filled<Partial> model;
     fully_shard({model.a.get(), model.b.get()}, mesh);
     fully_shard(model, mesh);
     CountingWarnings warnings;

@@ -21,8 +21,7 @@ void expect_error_everywhere(const std::vector<std::string>& errors, const std::
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, rank.rank() == 0 ? 3 : 4);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, rank.rank() == 0 ? 3 : 4);
     testing::shard(model, rank.mesh({2}, {"dp"}));
     testing::local_loss(model, rank).backward();
   });
@@ -34,8 +33,7 @@ TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
 TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    nn::Linear linear(3, 3, {.bias = rank.rank() != 1});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 3, {.bias = rank.rank() != 1});
     fully_shard(linear, rank.mesh({3}, {"dp"}));
     linear(testing::uniform_values({2, 3}, 1));
   });
@@ -47,8 +45,7 @@ TEST(ParameterAgreement, TellsTheRanksOfTheOtherMeshes) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"ep", "edp"});
-    SmallModel model(kDim, kHidden, rank.rank() == 1 ? 3 : 4);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, rank.rank() == 1 ? 3 : 4);
     fully_shard(*model.head, mesh.flatten("dp"),
                 {.parameter_mesh = [&](auto&, auto&) { return std::optional(mesh["edp"]); }});
     testing::shard(model, mesh["dp"]);

@@ -55,9 +55,7 @@ TEST_P(AccumulationCounts, OfReduceScattersAndGathers) {
   const auto [waiting, reshard] = GetParam();
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
   RunRanks(2, [&, waiting = waiting, reshard = reshard](Rank& rank) {
-    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
+    ShardedModel model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = reshard});
     if (reshard) {
       set_reshard_after_forward(model, false, /*recurse=*/false);
     }
@@ -72,9 +70,8 @@ TEST_P(AccumulationCounts, OfAllReducesOfReplicas) {
   const auto [waiting, reshard] = GetParam();
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
   RunRanks(4, [&, waiting = waiting, reshard = reshard](Rank& rank) {
-    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2, 2}, {"replicate", "shard"}), {.reshard_after_forward = reshard});
+    ShardedModel model(rank.mesh({2, 2}, {"replicate", "shard"}),
+                       {.reshard_after_forward = reshard});
     if (reshard) {
       set_reshard_after_forward(model, false, /*recurse=*/false);
     }

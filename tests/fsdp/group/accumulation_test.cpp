@@ -38,8 +38,7 @@ at::Tensor rows_of(const Rank& rank) {
 
 /// The mean over ranks of the gradients of both micro-batches.
 std::vector<at::Tensor> pair_alone(int ranks) {
-  Pair alone;
-  testing::fill(alone);
+  Filled<Pair> alone;
   for (int rank = 0; rank < ranks; ++rank) {
     const at::Tensor x = testing::uniform_values({2, 3}, rank);
     alone(x, true).add(alone(x, false)).div(ranks).backward();
@@ -75,8 +74,7 @@ TEST(KeptGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
 
 TEST(KeptGradients, AreReducedForAParameterFrozenSince) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     const nn::SlotPtr slot = linear.slot("weight");
     const at::Tensor x = at::ones({1, 3}).requires_grad_();
@@ -92,10 +90,7 @@ TEST(KeptGradients, AreReducedForAParameterFrozenSince) {
 
 TEST(LastBackward, LeavesTheReductionOfTheOthersUnderWay) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunRanks(2, [&](Rank& rank) {
-    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     const auto streams = testing::record(model);
     set_is_last_backward(model, false);
     local_loss(model, rank, 0).backward();
@@ -124,15 +119,13 @@ class Scaled : public nn::Module<Scaled> {
 };
 
 TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
-  Scaled alone;
-  testing::fill(alone);
+  Filled<Scaled> alone;
   const at::Tensor x = testing::uniform_values({4, 3}, 2);
   alone(x).square().sum().backward();
   const std::vector<at::Tensor> expected = gradients_of(alone);
   RunRanks(2, [&](Rank& rank) {
     for (const bool gather : {true, false}) {
-      Scaled model;
-      testing::fill(model);
+      Filled<Scaled> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       fully_shard(*model.first, mesh);
       fully_shard(*model.second, mesh);

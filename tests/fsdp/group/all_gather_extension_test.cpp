@@ -63,8 +63,7 @@ class EightBitGather : public ::testing::TestWithParam<Split> {
 TEST_P(EightBitGather, ComputesWithWhatCameAndReducesWhatIsExact) {
   const auto [rows, columns, dim] = GetParam();
   RunRanks(4, [&, r = rows, c = columns, d = dim](Rank& rank) {
-    nn::Linear linear(c, r);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(c, r);
     const at::Tensor weight = linear.weight->detach().clone();
     const at::Tensor bias = linear.bias->detach().clone();
     const at::Tensor expected = rounded(weight, 4, d);
@@ -92,8 +91,7 @@ TEST_P(EightBitGather, SendsAByteAnElementAndAScale) {
   const std::int64_t chunk = ((dim == 0 ? rows : columns) + 3) / 4 * (dim == 0 ? columns : rows);
   const std::int64_t bytes = aligned_bytes(chunk) + 16 + aligned_bytes(4 * ((rows + 3) / 4));
   RunRanks(4, [&, r = rows, c = columns](Rank& rank) {
-    nn::Linear linear(c, r);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(c, r);
     fully_shard(linear, rank.mesh({4}, {"dp"}), options());
     const comm::TrafficTable before = rank.world()->traffic().table();
     linear(testing::uniform_values({2, c}, 1)).sum().backward();
@@ -111,8 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, EightBitGather,
 
 TEST(AllGatherExtension, FollowsTheOptimizerAndAnotherTypeOfComputation) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 6, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 6, {.bias = false});
     const at::Tensor start = linear.weight->detach().clone();
     Options options{.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
     options.all_gather_extension = eight_bits;
@@ -127,8 +124,7 @@ TEST(AllGatherExtension, FollowsTheOptimizerAndAnotherTypeOfComputation) {
 // Between forward and backward the post-forward mesh keeps what forward computed with.
 TEST(AllGatherExtension, IsNotAskedAgainAmongNeighbours) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 6, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 6, {.bias = false});
     const at::Tensor expected = rounded(linear.weight->detach(), 4, 0);
     int encoded = 0;
     Options options{.reshard_after_forward = true, .post_forward_mesh_size = 2};
@@ -150,8 +146,7 @@ TEST(AllGatherExtension, IsNotAskedAgainAmongNeighbours) {
 TEST(AllGatherExtension, GathersAsMuchWhereRanksDoNotCompareTheirCalls) {
   const testing::SharedMemory without_shared_memory(false);
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 6);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 6);
     const at::Tensor expected = rounded(linear.weight->detach(), 4, 0);
     Options options;
     options.all_gather_extension = eight_bits;
@@ -166,8 +161,7 @@ TEST(AllGatherExtension, GathersAsMuchWhereRanksDoNotCompareTheirCalls) {
 
 TEST(AllGatherExtension, IsNotAskedOnOneRank) {
   RunRanks(1, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     const at::Tensor weight = linear.weight->detach().clone();
     Options options;
     options.all_gather_extension = eight_bits;
@@ -178,8 +172,7 @@ TEST(AllGatherExtension, IsNotAskedOnOneRank) {
 }
 
 std::string error_of_extension(Rank& rank, const AllGatherExtension& extension) {
-  nn::Linear linear(3, 6);
-  testing::fill(linear);
+  Filled<nn::Linear> linear(3, 6);
   Options options;
   options.all_gather_extension = [&](const std::string& name, const at::Tensor&) {
     return name == "weight" ? std::optional(extension) : std::nullopt;

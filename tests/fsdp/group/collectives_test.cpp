@@ -12,10 +12,7 @@ class OwnCollectives : public ::testing::TestWithParam<int> {};
 
 TEST_P(OwnCollectives, ReplaceTheCommunicators) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     int gathers = 0, reductions = 0;
     set_custom_all_gather(model, [&](auto& group, const auto& output, const auto& input) {
       ++gathers;
@@ -43,10 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OwnCollectives, ::testing::Values(1, 2, 4));
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 TEST(OwnCollectivesOfOneUnit, AreSetAsInTheFirstVersion) {
-  RunRanks(2, [](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     int gathers = 0, reductions = 0;
     const AllGather all_gather = [&](auto& group, const auto& output, const auto& input) {
       ++gathers;
@@ -68,10 +62,7 @@ TEST(OwnCollectivesOfOneUnit, AreSetAsInTheFirstVersion) {
 TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      SmallModel model(7, 10, 3);
-      testing::fill(model);
-      shard(model, rank.mesh({rank.size()}, {"dp"}));
+    RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
       set_all_reduce_hook(model, [](const at::Tensor& gradients) { gradients.mul_(3); });
       local_loss(model, rank).backward();
       expect_gradients(model, expected, 3);
@@ -81,8 +72,7 @@ TEST(AllReduceHook, SeesTheReducedGradientsBeforeTheyAreDivided) {
 
 TEST(AllReduceHook, RunsAfterTheReplicasAreSummed) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
     double seen = 0;
     set_all_reduce_hook(
@@ -118,9 +108,7 @@ TEST(ShareContext, LetsTwoStagesInterleaveMicroBatches) {
 
 TEST(PostOptimEvent, MayBeSetOnTheRootOnly) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}), {}, {4, 6, 2});
     local_loss(model, rank).backward();
     EXPECT_ERROR(set_post_optim_event(*model.blocks[0], nullptr), "is not the root");
     EXPECT_ERROR(set_post_optim_event(*model.blocks[0]->up, nullptr), "set_post_optim_event: this");

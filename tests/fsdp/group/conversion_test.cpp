@@ -7,8 +7,7 @@ namespace tessera::fsdp {
 namespace {
 
 std::vector<at::Tensor> gradients_in_double(std::int64_t rows) {
-  SmallModel alone(7, 10, 3);
-  testing::fill(alone);
+  Filled<SmallModel> alone(7, 10, 3);
   alone.to(at::kDouble);
   testing::loss_of(alone, testing::batch(7, 0).to(at::kDouble), 0, rows).backward();
   std::vector<at::Tensor> gradients;
@@ -35,10 +34,7 @@ class Conversion : public ::testing::TestWithParam<int> {};
 
 TEST_P(Conversion, BeforeTheFirstForwardIsOfComputationToo) {
   const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
-  RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     model.to(at::kDouble);
     expect_gradients_in_double(model, rank, expected);
   });
@@ -46,10 +42,7 @@ TEST_P(Conversion, BeforeTheFirstForwardIsOfComputationToo) {
 
 TEST_P(Conversion, BetweenStepsIsOfTheNext) {
   const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
-  RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     testing::local_loss(model, rank).backward();
     for (const auto& [name, slot] : model.named_slots()) {
       slot->persistent().mutable_grad().reset();
@@ -63,8 +56,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Conversion, ::testing::Values(1, 3));
 
 TEST(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
     EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
@@ -73,8 +65,7 @@ TEST(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit) {
 
 TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 5);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 5);
     const at::Tensor before = linear.weight->detach().to(at::kDouble);
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     unshard(linear);
@@ -89,8 +80,7 @@ TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
 // As a load that assigns does.
 TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
   RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(3, 7, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 7, {.bias = false});
     fully_shard(linear, mesh);
     const at::Tensor x = at::ones({1, 3});
     linear(x).sum().backward();
@@ -107,8 +97,7 @@ TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
 
 TEST(Assignment, OfATensorWithAnotherLayoutIsRefused) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    nn::Linear linear(4, 6, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(4, 6, {.bias = false});
     fully_shard(linear, mesh);
     linear.slot("weight")->set(distribute_tensor(at::ones({6, 4}), mesh, {Shard{1}}).tensor());
     EXPECT_ERROR(linear(at::ones({1, 4})), "'weight' was replaced");
@@ -118,9 +107,7 @@ TEST(Assignment, OfATensorWithAnotherLayoutIsRefused) {
 // What checkpoints and copies take, whatever forward has left whole.
 TEST(GatheredUnits, PersistAsShards) {
   RunRanks(3, [](Rank& rank) {
-    SmallModel model(4, 7, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}));
+    ShardedModel model(rank.mesh({3}, {"dp"}), {}, {4, 7, 2});
     const auto before = clone_parameters(model);
     const at::Tensor loss = testing::local_loss(model, rank);  // the root is whole until backward
     EXPECT_TRUE(model.head->slot("weight")->gathered());

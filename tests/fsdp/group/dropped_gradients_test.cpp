@@ -125,8 +125,7 @@ TEST(WaitingGradients, AreAddedToThoseThatWereReducedBefore) {
 
 TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunRanks(2, [&](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [&](Rank& rank, testing::ShardedModel& model) {
     set_requires_gradient_sync(model, false);
     local_loss(model, rank, 0).backward();
     std::vector<at::Tensor> aside;
@@ -145,8 +144,7 @@ TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
 
 /// The last unit's reduction is under way when backward ends.
 TEST(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     const at::Tensor& head = model.head->slot("weight")->persistent();
     set_is_last_backward(model, false);
     local_loss(model, rank, 0).backward();
@@ -159,8 +157,7 @@ TEST(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction) {
 }
 
 TEST(WaitingGradients, AreRefusedToAllWhoWouldReadThem) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
     optim::Sgd ours(model, {.lr = 0.1});
     torch::optim::SGD stock(tensors_of(model), 0.1);

@@ -43,8 +43,7 @@ TEST_P(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
   const at::Tensor batch = testing::uniform_values({kRows, 5}, 3);
   const std::vector<at::Tensor> expected = reference_gradients(batch);
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(5, 7, 3);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(5, 7, 3);
     shard(model, rank.mesh({rank.size()}, {"dp"}),
           {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
     const std::int64_t rows = kRows / rank.size();
@@ -67,8 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecision, ::testing::Values(1, 2, 3));
 TEST(MixedPrecision, ReducesInFp32) {
   // 1 + 2^-9 is not a bf16 number, so a reduction in bf16 would lose it.
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(1, 1, {.bias = false});
-    testing::fill(linear);
+    testing::Filled<nn::Linear> linear(1, 1, {.bias = false});
     fully_shard(linear, rank.mesh({2}, {"dp"}),
                 {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
     const at::Tensor x = at::ones({1, 1}).mul(rank.rank() == 0 ? 2.0 : 1.0 / 256);
@@ -80,8 +78,7 @@ TEST(MixedPrecision, ReducesInFp32) {
 
 TEST(MixedPrecision, CastsResultsToTheOutputType) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 2);
-    testing::fill(linear);
+    testing::Filled<nn::Linear> linear(3, 2);
     fully_shard(linear, rank.mesh({2}, {"dp"}),
                 {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
     EXPECT_EQ(linear(testing::uniform_values({4, 3}, 0)).scalar_type(), at::kFloat);
@@ -120,8 +117,7 @@ TEST(MixedPrecision, CastsFloatingInputsIfAskedAndNothingElse) {
 
 TEST(MixedPrecision, ReturnsToTheTypeOfTheInput) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 2);
-    testing::fill(linear);
+    testing::Filled<nn::Linear> linear(3, 2);
     fully_shard(linear, rank.mesh({2}, {"dp"}),
                 {.mp_policy = {.param_dtype = at::kFloat, .restore_input_dtype = true}});
     EXPECT_EQ(linear(testing::uniform_values({4, 3}, 0).to(at::kBFloat16)).scalar_type(),

@@ -7,16 +7,13 @@ namespace {
 
 TEST(ParameterCopy, IsAnIndependentClone) {
   RunRanks(3, [](Rank& rank) {
-    SmallModel model(4, 7, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}));
+    ShardedModel model(rank.mesh({3}, {"dp"}), {}, {4, 7, 2});
     const auto copies = clone_parameters(model);
     const auto slots = model.named_slots();
     ASSERT_EQ(copies.size(), slots.size());
     local_loss(model, rank).backward();
     testing::descend(model, 1.0);
-    SmallModel unchanged(4, 7, 2);
-    testing::fill(unchanged);
+    Filled<SmallModel> unchanged(4, 7, 2);
     const auto expected = unchanged.named_slots();
     for (std::size_t i = 0; i < copies.size(); ++i) {
       EXPECT_EQ(copies[i].first, slots[i].first);

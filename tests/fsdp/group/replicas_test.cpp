@@ -42,12 +42,10 @@ class Either : public nn::Module<Either> {
 // PyTorch adds the flat sum of one set of parameters to that of another.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = testing::uniform_values({8, 3}, 3);
-  Either alone;
-  testing::fill(alone);
+  Filled<Either> alone;
   alone(x, true).sum().add(alone(x, false).square().sum()).div(4).backward();
   RunRanks(4, [&](Rank& rank) {
-    Either model;
-    testing::fill(model);
+    Filled<Either> model;
     fully_shard(model, rank.mesh({2, 2}, {"replicate", "shard"}));
     const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
     const comm::TrafficTable before = rank.world()->traffic().table();
@@ -78,8 +76,7 @@ TEST(Replicas, AddUpSeveralMicroBatchesBeforeOneAllReduce) {
 
 TEST(Replicas, KeepWhatWaitsWhenAParameterIsFrozenInBetween) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));
     const nn::SlotPtr slot = linear.slot("weight");
     set_requires_all_reduce(linear, false);

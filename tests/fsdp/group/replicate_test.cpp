@@ -23,8 +23,7 @@ class Replication : public ::testing::TestWithParam<int> {};
 TEST_P(Replication, TrainsAsOneRankDoes) {
   const Training expected = testing::train_alone({}, 3);
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate_all(model, rank.mesh({rank.size()}, {"dp"}));
     expect_training(model, rank, expected);
     EXPECT_EQ(DistributedTensor(model.head->slot("weight")->persistent()).placements(),
@@ -34,8 +33,7 @@ TEST_P(Replication, TrainsAsOneRankDoes) {
 
 TEST_P(Replication, SendsOneAllReduceAUnitAndNothingElse) {
   RunRanks(GetParam(), [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate_all(model, rank.mesh({rank.size()}, {"dp"}));
     const comm::TrafficTable before = rank.world()->traffic().table();
     local_loss(model, rank).backward();
@@ -51,8 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Replication, ::testing::Values(1, 3, 4));
 
 TEST(Replicate, UsesTheShardItselfAsTheWholeTensor) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     replicate(linear, rank.mesh({2}, {"dp"}));
     const nn::SlotPtr slot = linear.slot("weight");
     const UnshardScope scope(linear);
@@ -64,8 +61,7 @@ TEST(Replicate, UsesTheShardItselfAsTheWholeTensor) {
 TEST(Replicate, ReducesOnceForSeveralMicroBatches) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   RunRanks(4, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate_all(model, rank.mesh({4}, {"dp"}));
     const comm::TrafficTable before = rank.world()->traffic().table();
     set_requires_gradient_sync(model, false);  // whole gradients wait,
@@ -83,8 +79,7 @@ TEST(Replicate, ReducesOnceForSeveralMicroBatches) {
 
 TEST(Replicate, ComputesInAnotherTypeAndSumsInAThird) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     const at::Tensor filled = linear.weight->detach().clone();
     replicate(linear, rank.mesh({4}, {"dp"}),
               {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
@@ -101,8 +96,7 @@ TEST(Replicate, ComputesInAnotherTypeAndSumsInAThird) {
 TEST(Replicate, CombinesWithUnitsThatAreSharded) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunOnMesh({4}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate(*model.blocks[1], mesh);
     fully_shard(model, mesh);
     const comm::TrafficTable before = rank.world()->traffic().table();
@@ -120,8 +114,7 @@ TEST(Replicate, TakesTheSettingsOfUnitsThatAreSharded) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(2, [&](Rank& rank) {
     for (const bool reshard : {true, false}) {
-      SmallModel model(kDim, kHidden, kClasses);
-      testing::fill(model);
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
       replicate_all(model, rank.mesh({2}, {"dp"}));
       set_reshard_after_forward(model, reshard);
       set_reshard_after_backward(model, reshard);

@@ -95,8 +95,7 @@ class ShardOverReplicas : public ::testing::TestWithParam<Case> {};
 TEST_P(ShardOverReplicas, TrainsAsOneRankDoes) {
   const auto [replicas, shards] = std::get<Sides>(GetParam());
   const MicroBatching& how = std::get<MicroBatching>(GetParam());
-  SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(testing::kDim, testing::kHidden, testing::kClasses);
   const Outcome expected = train(alone, how, 0, 1);
   RunRanks(static_cast<int>(replicas * shards), [&, r = replicas, s = shards](Rank& rank) {
     ShardedModel model(hybrid_mesh(rank, r, s), kOverReplicas);
@@ -179,8 +178,7 @@ TEST(ShardsOverReplicas, HoldNoMoreThanTheirShareAndAPiece) {
 }
 
 void expect_values(const nn::ModuleBase& model, double factor) {
-  SmallModel alone(testing::kDim, testing::kHidden, testing::kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(testing::kDim, testing::kHidden, testing::kClasses);
   const auto expected = alone.named_slots();
   std::size_t i = 0;
   for (const auto& [name, slot] : model.named_slots()) {

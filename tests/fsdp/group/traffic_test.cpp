@@ -34,8 +34,7 @@ std::int64_t head_shard(std::int64_t ranks) {
 /// `options(i)`: of block i.
 comm::TrafficTable traffic_of_step(Rank& rank, const std::function<Options(int)>& options,
                                    const Options& root = {}) {
-  SmallModel model(kDim, kHidden, kClasses, kDepth);
-  testing::fill(model);
+  testing::Filled<SmallModel> model(kDim, kHidden, kClasses, kDepth);
   const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
   for (int i = 0; i < kDepth; ++i) {
     fully_shard(*model.blocks[static_cast<std::size_t>(i)], mesh, options(i));
@@ -134,8 +133,7 @@ TEST_P(TrafficOverReplicas, IsOneGatherOfAllRanksAStepAndUnit) {
   const std::int64_t shards = GetParam().second, ranks = GetParam().first * shards;
   const std::int64_t all_units = kDepth * block_shard(ranks) + head_shard(ranks);
   RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses, kDepth);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(kDim, kHidden, kClasses, kDepth);
     const DeviceMesh mesh = rank.mesh({ranks / shards, shards}, {"replicate", "shard"});
     for (const auto& block : model.blocks) {
       fully_shard(*block, mesh, {.shard_over_replicas = true});
@@ -189,8 +187,7 @@ TEST(Traffic, IsThatOfTheUnitsWhereTheRootHasNoParameters) {
   RunRanks(2, [](Rank& rank) {
     const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
     const auto first = linear(), second = linear(), third = linear();
-    nn::Sequential model(first, second, third);
-    testing::fill(model);
+    testing::Filled<nn::Sequential> model(first, second, third);
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});
     for (nn::ModuleBase* unit :
          std::vector<nn::ModuleBase*>{first.get(), second.get(), third.get()}) {
@@ -264,8 +261,7 @@ class TrafficFormula : public ::testing::TestWithParam<Formula> {};
 TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
   const Formula& formula = GetParam();
   RunRanks(4, [&](Rank& rank) {
-    SmallModel model(32, 64, 32, kDepth);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(32, 64, 32, kDepth);
     std::int64_t numel = 0;
     for (const auto& [name, slot] : model.named_slots()) {
       numel += slot->get().numel();

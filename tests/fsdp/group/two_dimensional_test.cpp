@@ -105,8 +105,7 @@ class TwoDimensional : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TwoDimensional, TrainsAsOneRankDoes) {
   const Case c = GetParam();
-  SmallLlama alone(c.config);
-  testing::fill(alone);
+  testing::Filled<SmallLlama> alone(c.config);
   const Outcome expected = train(alone, c.config, 0, 1);
   RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
@@ -169,8 +168,7 @@ TEST(TwoDimensional, SumsNormGradientsOverTpOnce) {
 
 /// Gradients of an MLP of one hidden feature, which the first rank of tensor parallelism has.
 std::vector<at::Tensor> gradients_of_one_feature(const DeviceMesh* mesh, const Options& options) {
-  testing::GatedMlp mlp({.hidden = 1});
-  testing::fill(mlp);
+  testing::Filled<testing::GatedMlp> mlp({.hidden = 1});
   if (mesh != nullptr) {
     tensor_parallel::parallelize_module(mlp, (*mesh)["tp"],
                                         {{"gate", tensor_parallel::colwise_parallel()},
@@ -208,12 +206,10 @@ TEST(TwoDimensional, RunsAUnitWhereARankHoldsNothing) {
 /// Eight ranks: two of tensor parallelism, and four that `shard` shards over.
 void expect_training_in_three_dimensions(
     const std::function<void(nn::ModuleBase& module, const DeviceMesh& mesh)>& shard) {
-  SmallLlama alone;
-  testing::fill(alone);
+  testing::Filled<SmallLlama> alone;
   const Outcome expected = train(alone, {}, 0, 1);
   RunOnMesh({2, 2, 2}, {"replicate", "dp", "tp"}, [&](const DeviceMesh& mesh) {
-    SmallLlama model;
-    testing::fill(model);
+    testing::Filled<SmallLlama> model;
     tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
     for (const auto& block : model.blocks) {
       shard(*block, mesh);

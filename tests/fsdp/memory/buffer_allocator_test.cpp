@@ -115,8 +115,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Allocator, ServesOneUnitAfterTheOther) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     Memory memory;
     set_custom_all_gather(model, {}, memory.allocator());
     const c10::AutoGradMode no_grad(false);
@@ -130,8 +129,7 @@ TEST(Allocator, ServesOneUnitAfterTheOther) {
 TEST(Allocator, ServesReplicas) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   RunRanks(3, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate(model, rank.mesh({3}, {"dp"}));
     Memory memory;
     set_custom_reduce_scatter(model, {}, memory.allocator());
@@ -167,8 +165,7 @@ std::string waited_before(const Log& log, const std::string& lane, const std::st
 
 TEST(Allocator, IsGivenBackMemoryAfterItsReaders) {
   RunRanks(3, [](Rank& rank) {
-    nn::Linear linear(3, 7, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 7, {.bias = false});
     fully_shard(linear, rank.mesh({3}, {"dp"}));
     const auto streams = testing::record(linear);
     set_custom_all_gather(linear, {}, noting(streams, "free gather"));

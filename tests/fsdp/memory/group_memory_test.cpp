@@ -166,8 +166,7 @@ TEST(GroupMemory, BelongsToTheParametersMesh) {
   RunRanks(4, [](Rank& rank) {
     AllocatingWorld groups(rank);
     const DeviceMesh mesh = init_device_mesh(groups.world, {2, 2}, {"ep", "efsdp"});
-    nn::Linear linear(kDim, kHidden);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(kDim, kHidden);
     fully_shard(linear, mesh.flatten("dp"),
                 {.parameter_mesh = [&](const std::string& name,
                                        const at::Tensor&) -> std::optional<DeviceMesh> {
@@ -189,8 +188,7 @@ TEST(GroupMemory, HoldsTheSumsOfReplicas) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   RunRanks(3, [&](Rank& rank) {
     AllocatingWorld groups(rank);
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     replicate(model, init_device_mesh(groups.world, {3}, {"dp"}));
     set_allocate_memory_from_process_group_for_comm(model, true);
     local_loss(model, rank).backward();

@@ -34,9 +34,7 @@ TEST_P(Offload, TrainsAsOneRankDoes) {
   const Sizes sizes;
   const testing::Training expected = testing::train_alone(sizes, 3);
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(sizes.dim, sizes.hidden, sizes.classes);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}), kOffload);
+    ShardedModel model(rank.mesh({rank.size()}, {"dp"}), kOffload, sizes);
     testing::expect_training(model, rank, expected);
   });
 }
@@ -45,9 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Offload, ::testing::Values(1, 2, 4));
 
 TEST(Offload, KeepsShardsAndGradientsOnTheHost) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), kOffload);
+    ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
     testing::local_loss(model, rank).backward();
     for (const auto& [name, slot] : model.named_slots()) {
       EXPECT_TRUE(local_tensor(slot->persistent()).device().is_cpu()) << name;
@@ -85,9 +81,7 @@ TEST(Offload, StepsAnOptimizerThatWasMadeBefore) {
 TEST(Offload, AccumulatesAcrossBackwards) {
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
   RunRanks(3, [&](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({3}, {"dp"}), kOffload);
+    ShardedModel model(rank.mesh({3}, {"dp"}), kOffload);
     testing::local_loss(model, rank, 0).backward();
     set_requires_gradient_sync(model, false);
     testing::local_loss(model, rank, 1).backward();
@@ -121,9 +115,7 @@ struct CountCalls final : torch::autograd::PostAccumulateGradHook {
 /// Copies to the host run beside it: a gradient is not there before the host has waited.
 TEST(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), kOffload);
+    ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
     const at::Tensor weight = model.head->slot("weight")->persistent();
     int calls = 0;
     torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountCalls>(calls));
@@ -148,9 +140,7 @@ TEST(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited) {
 
 TEST(Offload, AddsNothingOfABackwardThatFailed) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), kOffload);
+    ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
     const auto step = [&] {
       testing::local_loss(model, rank, 0).backward();
       return testing::take_gradients(model);
@@ -176,16 +166,13 @@ TEST(Offload, AddsNothingOfABackwardThatFailed) {
 // PyTorch needs a second back end for it.
 TEST(Offload, ClipsByTheNormOfAllShards) {
   for (const double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
-    SmallModel alone(4, 7, 3);
-    testing::fill(alone);
+    Filled<SmallModel> alone(4, 7, 3);
     testing::loss_of(alone, testing::batch(4, 0), 0, testing::kRows).backward();
     const optim::NormOptions norm_type{.norm_type = p};
     const double expected = optim::clip_grad_norm_(slots_of(alone), 0.1, norm_type).item<double>();
     const std::vector<at::Tensor> clipped = testing::gradients_of(alone);
     RunRanks(3, [&](Rank& rank) {
-      SmallModel model(4, 7, 3);
-      testing::fill(model);
-      shard(model, rank.mesh({3}, {"dp"}), kOffload);
+      ShardedModel model(rank.mesh({3}, {"dp"}), kOffload, {4, 7, 3});
       testing::local_loss(model, rank).backward();
       const comm::TrafficTable before = rank.world()->traffic().table();
       const double norm = optim::clip_grad_norm_(slots_of(model), 0.1, norm_type).item<double>();
@@ -200,9 +187,7 @@ TEST(Offload, ComputesInAnotherTypeFromShardsInFp32) {
   RunRanks(2, [](Rank& rank) {
     Options options = kOffload;
     options.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), options);
+    ShardedModel model(rank.mesh({2}, {"dp"}), options, {4, 6, 3});
     testing::local_loss(model, rank).backward();
     EXPECT_EQ(model.head->slot("weight")->persistent().grad().scalar_type(), at::kFloat);
   });
@@ -210,8 +195,7 @@ TEST(Offload, ComputesInAnotherTypeFromShardsInFp32) {
 
 TEST(Offload, TakesAModelFromTheMetaDevice) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel reference(5, 7, 2);
-    testing::fill(reference);
+    Filled<SmallModel> reference(5, 7, 2);
     const auto model = [] {
       const nn::MetaDevice meta;
       return std::make_shared<SmallModel>(5, 7, 2);

@@ -162,8 +162,7 @@ TEST(WrapPlan, ChangesNothingWhenRepeatedAroundAnExplicitUnit) {
 
 TEST(WrapPlan, ChangesNothingTheSecondTimeAroundAPlannedPart) {
   RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(4, 6, 3);
     const Policy linears = wrap_class<nn::Linear>();
     const auto apply = [&] {
       apply_plan(*model.blocks[1], mesh, plan_units(*model.blocks[1], linears));

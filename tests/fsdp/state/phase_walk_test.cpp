@@ -159,8 +159,7 @@ class WithLoss : public SmallModel {
 };
 
 void call_forward_from_a_method(Rank& rank) {
-  WithLoss model;
-  testing::fill(model);
+  Filled<WithLoss> model;
   testing::shard(model, rank.mesh({2}, {"dp"}));
   register_forward_method(model, &WithLoss::loss)(input()).backward();
   testing::expect_gradients(model, testing::gradients_alone());
@@ -189,8 +188,7 @@ class RunsBackward : public nn::Module<RunsBackward> {
 };
 
 void run_backward_in_forward(Rank& rank) {
-  RunsBackward model;
-  testing::fill(model);
+  Filled<RunsBackward> model;
   fully_shard(*model.block, rank.mesh({2}, {"dp"}));
   fully_shard(model, rank.mesh({2}, {"dp"}));
   for (const bool last : {true, false}) {
@@ -221,8 +219,7 @@ class TwoAsOne : public nn::Module<TwoAsOne> {
 };
 
 void stop_between_modules(Rank& rank) {
-  TwoAsOne model;
-  testing::fill(model);
+  Filled<TwoAsOne> model;
   fully_shard({model.first.get(), model.second.get()}, rank.mesh({2}, {"dp"}));
   fully_shard(model, rank.mesh({2}, {"dp"}));
   bool fails = true;
@@ -253,8 +250,7 @@ TEST(PhaseWalk, TakesEveryTransition) {
 }
 
 TEST(PhaseWalk, IsTheFirstColumnOfThePageInAStep) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank&, ShardedModel& model) {
     walk_loss(model).backward();
     const PhaseRecorder recorder;
     walk_loss(model).backward();
@@ -279,8 +275,7 @@ TEST(PhaseWalk, IsTheFirstColumnOfThePageInAStep) {
 
 // It would lose the gradients on their way.
 TEST(Phase, OfAnIterationRefusesAForwardWithinItsBackward) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank&, ShardedModel& model) {
     const at::Tensor x = input();
     const at::Tensor loss = model(x).square().mean();
     x.register_hook([&](const at::Tensor&) { walk_loss(model); });
@@ -294,8 +289,7 @@ TEST(Phase, OfAnIterationRefusesAForwardWithinItsBackward) {
 
 // The backward that runs then is not the one that failed.
 TEST(Phase, OfAnIterationRecoversWithinTheBackwardOfAnotherModel) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank&, ShardedModel& model) {
     run_a_backward_that_fails(model);
     const at::Tensor other = at::ones({1}).requires_grad_() * 2;
     other.register_hook([&](const at::Tensor&) { walk_loss(model); });

@@ -55,8 +55,7 @@ void delay_block(testing::Block& block, Lateness& lateness) {
 
 /// Losses and whole parameters of two steps.
 std::vector<at::Tensor> train_late(const Rank& rank, const LateKind& kind, Lateness& lateness) {
-  SmallModel model(7, 9, 3, 2);
-  testing::fill(model);
+  Filled<SmallModel> model(7, 9, 3, 2);
   shard_late(model, mesh_of(lateness.world(), kind), kind);
   delay_block(*model.blocks[0], lateness);
   if (kind.prefetch) {

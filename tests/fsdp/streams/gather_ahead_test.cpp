@@ -44,8 +44,7 @@ Log notes_of(const Log& log) {
 }
 
 TEST(GatherAhead, FollowsTheLastForward) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     const Log first = notes_of(log_of_forward(model, rank, *streams));
     EXPECT_EQ(first,
@@ -67,8 +66,7 @@ TEST(GatherAhead, FollowsTheLastForward) {
 
 // The unit before has left its memory, with the end of its forward.
 TEST(GatherAhead, WaitsForTheMemoryThatItTakesAlone) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     log_of_forward(model, rank, *streams);
     const Log log = log_of_forward(model, rank, *streams);
@@ -183,8 +181,7 @@ TEST(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently) {
 }
 
 TEST(GatherAhead, AlsoGathersForTheNextMicroBatch) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     set_reshard_after_backward(model, false);
     log_of_forward(model, rank, *streams);

@@ -18,8 +18,7 @@ using Log = std::vector<std::string>;
 Log reduction_of_linear(int ranks) {
   Log log;
   RunRanks(ranks, [&](Rank& rank) {
-    nn::Linear linear(3, 7, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 7, {.bias = false});
     fully_shard(linear, rank.mesh({ranks}, {"dp"}));
     const auto streams = record(linear);
     set_all_reduce_hook(
@@ -50,8 +49,7 @@ TEST(HookLane, ComesAfterTheReductionAndBeforeGradientsAreUsed) {
 TEST(HookLane, ComputesTheGradientsOfOneRank) {
   Log log;
   RunRanks(1, [&](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({1}, {"dp"}));
     const auto streams = record(linear);
     set_all_reduce_hook(
@@ -66,8 +64,7 @@ TEST(HookLane, ComputesTheGradientsOfOneRank) {
 }
 
 TEST(HookLane, RunsBesideTheNextReduction) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     set_all_reduce_hook(model, [](const at::Tensor&) {}, Lane::kAllReduce);
     local_loss(model, rank).backward();
@@ -93,8 +90,7 @@ TEST(HookLane, RunsBesideTheNextReduction) {
 }
 
 TEST(HookLane, KeepsReducedGradientsUntilTheHookIsDone) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     record(model);
     using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
     std::vector<Weak> hooked;
@@ -127,8 +123,7 @@ class HookLaneOf : public ::testing::TestWithParam<int> {};
 
 TEST_P(HookLaneOf, GivesTheGradientsThatTheHookMakes) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  RunRanks(GetParam(), [&](Rank& rank) {
-    ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     set_all_reduce_hook(
         model, [](const at::Tensor& gradients) { gradients.mul_(3); }, Lane::kAllReduce);
     for (const int step : {0, 1}) {

@@ -12,8 +12,7 @@ using Log = std::vector<std::string>;
 
 TEST(LaneOrder, GradientsOfOneRankStayInTheComputeLane) {
   RunRanks(1, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     fully_shard(linear, rank.mesh({1}, {"dp"}));
     set_gradient_divide_factor(linear, 2);
     const auto streams = record(linear);
@@ -29,8 +28,7 @@ class GatherByHand : public ::testing::TestWithParam<void (*)(nn::ModuleBase&)> 
 // After an optimizer's step, say.
 TEST_P(GatherByHand, WaitsForTheComputeLane) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     const auto streams = record(linear);
     linear(testing::uniform_values({2, 3}, 1)).sum().backward();

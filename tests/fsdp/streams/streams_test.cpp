@@ -20,9 +20,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
                   int steps = 1) {
   Log notes;
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(4, 6, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}), options);
+    ShardedModel model(rank.mesh({2}, {"dp"}), options, {4, 6, 2});
     const auto streams = record(model);
     prepare(model);
     for (int step = 0; step < steps; ++step) {
@@ -116,8 +114,7 @@ TEST(Streams, PrefetchTheRequestedUnitsInBackwardAndFreeUnusedOnes) {
 Log log_of_linear(const Options& options, std::int64_t rows) {
   Log log;
   RunRanks(2, [&](Rank& rank) {
-    nn::Linear linear(3, rows, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, rows, {.bias = false});
     fully_shard(linear, rank.mesh({2}, {"dp"}), options);
     const auto streams = testing::record(linear);
     linear(testing::uniform_values({2, 3}, 1)).sum().backward();
@@ -183,8 +180,7 @@ Log waits_before_gather(nn::Linear& linear, RecordingStreams& streams,
 
 TEST(Streams, LetTheNextForwardsGathersWaitForTheUpdateAlone) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     const auto streams = testing::record(linear);
     linear(testing::uniform_values({2, 3}, 1)).sum().backward();
@@ -206,9 +202,7 @@ TEST(Streams, LetTheNextForwardsGathersWaitForTheUpdateAlone) {
 
 TEST(Streams, AreLeftAloneOnOneRank) {
   RunRanks(1, [](Rank& rank) {
-    SmallModel model(4, 6, 2);
-    testing::fill(model);
-    shard(model, rank.mesh({1}, {"dp"}));
+    ShardedModel model(rank.mesh({1}, {"dp"}), {}, {4, 6, 2});
     const auto streams = record(model);
     local_loss(model, rank).backward();
     for (const std::string& line : streams->log()) {

@@ -87,8 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AsyncOps, BeginWherePrefetchSaysAndEndWhereParametersAreUsed) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     set_unshard_async_op(model, true);
     prefetch(model);
@@ -127,8 +126,7 @@ TEST(AsyncOps, AreOrderedWithTheLaneThatComesAfterThem) {
 }
 
 TEST(AsyncOps, WaitForTheOptimizersEventAsWell) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     set_unshard_async_op(model, true);
     local_loss(model, rank).backward();
@@ -143,8 +141,7 @@ TEST(AsyncOps, WaitForTheOptimizersEventAsWell) {
 }
 
 TEST(AsyncOps, NeedNoLaneForExplicitGathers) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     const auto streams = record(model);
     set_unshard_async_op(model, true);
     local_loss(model, rank).backward();

@@ -30,8 +30,7 @@ std::vector<at::Tensor> whole_gradients_of(const nn::ModuleBase& model) {
 /// One step of a sharded SmallModel; `forward` runs it to the loss.
 template <class Prepare, class Forward>
 Step step(Rank& rank, const Options& options, Prepare prepare, Forward forward) {
-  SmallModel model(7, 10, 3);
-  testing::fill(model);
+  testing::Filled<SmallModel> model(7, 10, 3);
   prepare(model);
   testing::shard(model, rank.mesh({rank.size()}, {"dp"}), options);
   const comm::TrafficTable before = rank.world()->traffic().table();
@@ -154,8 +153,7 @@ TEST(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward) {
 
 TEST(FsdpCheckpointing, FailureOfOneRankInARecomputationEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(7, 10, 3);
     nn::apply_activation_checkpointing(model, blocks());
     model.blocks[1]->up->add_forward_pre_hook([&](nn::ModuleBase&, nn::TensorList) {
       if (nn::is_recomputing() && rank.rank() == 1) {
@@ -172,8 +170,7 @@ TEST(FsdpCheckpointing, FailureOfOneRankInARecomputationEndsAll) {
 
 TEST(FsdpCheckpointing, TrainsAsOneRankDoesAfterAFailedRecomputation) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(7, 10, 3);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(7, 10, 3);
     nn::apply_activation_checkpointing(model, blocks());
     bool broken = true;
     model.blocks[1]->up->add_forward_pre_hook([&](nn::ModuleBase&, nn::TensorList) {
@@ -195,8 +192,7 @@ TEST(FsdpCheckpointing, TrainsAsOneRankDoesAfterAFailedRecomputation) {
 /// inputs, are units too.
 Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, bool halves = false) {
   const DeviceMesh mesh = rank.mesh({rank.size() / tp, tp}, {"dp", "tp"});
-  testing::SmallLlama model;
-  testing::fill(model);
+  testing::Filled<testing::SmallLlama> model;
   tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   if (options != nullptr) {
     nn::apply_activation_checkpointing(

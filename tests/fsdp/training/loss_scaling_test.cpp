@@ -37,8 +37,7 @@ at::Tensor batch_of(int step, std::int64_t part, std::int64_t parts, c10::Scalar
 
 /// One process, fp32, unscaled.
 std::vector<at::Tensor> reference() {
-  SmallModel model(kDim, 10, 3, 2);
-  testing::fill(model);
+  testing::Filled<SmallModel> model(kDim, 10, 3, 2);
   optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});
   for (int step = 0; step < kSteps; ++step) {
     tiny_loss(model, batch_of(step, 0, 1, at::kFloat)).backward();
@@ -78,8 +77,7 @@ void expect_near_reference(const SmallModel& model, double tolerance) {
 // fp32 parameters, gathered and computed with in fp16. A step moves a parameter by 0.01.
 TEST(LossScaling, SafeModeTrainsAsFp32) {
   RunRanks(4, [](Rank& rank) {
-    SmallModel model(kDim, 10, 3, 2);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(kDim, 10, 3, 2);
     shard(model, rank.mesh({2, 2}, {"replicate", "shard"}),
           {.mp_policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
     optim::GradScaler scaler;
@@ -92,8 +90,7 @@ TEST(LossScaling, SafeModeTrainsAsFp32) {
 // fp16 parameters and gradients: what is left is their rounding.
 TEST(LossScaling, MemoryEfficientModeTrainsAsFp32) {
   RunRanks(4, [](Rank& rank) {
-    SmallModel model(kDim, 10, 3, 2);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(kDim, 10, 3, 2);
     for (const auto& [name, slot] : model.named_slots()) {
       slot->set(slot->get().detach().to(at::kHalf).requires_grad_());
     }
@@ -109,8 +106,7 @@ TEST(LossScaling, MemoryEfficientModeTrainsAsFp32) {
 TEST(LossScaling, AnOverflowOnOneRankLeavesTheStepOutOnAll) {
   RunRanks(4, [](Rank& rank) {
     const auto skips = [&](const DeviceMesh& mesh) {
-      SmallModel model(kDim, 10, 3, 1);
-      testing::fill(model);
+      testing::Filled<SmallModel> model(kDim, 10, 3, 1);
       shard(model, mesh, {.mp_policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
       optim::AdamW optimizer(model, {.lr = 0.01});
       optim::GradScaler scaler({.init_scale = 1024.0});

@@ -64,8 +64,7 @@ TEST(NonfiniteGradient, IsFoundInAnyMicroBatch) {
 /// Where nothing small was kept, what the parts hold now has to do.
 TEST(NonfiniteGradient, NamesALargeParameterAndTheRanksThatHoldIt) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
-    nn::Linear large(90, 100, {.bias = false});
-    testing::fill(large);
+    Filled<nn::Linear> large(90, 100, {.bias = false});
     fully_shard(large, rank.mesh({2}, {"dp"}));
     large(testing::uniform_values({2, 90}, 1))
         .sum()
@@ -79,8 +78,7 @@ TEST(NonfiniteGradient, NamesALargeParameterAndTheRanksThatHoldIt) {
 }
 
 TEST(NonfiniteGradient, IsNothingWhereAllAreFinite) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     local_loss(model, rank).backward();
     EXPECT_EQ(optim::describe_nonfinite(optim::slots_of(model)), "");
   });

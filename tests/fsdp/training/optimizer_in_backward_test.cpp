@@ -74,8 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return "Arrangement" + std::to_string(info.index); });
 
 TEST(PostAccumulateHook, IsCalledForReducedGradientsOnly) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     int calls = 0;
     const auto optimizers = step_in_backward(model, calls);
     set_requires_gradient_sync(model, false);

@@ -131,8 +131,7 @@ TEST(OptimizerMadeFirst, FollowsTensorParallelismAndFullyShard) {
 // Three units of even shards: parameters, gradients and state are three runs of memory each.
 TEST(FullyShard, LaysOutWhatAnOptimizerUpdatesAsOnePerUnit) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(8, 12, 4, 2);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(8, 12, 4, 2);
     optim::Sgd optimizer(model, {.momentum = 0.9});
     shard(model, rank.mesh({2}, {"dp"}));
     testing::loss_of(model, testing::uniform_values({kRows, 8}, 1), 0, kRows).backward();
@@ -151,8 +150,7 @@ TEST(FullyShard, LaysOutWhatAnOptimizerUpdatesAsOnePerUnit) {
 
 TEST(StockOptimizerMadeFirst, IsRefusedAtStepAndAtZeroGrad) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(6, 10, 3, 1);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(6, 10, 3, 1);
     torch::optim::AdamW adamw(model.parameters(), torch::optim::AdamWOptions(0.1));
     torch::optim::SGD sgd(model.parameters(), torch::optim::SGDOptions(0.1));
     torch::optim::SGD cleared(model.parameters(), torch::optim::SGDOptions(0.1));
@@ -167,8 +165,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAtStepAndAtZeroGrad) {
 
 TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(6, 10, 3, 1);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(6, 10, 3, 1);
     torch::optim::SGD optimizer(model.blocks[0]->up->parameters(), torch::optim::SGDOptions(0.1));
     tensor_parallel::parallelize_module(model, rank.mesh({2}, {"tp"}),
                                         {{"block*.up", tensor_parallel::colwise_parallel()}});

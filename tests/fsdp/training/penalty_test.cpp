@@ -28,8 +28,7 @@ at::Tensor penalty_of(const SmallModel& model) {
 }
 
 std::vector<at::Tensor> GradientsOfOneRank() {
-  SmallModel alone(7, 5, 3);
-  testing::fill(alone);
+  testing::Filled<SmallModel> alone(7, 5, 3);
   const at::Tensor loss = own_loss(alone, rows_of(0, 1));
   const at::Tensor penalty = penalty_of(alone);
   (loss + 0.5 * penalty + loss * penalty).backward();
@@ -40,8 +39,7 @@ TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   const auto expected = GradientsOfOneRank();
   for (const int ranks : {1, 2, 3}) {
     RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      SmallModel model(7, 5, 3);
-      testing::fill(model);
+      testing::Filled<SmallModel> model(7, 5, 3);
       fully_shard(*model.blocks[0], mesh);
       fully_shard(model, mesh);
       const at::Tensor loss = own_loss(model, rows_of(rank.rank(), rank.size()));
@@ -56,8 +54,7 @@ TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
 
 TEST(Penalty, IsRefusedBesideTheLossIfDistributed) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(7, 5, 3);
-    testing::fill(model);
+    testing::Filled<SmallModel> model(7, 5, 3);
     fully_shard(model, rank.mesh({2}, {"dp"}));
     const at::Tensor loss = own_loss(model, rows_of(rank.rank(), 2));
     const at::Tensor penalty = penalty_of(model);

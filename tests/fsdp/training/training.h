@@ -50,6 +50,14 @@ struct ShardedModel : SmallModel {
   }
 };
 
+/// Runs `body` on `ranks` ranks, with a model that is sharded over all of them.
+inline void RunSharded(int ranks, const std::function<void(Rank&, ShardedModel&)>& body) {
+  RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    ShardedModel model(mesh);
+    body(rank, model);
+  });
+}
+
 /// A mesh and how a model lies on it: a case of a parametrized test.
 struct Arrangement {
   const char* name;
@@ -66,8 +74,7 @@ struct Training {
 
 /// Gradient descent on one rank.
 inline Training train_alone(const Sizes& sizes, int steps) {
-  SmallModel model(sizes.dim, sizes.hidden, sizes.classes);
-  fill(model);
+  Filled<SmallModel> model(sizes.dim, sizes.hidden, sizes.classes);
   Training training;
   for (int step = 0; step < steps; ++step) {
     const at::Tensor loss = loss_of(model, batch(sizes.dim, step), 0, kRows);
@@ -85,8 +92,7 @@ inline Training train_alone(const Sizes& sizes, int steps) {
 /// The gradients of the sum of the losses of these steps, on one rank.
 inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
                                                const std::vector<int>& steps = {0}) {
-  SmallModel alone(sizes.dim, sizes.hidden, sizes.classes);
-  fill(alone);
+  Filled<SmallModel> alone(sizes.dim, sizes.hidden, sizes.classes);
   for (const int step : steps) {
     loss_of(alone, batch(sizes.dim, step), 0, kRows).backward();
   }
@@ -137,12 +143,14 @@ namespace tessera::fsdp {
 // What most tests of FSDP use.
 using testing::Arrangement;
 using testing::expect_gradients;
+using testing::Filled;
 using testing::full_tensor;
 using testing::gradients_alone;
 using testing::kClasses;
 using testing::kDim;
 using testing::kHidden;
 using testing::local_loss;
+using testing::RunSharded;
 using testing::shard;
 using testing::ShardedModel;
 using testing::SmallModel;

@@ -19,8 +19,7 @@ namespace {
 std::string error_of(const std::function<void(Rank&, SmallModel&)>& act) {
   std::string message;
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(4, 6, 2, 2);
-    testing::fill(model);
+    Filled<SmallModel> model(4, 6, 2, 2);
     try {
       act(rank, model);
       ADD_FAILURE() << "no error";
@@ -136,8 +135,7 @@ TEST(BadInput, AUnitBelowAnother) {
 // Experts on a dimension that the unit's mesh, flattened, extends along as well.
 TEST(BadInput, ParametersOnADimensionOfTheFlattenedMeshAreNamedWithBothMeshes) {
   RunOnMesh({2, 2}, {"dp", "ep"}, [](const DeviceMesh& mesh) {
-    SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(testing::kDim, testing::kHidden, testing::kClasses);
     nn::distribute_parameter(*model.blocks[1]->up->slot("weight"), mesh["ep"], {Shard{0}});
     const at::Tensor before = model.head->slot("weight")->get();
     EXPECT_ERROR(fully_shard(model, mesh.flatten("all")),

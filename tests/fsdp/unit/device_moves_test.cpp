@@ -131,8 +131,7 @@ TEST(MoveInputs, LeavesDistributedTensors) {
 
 TEST(MoveInputs, CopiesNothingOfARootsInputsInPlace) {
   RunRanks(3, [](Rank& rank) {
-    Buffered module;
-    testing::fill(module);
+    Filled<Buffered> module;
     module.mask->zero_();
     module.below->mask->zero_();
     fully_shard(module, rank.world());

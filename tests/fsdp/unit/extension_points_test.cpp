@@ -72,8 +72,7 @@ TEST(ExtensionPoints, AnAllocatorAndAHook) {
 
 TEST(ExtensionPoints, APolicy) {
   RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(plain);
+    testing::Filled<SmallModel> plain(testing::kDim, testing::kHidden, testing::kClasses);
     SmallModel* model = &plain;
 
     const fsdp::Policy policy =
@@ -94,8 +93,7 @@ TEST(ExtensionPoints, APolicy) {
 
 TEST(ExtensionPoints, PlacementsAndMeshes) {
   RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    SmallModel plain(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(plain);
+    testing::Filled<SmallModel> plain(testing::kDim, testing::kHidden, testing::kClasses);
     SmallModel* model = &plain;
 
     fsdp::Options options;

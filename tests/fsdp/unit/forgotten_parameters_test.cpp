@@ -13,8 +13,7 @@ void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
 
 TEST(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     shard_blocks(model, rank.mesh({2}, {"dp"}));
     {
       const c10::AutoGradMode no_grad(false);
@@ -28,8 +27,7 @@ TEST(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining) {
 TEST(ForgottenParameters, AreTrainedByAUnitOfTheWholeModel) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     shard_blocks(model, rank.mesh({2}, {"dp"}));
     replicate(model, rank.mesh({2}, {"dp"}));
     local_loss(model, rank).backward();

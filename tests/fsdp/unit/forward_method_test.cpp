@@ -22,13 +22,11 @@ class Coder : public nn::Module<Coder> {
 
 TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
   const at::Tensor x = testing::uniform_values({6, 3}, 1);
-  Coder alone;
-  testing::fill(alone);
+  Filled<Coder> alone;
   alone.encode(x).sum().backward();
   for (const int ranks : {1, 2, 4}) {
     RunRanks(ranks, [&](Rank& rank) {
-      Coder model;
-      testing::fill(model);
+      Filled<Coder> model;
       fully_shard(model, rank.mesh({rank.size()}, {"dp"}));
       const auto encode = register_forward_method(model, &Coder::encode);
       const at::Tensor code = encode(x);
@@ -43,8 +41,7 @@ TEST(ForwardMethod, GathersAndReducesAsForwardDoes) {
 
 TEST(ForwardMethod, MayReturnNothing) {
   RunRanks(2, [](Rank& rank) {
-    Coder model;
-    testing::fill(model);
+    Filled<Coder> model;
     fully_shard(model, rank.mesh({2}, {"dp"}));
     register_forward_method(model, &Coder::look)();
     EXPECT_EQ(model.seen, (std::vector<std::int64_t>{5, 3}));
@@ -53,8 +50,7 @@ TEST(ForwardMethod, MayReturnNothing) {
 }
 
 TEST(ForwardMethod, JustCallsTheMethodOfAModuleThatIsNoUnit) {
-  Coder model;
-  testing::fill(model);
+  Filled<Coder> model;
   const at::Tensor x = testing::uniform_values({2, 3}, 1);
   EXPECT_TRUE(register_forward_method(model, &Coder::encode)(x).equal(model.encode(x)));
 }
@@ -67,8 +63,7 @@ TEST(ForwardMethod, RefusesANullMethod) {
 
 TEST(UnshardScope, GathersForAsLongAsItLives) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 5);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 5);
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     {
       const UnshardScope outer(linear);
@@ -81,8 +76,7 @@ TEST(UnshardScope, GathersForAsLongAsItLives) {
 
 TEST(Unshard, DoesNothingTheSecondTime) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 5);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 5);
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     const comm::TrafficTable table = rank.world()->traffic().table();

@@ -74,12 +74,10 @@ class Twice : public nn::Module<Twice> {
 
 TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {
   const at::Tensor x = testing::batch(kDim, 0);
-  Twice alone;
-  testing::fill(alone);
+  Filled<Twice> alone;
   alone(x).square().mean().backward();
   RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Twice model;
-    testing::fill(model);
+    Filled<Twice> model;
     fully_shard(*model.trained, mesh);
     fully_shard(*model.frozen, mesh);
     fully_shard(model, mesh);

@@ -16,9 +16,7 @@ TEST_P(Parity, TrainsAsOneRankDoes) {
   const auto& [ranks, sizes] = GetParam();
   const testing::Training expected = testing::train_alone(sizes, 3);
   RunRanks(ranks, [&, sizes = sizes](Rank& rank) {
-    SmallModel model(sizes.dim, sizes.hidden, sizes.classes);
-    testing::fill(model);
-    shard(model, rank.mesh({rank.size()}, {"dp"}));
+    ShardedModel model(rank.mesh({rank.size()}, {"dp"}), {}, sizes);
     testing::expect_training(model, rank, expected);
   });
 }
@@ -33,8 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Parity,
 
 TEST(FullyShard, KeepsTheChunkOfEachRank) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(2, 7);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(2, 7);
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, rank.mesh({4}, {"dp"}));
     const std::vector<at::Tensor> chunks = before.chunk(4);
@@ -46,9 +43,7 @@ TEST(FullyShard, KeepsTheChunkOfEachRank) {
 
 TEST(FullyShard, ShowsWholeTensorsInForwardAndShardsAfter) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
-    shard(model, rank.mesh({2}, {"dp"}));
+    ShardedModel model(rank.mesh({2}, {"dp"}), {}, {4, 6, 3});
     bool seen_whole = false;
     model.blocks[0]->add_forward_hook([&](nn::ModuleBase&, nn::TensorList) {
       seen_whole = model.blocks[1]->up->weight->defined();
@@ -66,8 +61,7 @@ TEST(FullyShard, ShowsWholeTensorsInForwardAndShardsAfter) {
 
 TEST(FullyShard, ReducesFrozenParametersNot) {
   RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
+    Filled<SmallModel> model(4, 6, 3);
     for (const auto& block : model.blocks) {
       block->up->slot("weight")->get().set_requires_grad(false);
     }
@@ -84,8 +78,7 @@ TEST(FullyShard, ReducesFrozenParametersNot) {
 
 TEST(FullyShard, ShardsAModelOnTheMetaDevice) {
   RunRanks(3, [](Rank& rank) {
-    SmallModel reference(5, 7, 2);
-    testing::fill(reference);
+    Filled<SmallModel> reference(5, 7, 2);
     std::shared_ptr<SmallModel> model;
     {
       const nn::MetaDevice meta;
@@ -178,8 +171,7 @@ TEST(FullyShard, RefusesAListOfModules) {
 
 TEST(FullyShard, UnshardsAndReshardsExplicitly) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 5);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 5);
     const at::Tensor before = linear.weight->detach().clone();
     fully_shard(linear, rank.mesh({2}, {"dp"}));
     unshard(linear);

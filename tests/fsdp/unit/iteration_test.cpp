@@ -9,8 +9,7 @@ namespace {
 using testing::ErrorsOfRanks;
 
 TEST(Iteration, AddsTheGradientsOfTwoBackwards) {
-  RunRanks(3, [](Rank& rank) {
-    ShardedModel model(rank.mesh({3}, {"dp"}));
+  RunSharded(3, [](Rank& rank, ShardedModel& model) {
     local_loss(model, rank).backward();
     const at::Tensor once = full_tensor(model.head->slot("weight")->persistent().grad());
     local_loss(model, rank).backward();
@@ -22,8 +21,7 @@ TEST(Iteration, AddsTheGradientsOfTwoBackwards) {
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
   for (const int ranks : {1, 3}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      ShardedModel model(rank.mesh({ranks}, {"dp"}));
+    RunSharded(ranks, [&](Rank& rank, ShardedModel& model) {
       {
         const c10::InferenceMode inference(true);
         local_loss(model, rank);
@@ -69,8 +67,7 @@ TEST(Iteration, LendsViewsOfParametersThatForwardDoesNotFree) {
 }
 
 TEST(Iteration, RunsBackwardTwiceThroughOneGraph) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const at::Tensor loss = local_loss(model, rank);
     loss.backward({}, /*retain_graph=*/true);
     const nn::SlotPtr& slot = model.blocks[0]->down->slot("weight");
@@ -82,16 +79,14 @@ TEST(Iteration, RunsBackwardTwiceThroughOneGraph) {
 
 TEST(Iteration, AddsUpTwoForwardsBeforeOneBackward) {
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1});
-  RunRanks(2, [&](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     local_loss(model, rank).add(local_loss(model, rank, 1)).backward();
     testing::expect_gradients(model, expected);
   });
 }
 
 TEST(Iteration, ForgetsAForwardThatNoBackwardFollowed) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const at::Tensor before = local_loss(model, rank).detach();
     {
       const c10::AutoGradMode no_grad(false);
@@ -105,8 +100,7 @@ TEST(Iteration, ForgetsAForwardThatNoBackwardFollowed) {
 }
 
 TEST(Iteration, FreesEverythingAfterAForwardWithoutGradients) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const c10::AutoGradMode no_grad(false);
     local_loss(model, rank);
     for (const auto& [name, slot] : model.named_slots()) {
@@ -116,8 +110,7 @@ TEST(Iteration, FreesEverythingAfterAForwardWithoutGradients) {
 }
 
 TEST(Iteration, StartsAfreshAfterAForwardThatFailed) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     bool fails = true;
     model.blocks[0]->up->add_forward_hook(
         [&](nn::ModuleBase&, nn::TensorList) { TESSERA_CHECK(!fails, "not this time"); });

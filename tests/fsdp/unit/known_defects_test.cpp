@@ -34,12 +34,10 @@ class TiedWeights : public ::testing::TestWithParam<std::pair<int, std::int64_t>
 TEST_P(TiedWeights, AreOneParameterWithTheSumOfBothGradients) {
   const auto [ranks, vocabulary] = GetParam();
   const at::Tensor ids = at::arange(12, at::kLong).remainder(vocabulary);
-  Tied alone(vocabulary);
-  testing::fill(alone);
+  Filled<Tied> alone(vocabulary);
   alone(ids).square().mean().backward();
   RunRanks(ranks, [&, v = vocabulary](Rank& rank) {
-    Tied model(v);
-    testing::fill(model);
+    Filled<Tied> model(v);
     fully_shard(model, rank.mesh({rank.size()}, {"dp"}));
     model(ids).square().mean().backward();
     EXPECT_EQ(model.named_slots().size(), 1u);
@@ -56,13 +54,11 @@ class NeighboursOfUnevenRows : public ::testing::TestWithParam<std::int64_t> {};
 
 TEST_P(NeighboursOfUnevenRows, ShowTheRightValuesBetweenForwardAndBackward) {
   const std::int64_t rows = GetParam();
-  nn::Linear alone(3, rows);
-  testing::fill(alone);
+  Filled<nn::Linear> alone(3, rows);
   const at::Tensor x = testing::uniform_values({4, 3}, 5);
   alone(x).square().sum().backward();
   RunRanks(4, [&](Rank& rank) {
-    nn::Linear linear(3, rows);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, rows);
     fully_shard(linear, rank.mesh({4}, {"dp"}),
                 {.reshard_after_forward = true, .post_forward_mesh_size = 2});
     const at::Tensor loss = linear(x).square().sum();
@@ -78,8 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, NeighboursOfUnevenRows, ::testing::Values(2, 3, 5
 TEST(KnownDefects, OneRankDividesOnceByTheFactor) {
   RunRanks(1, [](Rank& rank) {
     for (const at::ScalarType reduce : {at::kFloat, at::kHalf}) {
-      nn::Linear linear(3, 4, {.bias = false});
-      testing::fill(linear);
+      Filled<nn::Linear> linear(3, 4, {.bias = false});
       fully_shard(linear, rank.mesh({1}, {"dp"}), {.mp_policy = {.reduce_dtype = reduce}});
       set_gradient_divide_factor(linear, 4);
       linear(at::ones({1, 3})).sum().backward();
@@ -91,8 +86,7 @@ TEST(KnownDefects, OneRankDividesOnceByTheFactor) {
 
 TEST(KnownDefects, AnOptimizerMadeBeforeSteps) {
   RunRanks(2, [](Rank& rank) {
-    SmallModel model(4, 6, 3);
-    testing::fill(model);
+    Filled<SmallModel> model(4, 6, 3);
     optim::AdamW optimizer(model, {.lr = 0.1});
     shard(model, rank.mesh({2}, {"dp"}));
     const at::Tensor before = full_tensor(model.head->slot("weight")->persistent()).clone();
@@ -148,8 +142,7 @@ class StructModel : public nn::Module<StructModel> {
 
 TEST(KnownDefects, UnitsThatPassStructsReduceWithinBackward) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    StructModel model;
-    testing::fill(model);
+    Filled<StructModel> model;
     fully_shard(*model.first, mesh);
     fully_shard(*model.second, mesh);
     fully_shard(model, mesh);
@@ -164,8 +157,7 @@ TEST(KnownDefects, UnitsThatPassStructsReduceWithinBackward) {
 
 TEST(KnownDefects, OneRankCopiesNothing) {
   RunRanks(1, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     const void* memory = linear.weight->const_data_ptr();
     fully_shard(linear, rank.mesh({1}, {"dp"}));
     EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);

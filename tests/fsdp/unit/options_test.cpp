@@ -99,8 +99,7 @@ TEST(Options, ReplicatesScalars) {
 
 TEST(Options, LeavesIgnoredParametersAlone) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     fully_shard(linear, rank.mesh({2}, {"dp"}), {.ignored = {linear.slot("bias")}});
     EXPECT_FALSE(tessera::is_distributed(linear.bias));
     linear(at::ones({1, 3}).mul(rank.rank())).sum().backward();
@@ -112,8 +111,7 @@ TEST(Options, LeavesIgnoredParametersAlone) {
 /// A layer in fp64 beside others in fp32.
 TEST(Options, TakesParametersOfSeveralTypesInOneUnit) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
     const at::Tensor bias = linear.bias->detach().clone();
     fully_shard(linear, rank.mesh({2}, {"dp"}));
@@ -140,8 +138,7 @@ TEST(Options, GathersForBackwardAmongNeighbours) {
 TEST(Options, GathersTheRootForBackwardAmongItsNeighbours) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {
-    testing::SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
+    Filled<testing::SmallModel> model(testing::kDim, testing::kHidden, testing::kClasses);
     fully_shard(model, rank.mesh({4}, {"dp"}), {.post_forward_mesh_size = 2});
     const comm::TrafficTable before = rank.world()->traffic().table();
     const at::Tensor loss = local_loss(model, rank);
@@ -165,8 +162,7 @@ TEST(Options, RefusesNeighboursThatDoNotDivideTheRanks) {
 TEST(Options, MakesSeveralModulesOneUnit) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    testing::SmallModel model(testing::kDim, testing::kHidden, testing::kClasses);
-    testing::fill(model);
+    Filled<testing::SmallModel> model(testing::kDim, testing::kHidden, testing::kClasses);
     fully_shard(*model.blocks[0], mesh);
     fully_shard({model.blocks[1].get(), model.blocks[2].get()}, mesh);
     fully_shard(model, mesh);
@@ -201,12 +197,10 @@ void shard_mixture(Mixture& model, const DeviceMesh& mesh) {
 
 TEST(Options, GivesParametersTheirMesh) {
   const at::Tensor x = testing::uniform_values({8, 3}, 1);
-  Mixture alone;
-  testing::fill(alone);
+  Filled<Mixture> alone;
   alone(x).square().sum().backward();
   RunOnMesh({2, 2}, {"ep", "efsdp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Mixture model;
-    testing::fill(model);
+    Filled<Mixture> model;
     shard_mixture(model, mesh);
     // Both ranks of an efsdp group see what the ranks of the other one do.
     const at::Tensor rows = x.narrow(0, 2 * rank.rank(), 2);
@@ -229,15 +223,13 @@ TEST(Options, GivesParametersTheirMesh) {
 // holds it as one rank would.
 TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
   const testing::TemporaryFolder folder;
-  Mixture alone;
-  testing::fill(alone);
+  Filled<Mixture> alone;
   for (const auto& [name, slot] : alone.named_slots()) {
     slot->get().mutable_grad() = testing::uniform_values(slot->get().sizes(), 5);
   }
   const double expected = optim::grad_norm(optim::slots_of(alone)).item<double>();
   RunOnMesh({2, 2}, {"ep", "efsdp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Mixture model;
-    testing::fill(model);
+    Filled<Mixture> model;
     for (const auto& [name, slot] : model.experts->slots()) {
       nn::distribute_parameter(*slot, mesh["ep"], {Shard{0}});
     }
@@ -263,8 +255,7 @@ TEST(Options, ExpertsInOneTensorHaveTheNormsAndCheckpointsOfOneRank) {
 // Those of the other ranks are other parameters, not copies.
 TEST(Options, CountsParametersOnAnotherMeshInNorms) {
   RunOnMesh({2, 2}, {"ep", "efsdp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Mixture model;
-    testing::fill(model);
+    Filled<Mixture> model;
     shard_mixture(model, mesh);
     model(testing::uniform_values({2, 3}, rank.rank())).square().sum().backward();
     std::vector<nn::SlotPtr> slots;
@@ -299,8 +290,7 @@ TEST(Options, TakesParametersOfAnyStrides) {
 
 TEST(Options, TrainsParametersOfSeveralTypesInOneUnit) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 4);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(3, 4);
     linear.slot("weight")->set(linear.weight->detach().to(at::kBFloat16).requires_grad_());
     fully_shard(linear, rank.mesh({2}, {"dp"}), {.mp_policy = {.param_dtype = at::kFloat}});
     linear(at::ones({2, 3})).sum().backward();
@@ -313,8 +303,7 @@ TEST(Options, TrainsParametersOfSeveralTypesInOneUnit) {
 
 TEST(Options, SumsInHalfPrecisionWithoutOverflow) {
   RunRanks(4, [](Rank& rank) {
-    nn::Linear linear(1, 4, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(1, 4, {.bias = false});
     fully_shard(linear, rank.mesh({4}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
     linear(at::ones({1, 1}).mul(30000)).sum().backward();  // the sum would be 120000
     EXPECT_TRUE(

@@ -31,8 +31,7 @@ TEST_P(ParameterHooks, FromBeforeShardingChangeTheReducedGradient) {
   const Arrangement& split = GetParam();
   const std::vector<at::Tensor> expected = doubled(gradients_alone());
   RunRanks(static_cast<int>(c10::multiply_integers(split.sizes)), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     int calls = 0;
     double_gradients(model, calls);
     shard(model, rank.mesh(split.sizes, split.names), split.options);
@@ -67,8 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(2, [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     const at::Tensor before = *model.head->weight;
     const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
     shard(model, rank.mesh({2}, {"dp"}));
@@ -79,13 +77,11 @@ TEST(ParameterHook, IsNotCalledOnceRemovedBeforeSharding) {
 }
 
 TEST(ParameterHook, IsCalledForAParameterThatAPlanDistributes) {
-  nn::Linear alone(4, 6);
-  testing::fill(alone);
+  Filled<nn::Linear> alone(4, 6);
   const at::Tensor x = testing::uniform_values({3, 4}, 1);
   alone(x).square().sum().backward();
   RunRanks(2, [&](Rank& rank) {
-    nn::Linear linear(4, 6);
-    testing::fill(linear);
+    Filled<nn::Linear> linear(4, 6);
     int calls = 0;
     double_gradients(linear, calls);
     tensor_parallel::parallelize_module(linear, rank.mesh({2}, {"tp"}),
@@ -98,8 +94,7 @@ TEST(ParameterHook, IsCalledForAParameterThatAPlanDistributes) {
 }
 
 TEST(ParameterHook, IsRefusedIfItReturnsAnotherLayout) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     model.head->slot("weight")->persistent().register_hook(
         [](const at::Tensor& gradient) { return DistributedTensor(gradient).full_tensor(); });
     EXPECT_ERROR(local_loss(model, rank).backward(), "a hook", "'head.weight'", "a plain tensor");
@@ -107,8 +102,7 @@ TEST(ParameterHook, IsRefusedIfItReturnsAnotherLayout) {
 }
 
 TEST(Gradients, AreRefusedInBackwardIfTheirLayoutIsNotTheParameters) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     const at::Tensor& weight = model.head->slot("weight")->persistent();
     weight.mutable_grad() = DistributedTensor(weight.detach()).redistribute({Replicate{}}).tensor();
     EXPECT_ERROR(local_loss(model, rank).backward(), "the gradient", "'head.weight'",
@@ -117,8 +111,7 @@ TEST(Gradients, AreRefusedInBackwardIfTheirLayoutIsNotTheParameters) {
 }
 
 TEST(SetData, OfAShardRefusesAnotherLayout) {
-  RunRanks(2, [](Rank& rank) {
-    testing::ShardedModel model(rank.mesh({2}, {"dp"}));
+  testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     at::Tensor weight = model.head->slot("weight")->persistent();
     const at::Tensor whole =
         DistributedTensor(weight.detach()).redistribute({Replicate{}}).tensor();

@@ -54,12 +54,10 @@ TEST(Policy, GivesAModuleRegisteredTwiceItsParametersWhereItIsAUnit) {
 
 TEST(WrapPlan, TrainsWithAModuleRegisteredTwice) {
   const at::Tensor batch = testing::uniform_values({6, 4}, 7);
-  Repeating alone;
-  testing::fill(alone);
+  testing::Filled<Repeating> alone;
   alone(batch).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
-    Repeating model;
-    testing::fill(model);
+    testing::Filled<Repeating> model;
     apply_plan(model, rank.mesh({2}, {"dp"}), plan_units(model, wrap_class<Repeating::Half>()));
     model(batch.narrow(0, rank.rank() * 3, 3)).square().mean().backward();
     const auto expected = alone.named_slots();

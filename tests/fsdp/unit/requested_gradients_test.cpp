@@ -119,8 +119,7 @@ struct CountSteps final : torch::autograd::PostAccumulateGradHook {
 
 /// Gradient surgery: two losses of one forward.
 TEST(RequestedGradient, WorksForTwoLossesOfOneGraph) {
-  SmallModel alone(kDim, kHidden, kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
   const auto losses_of = [](const at::Tensor& y) {
     return std::pair(y.square().mean(), y.sin().mean());
   };
@@ -128,8 +127,7 @@ TEST(RequestedGradient, WorksForTwoLossesOfOneGraph) {
   const auto [a, b] = losses_of(alone(x));
   const Tensors of_a = grad({a}, parameters_of(alone), {}, /*retain_graph=*/true);
   const Tensors of_b = grad({b}, parameters_of(alone));
-  RunRanks(2, [&](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     const auto [c, d] = losses_of(model(x.narrow(0, 6 * rank.rank(), 6)));
     expect_equal(grad({c}, parameters_of(model), {}, /*retain_graph=*/true), of_a);
     expect_equal(grad({d}, parameters_of(model)), of_b);
@@ -137,12 +135,10 @@ TEST(RequestedGradient, WorksForTwoLossesOfOneGraph) {
 }
 
 TEST(RequestedGradient, WorksBesideThatOfAPlainLeaf) {
-  SmallModel alone(kDim, kHidden, kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
   const at::Tensor x = testing::batch(kDim, 0).requires_grad_();
   const Tensors expected = grad({alone(x).square().sum()}, {x, *alone.head->weight});
-  RunRanks(2, [&](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     const at::Tensor rows = x.detach().narrow(0, 6 * rank.rank(), 6).clone().requires_grad_();
     rows.mutable_grad() = at::ones_like(rows);
     const Tensors found =
@@ -154,8 +150,7 @@ TEST(RequestedGradient, WorksBesideThatOfAPlainLeaf) {
 }
 
 TEST(RequestedGradient, CallsHooksAndNoOptimizerInBackward) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const at::Tensor weight = model.head->slot("weight")->persistent();
     int hooks = 0;
     int steps = 0;
@@ -177,8 +172,7 @@ TEST(RequestedGradient, WorksForAConvertedModelAndOneMadeWithoutValues) {
   nn::init_weights(alone, 3);
   const Tensors of_initial =
       grad({alone(testing::batch(kDim, 0)).square().mean()}, parameters_of(alone));
-  RunRanks(2, [&](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     local_loss(model, rank, 0).backward();
     model.zero_grad();
     model.to(at::kDouble);
@@ -199,8 +193,7 @@ TEST(RequestedGradient, WorksForAConvertedModelAndOneMadeWithoutValues) {
 }
 
 TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const Tensors parameters = parameters_of(model);
     EXPECT_ERROR(grad({local_loss(model, rank, 0)}, parameters, {}, true, /*create_graph=*/true),
                  "'block0.up.weight'", "create_graph");
@@ -216,8 +209,7 @@ TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
 }
 
 TEST(RequestedGradient, OfAPenaltyOnShardsIsLeftToAutograd) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const at::Tensor weight = model.head->slot("weight")->persistent();
     local_loss(model, rank, 0).backward();
     model.zero_grad();
@@ -231,8 +223,7 @@ TEST(RequestedGradient, OfAPenaltyOnShardsIsLeftToAutograd) {
 }
 
 TEST(RequestedGradient, OfAParameterThatNoRankUsesIsUndefined) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank&, ShardedModel& model) {
     const at::Tensor loss =
         (*model.blocks[0])(testing::batch(kDim, 0).narrow(0, 0, 3)).square().mean();
     const Tensors found = grad({loss},

@@ -26,8 +26,7 @@ class SecondDerivative : public ::testing::TestWithParam<Splitting> {};
 
 TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
   const Splitting& split = GetParam();
-  SmallModel alone(kDim, testing::kHidden, testing::kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(kDim, testing::kHidden, testing::kClasses);
   penalised_backward(alone);
   const std::vector<at::Tensor> expected = testing::gradients_of(alone);
   RunRanks(static_cast<int>(c10::multiply_integers(split.sizes)), [&](Rank& rank) {

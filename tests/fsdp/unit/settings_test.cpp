@@ -8,8 +8,7 @@ namespace tessera::fsdp {
 namespace {
 
 TEST(Settings, SwitchesBetweenZero2AndZero3) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const auto gathers = [&] {
       const comm::TrafficTable before = rank.world()->traffic().table();
       local_loss(model, rank).backward();
@@ -42,8 +41,7 @@ class Accumulation : public ::testing::TestWithParam<int> {};
 
 TEST_P(Accumulation, ReducesOnceForSeveralBackwards) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  RunRanks(GetParam(), [&](Rank& rank) {
-    ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     const comm::TrafficTable before = rank.world()->traffic().table();
     set_requires_gradient_sync(model, false);
     local_loss(model, rank, 0).backward();
@@ -61,8 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Accumulation, ::testing::Values(1, 2, 3));
 
 TEST(Settings, AccumulatesInTheTypeOfTheReduction) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(1, 1, {.bias = false});
-    testing::fill(linear);
+    Filled<nn::Linear> linear(1, 1, {.bias = false});
     fully_shard(linear, rank.mesh({2}, {"dp"}),
                 {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
     set_requires_gradient_sync(linear, false);
@@ -78,8 +75,7 @@ class DivideFactor : public ::testing::TestWithParam<int> {};
 
 TEST_P(DivideFactor, ReplacesTheNumberOfRanks) {
   const std::vector<at::Tensor> expected = gradients_alone();
-  RunRanks(GetParam(), [&](Rank& rank) {
-    ShardedModel model(rank.mesh({rank.size()}, {"dp"}));
+  RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     set_gradient_divide_factor(model, 0.5);
     local_loss(model, rank).backward();
     expect_gradients(model, expected, rank.size() / 0.5);
@@ -90,8 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DivideFactor, ::testing::Values(1, 3));
 
 /// The gradient of a weight of ones when four ranks' gradients in fp16 are all `value`.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
-  nn::Linear linear(3, 4, {.bias = false});
-  testing::fill(linear);
+  Filled<nn::Linear> linear(3, 4, {.bias = false});
   fully_shard(linear, rank.mesh({rank.size()}, {"dp"}), {.mp_policy = {.reduce_dtype = at::kHalf}});
   set(linear);
   linear(at::ones({1, 3})).sum().mul(value).backward();
@@ -125,8 +120,7 @@ TEST(ForceSum, DividesOnceByTheFactor) {
 
 TEST(Settings, PrefetchesTheRequestedUnits) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 0});
-  RunRanks(2, [&](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [&](Rank& rank, ShardedModel& model) {
     set_forward_prefetch(model, {model.blocks[0].get(), model.blocks[1].get()});
     set_backward_prefetch(*model.blocks[2], {model.blocks[1].get(), model.blocks[0].get()});
     // A target that is not used until much later, and then freed unused.
@@ -138,8 +132,7 @@ TEST(Settings, PrefetchesTheRequestedUnits) {
 }
 
 TEST(Settings, GathersAheadAfterStartUnshard) {
-  RunRanks(2, [](Rank& rank) {
-    ShardedModel model(rank.mesh({2}, {"dp"}));
+  RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const comm::TrafficTable before = rank.world()->traffic().table();
     start_unshard(*model.blocks[0]);
     const c10::AutoGradMode no_grad(false);

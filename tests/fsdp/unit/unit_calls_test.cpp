@@ -50,8 +50,7 @@ TEST(UnitCalls, MayBeginWithABlockBeforeTheRoot) {
 }
 
 TEST(UnitCalls, MayBeOfABlockAlone) {
-  SmallModel alone(kDim, kHidden, kClasses);
-  testing::fill(alone);
+  Filled<SmallModel> alone(kDim, kHidden, kClasses);
   (*alone.blocks[1])(testing::batch(kDim, 0)).square().mean().backward();
   RunRanks(3, [&](Rank& rank) {
     const auto model = model_over(rank.mesh({3}, {"dp"}));
@@ -95,13 +94,11 @@ void chunked_backward(Headless& model, const at::Tensor& x) {
 }
 
 TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
-  Headless alone;
-  testing::fill(alone);
+  Filled<Headless> alone;
   chunked_backward(alone, testing::batch(kDim, 0));
   RunRanks(2, [&](Rank& rank) {
     for (const bool reshard : {true, false}) {
-      Headless model;
-      testing::fill(model);
+      Filled<Headless> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       for (nn::ModuleBase* unit : std::initializer_list<nn::ModuleBase*>{
                model.first.get(), model.second.get(), model.head.get(), &model}) {
@@ -126,13 +123,11 @@ class Recurrent : public nn::Module<Recurrent> {
 };
 
 TEST(UnitCalls, SeveralTimesInOneForward) {
-  Recurrent alone;
-  testing::fill(alone);
+  Filled<Recurrent> alone;
   alone(testing::batch(kDim, 0)).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
     for (const bool reshard : {true, false}) {
-      Recurrent model;
-      testing::fill(model);
+      Filled<Recurrent> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       fully_shard(*model.cell, mesh, {.reshard_after_forward = reshard});
       fully_shard(*model.other, mesh, {.reshard_after_forward = reshard});

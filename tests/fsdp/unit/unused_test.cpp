@@ -100,12 +100,10 @@ class Detour : public nn::Module<Detour> {
 // Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
 TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
   const at::Tensor x = testing::uniform_values({4, 3}, 9);
-  Detour alone;
-  testing::fill(alone);
+  Filled<Detour> alone;
   (alone(x, true).sum() + 2 * alone(x, false).sum()).div(3).backward();
   RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Detour model;
-    testing::fill(model);
+    Filled<Detour> model;
     fully_shard(*model.first, mesh);
     fully_shard(*model.extra, mesh, {.may_be_unused = true});
     fully_shard(*model.last, mesh);
@@ -117,8 +115,7 @@ TEST(Unused, LetsRanksLeaveOutAUnitBetweenOthers) {
 
 TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
   RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Optional model;
-    testing::fill(model);
+    Filled<Optional> model;
     fully_shard(*model.extra, mesh, {.may_be_unused = true});
     fully_shard(model, mesh);
     const c10::AutoGradMode no_grad(false);
@@ -130,8 +127,7 @@ TEST(Unused, FreesAUnitThatMayBeUnusedAfterAForwardWithoutGradients) {
 // Not marked: the ranks' collectives differ, which must show at once and by name.
 std::vector<std::string> errors_of_unmarked() {
   return ErrorsOfRanks(4, [](Rank& rank) {
-    Optional model;
-    testing::fill(model);
+    Filled<Optional> model;
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
     fully_shard(*model.base, mesh);
     fully_shard(*model.extra, mesh);
@@ -159,8 +155,7 @@ TEST(Unused, EndsWithinTheTimeOutWhereARankCallsNothing) {
   const std::vector<std::string> errors = ErrorsOfRanks(
       2,
       [](Rank& rank) {
-        Optional model;
-        testing::fill(model);
+        Filled<Optional> model;
         const DeviceMesh mesh = rank.mesh({2}, {"dp"});
         fully_shard(*model.extra, mesh);
         fully_shard(model, mesh);
@@ -191,8 +186,7 @@ TEST(Unused, LosesNothingWhereRanksDisagreeOnGradients) {
 
 /// Which of the branches' weights have a gradient after the calls of `go_left`, one backward each.
 std::string used_branches(Rank& rank, const DeviceMesh& mesh, const std::vector<bool>& go_left) {
-  Branches model;
-  testing::fill(model);
+  Filled<Branches> model;
   fully_shard(model, mesh);
   for (std::size_t i = 0; i < go_left.size(); ++i) {
     set_requires_gradient_sync(model, i + 1 == go_left.size());
@@ -273,8 +267,7 @@ TEST(Unused, UpdatesNothingThatNoRankUsed) {
 TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
   const testing::SharedMemory without_shared_memory(false);
   const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Branches model(3, 3);
-    testing::fill(model);
+    Filled<Branches> model(3, 3);
     const DeviceMesh mesh = rank.mesh({3}, {"dp"});
     fully_shard(*model.left, mesh);
     fully_shard(*model.right, mesh);

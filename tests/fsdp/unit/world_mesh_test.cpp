@@ -21,8 +21,7 @@ TEST_P(WorldMesh, IsOneDimensionOfAllRanks) {
 TEST_P(WorldMesh, TrainsAsOneRankDoes) {
   const Training expected = testing::train_alone({}, 3);
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     // Each form, and a mesh made explicitly beside them.
     fully_shard({model.blocks[0].get(), model.blocks[1].get()}, rank.world());
     replicate(*model.blocks[2], rank.world());
@@ -38,8 +37,7 @@ TEST_P(WorldMesh, TrainsAsOneRankDoes) {
 TEST_P(WorldMesh, TakesAPlan) {
   const Training expected = testing::train_alone({}, 2);
   RunRanks(GetParam(), [&](Rank& rank) {
-    SmallModel model(kDim, kHidden, kClasses);
-    testing::fill(model);
+    Filled<SmallModel> model(kDim, kHidden, kClasses);
     const WrapPlan plan = plan_units(model, wrap_class<testing::Block>());
     apply_plan(model, rank.world(), plan);
     apply_plan(model, world_mesh(rank.world()), plan);  // is the same
