@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
@@ -16,18 +17,15 @@ namespace tessera::checkpoint {
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// Sizes that neither 2 nor 4 divide.
-class Net : public nn::Module<Net> {
- public:
+struct Net : nn::Module<Net> {
   explicit Net(bool tied = false) {
-    embed = register_module("embed", std::make_shared<nn::Embedding>(11, 5));
-    middle = register_module("middle", std::make_shared<nn::Linear>(5, 7));
-    head = register_module("head", std::make_shared<nn::Linear>(5, 11, nn::LinearOptions{false}));
     if (tied) {
       head->tie_slot("weight", embed->slot("weight"));
     }
   }
-  std::shared_ptr<nn::Embedding> embed;
-  std::shared_ptr<nn::Linear> middle, head;
+  nn::Child<nn::Embedding> embed{*this, "embed", 11, 5};
+  nn::Child<nn::Linear> middle{*this, "middle", 5, 7};
+  nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
 /// Different numbers for each parameter of a Net.

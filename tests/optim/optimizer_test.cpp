@@ -4,6 +4,7 @@
 #include <map>
 
 #include "optim/parameters.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
@@ -239,15 +240,10 @@ TEST(OptimizerList, RefusesAParameterOfTwo) {
 
 TEST(SplitForMuon, LeavesEmbeddingsAndNamedParametersToTheRest) {
   struct Model : nn::Module<Model> {
-    Model() {
-      embed = register_module("embed", std::make_shared<nn::Embedding>(7, 4));
-      up = register_module("up", std::make_shared<nn::Linear>(4, 6));
-      tied = register_module("tied", std::make_shared<nn::Linear>(4, 7));
-      head = register_module("head", std::make_shared<nn::Linear>(4, 3));
-      tied->tie_slot("weight", embed->slot("weight"));
-    }
-    std::shared_ptr<nn::Embedding> embed;
-    std::shared_ptr<nn::Linear> up, tied, head;
+    Model() { tied->tie_slot("weight", embed->slot("weight")); }
+    nn::Child<nn::Embedding> embed{*this, "embed", 7, 4};
+    nn::Child<nn::Linear> up{*this, "up", 4, 6}, tied{*this, "tied", 4, 7};
+    nn::Child<nn::Linear> head{*this, "head", 4, 3};
   } model;
   const MuonSplit split = split_for_muon(model, {"head.weight"});
   ASSERT_EQ(split.matrices.size(), 1U);

@@ -11,6 +11,7 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
@@ -38,20 +39,16 @@ struct Conv : nn::Module<Conv> {
 /// Nothing divides by two ranks of each mesh dimension but the batch.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
+  static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
 
-  Net() {
-    conv = register_module("conv", std::make_shared<Conv>(kChannels));
-    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kChannels * kSize * kSize));
-    up = register_module("up", std::make_shared<nn::Linear>(kChannels * kSize * kSize, kHidden));
-    down = register_module("down", std::make_shared<nn::Linear>(kHidden, 3));
-  }
   at::Tensor forward(const at::Tensor& images, const at::Tensor& targets) {
     const at::Tensor features = (*norm)(at::relu((*conv)(images)).flatten(1));
     return at::mse_loss((*down)(at::relu((*up)(features))), targets);
   }
-  std::shared_ptr<Conv> conv;
-  std::shared_ptr<nn::LayerNorm> norm;
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<Conv> conv{*this, "conv", kChannels};
+  nn::Child<nn::LayerNorm> norm{*this, "norm", kFeatures};
+  nn::Child<nn::Linear> up{*this, "up", kFeatures, kHidden};
+  nn::Child<nn::Linear> down{*this, "down", kHidden, 3};
 };
 
 /// On the meta device, parallelized over "dp" and "tp".

@@ -7,6 +7,7 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/lora.h"
@@ -78,16 +79,13 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
 /// Attention over a split sequence: (tokens, 8) -> (tokens, 8).
 class SplitMixer : public nn::Module<SplitMixer> {
  public:
-  explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {
-    in = register_module("in", std::make_shared<nn::Linear>(8, 24));
-    out = register_module("out", std::make_shared<nn::Linear>(8, 8));
-  }
+  explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
   at::Tensor forward(const at::Tensor& x) {
     const auto parts = (*in)(x).view({1, x.size(0), 6, 4}).transpose(1, 2).chunk(3, 1);
     const at::Tensor y = split_.attention(parts[0], parts[1], parts[2]);
     return x + (*out)(y.transpose(1, 2).reshape({x.size(0), 8}));
   }
-  std::shared_ptr<nn::Linear> in, out;
+  nn::Child<nn::Linear> in{*this, "in", 8, 24}, out{*this, "out", 8, 8};
 
  private:
   nn::ContextParallel split_;

@@ -1,6 +1,7 @@
 // What the ranks have alike, which only all of them together can know, is compared.
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
@@ -189,11 +190,9 @@ TEST(PlainInputs, AreComparedOnce) {
   });
 }
 
-class MasksItsHeads : public nn::Module<MasksItsHeads> {
- public:
-  MasksItsHeads() { q = register_module("q", std::make_shared<nn::Linear>(8, 8)); }
+struct MasksItsHeads : nn::Module<MasksItsHeads> {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) { return (*q)(x).mul(mask); }
-  std::shared_ptr<nn::Linear> q;
+  nn::Child<nn::Linear> q{*this, "q", 8, 8};
 };
 
 TEST(DebugMode, CompareEveryPlainTensorThatMeetsADistributedOne) {

@@ -1,5 +1,6 @@
 // What a strict scope says of a plan that forgets an entry.
 
+#include "tessera/nn/child.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -11,21 +12,15 @@ namespace {
 namespace hints {
 
 /// (tokens, dim) -> the same, through a norm or not.
-class Mlp : public nn::Module<Mlp> {
- public:
-  explicit Mlp(bool normed_result) : normed(normed_result) {
-    norm = register_module("norm", std::make_shared<nn::LayerNorm>(4));
-    fc1 = register_module("fc1", std::make_shared<nn::Linear>(4, 6));
-    fc2 = register_module("fc2", std::make_shared<nn::Linear>(6, 4));
-    testing::fill(*this);
-  }
+struct Mlp : nn::Module<Mlp> {
+  explicit Mlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor y = (*fc2)(at::gelu((*fc1)(x)));
     return normed ? (*norm)(y) : x + y;
   }
   bool normed;
-  std::shared_ptr<nn::LayerNorm> norm;
-  std::shared_ptr<nn::Linear> fc1, fc2;
+  nn::Child<nn::LayerNorm> norm{*this, "norm", 4};
+  nn::Child<nn::Linear> fc1{*this, "fc1", 4, 6}, fc2{*this, "fc2", 6, 4};
 };
 
 TEST(Hints, NameARowwiseLinearThatThePlanForgot) {

@@ -5,6 +5,7 @@
 
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
@@ -26,19 +27,13 @@ const nn::LoraOptions kAdapters{
 
 /// A fused Linear and one back, with adapters; 10 and 6 features, which 3 ranks or 4 don't divide.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
-  AdaptedBlock() {
-    gate_up = register_module(
-        "gate_up",
-        std::make_shared<nn::FusedLinear>(6, std::vector<nn::FusedPart>{{"gate", 10}, {"up", 10}}));
-    down = register_module("down", std::make_shared<nn::Linear>(10, 6));
-    head = register_module("head", std::make_shared<nn::Linear>(6, 5));
-  }
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
     return (*head)((*down)(at::gelu(parts[0]) * parts[1]));
   }
-  std::shared_ptr<nn::FusedLinear> gate_up;
-  std::shared_ptr<nn::Linear> down, head;
+  nn::Child<nn::FusedLinear> gate_up{*this, "gate_up", 6,
+                                     std::vector<nn::FusedPart>{{"gate", 10}, {"up", 10}}};
+  nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
 /// Adapters that do something.

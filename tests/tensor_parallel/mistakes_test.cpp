@@ -3,6 +3,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
@@ -19,19 +20,16 @@ namespace {
 using testing::fill;
 
 /// A number that is learnt and a norm between two projections.
-class ScaledMlp : public nn::Module<ScaledMlp> {
- public:
+struct ScaledMlp : nn::Module<ScaledMlp> {
   ScaledMlp() {
-    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
-    norm = register_module("norm", std::make_shared<nn::LayerNorm>(6));
-    down = register_module("down", std::make_shared<nn::Linear>(6, 4));
     scale = register_slot("scale", at::ones({1}));
     fill(*this);
   }
   at::Tensor forward(const at::Tensor& x) { return (*down)((*norm)((*up)(x) * *scale)); }
 
-  std::shared_ptr<nn::Linear> up, down;
-  std::shared_ptr<nn::LayerNorm> norm;
+  nn::Child<nn::Linear> up{*this, "up", 4, 6};
+  nn::Child<nn::LayerNorm> norm{*this, "norm", 6};
+  nn::Child<nn::Linear> down{*this, "down", 6, 4};
   nn::Parameter scale;
 };
 
@@ -78,14 +76,10 @@ TEST(Mistakes, FsdpOnTheMeshOfTensorParallelism) {
 }
 
 /// A parameter of libtorch's kind beside the slots.
-class HalfSlotted : public nn::Module<HalfSlotted> {
- public:
-  HalfSlotted() {
-    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
-    register_parameter("stray", at::ones({2}));
-  }
+struct HalfSlotted : nn::Module<HalfSlotted> {
+  HalfSlotted() { register_parameter("stray", at::ones({2})); }
   at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
-  std::shared_ptr<nn::Linear> up;
+  nn::Child<nn::Linear> up{*this, "up", 4, 6};
 };
 
 TEST(Mistakes, AParameterWithoutASlot) {

@@ -3,6 +3,7 @@
 
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
@@ -21,11 +22,8 @@ constexpr std::int64_t kBatch = 4, kTokens = 6, kDim = 24, kHeads = 6, kHeadDim 
 constexpr std::int64_t kInner = 20, kExperts = 5, kWidth = 7, kVocabulary = 13;
 
 /// Experts whose weights are stacked, each token mixed from the two that its router prefers.
-class Experts : public nn::Module<Experts> {
- public:
+struct Experts : nn::Module<Experts> {
   Experts() {
-    router = register_module(
-        "router", std::make_shared<nn::Linear>(kDim, kExperts, nn::LinearOptions{.bias = false}));
     up = register_slot("up", {kExperts, kDim, kWidth});
     down = register_slot("down", {kExperts, kWidth, kDim});
   }
@@ -41,25 +39,12 @@ class Experts : public nn::Module<Experts> {
     init.fill(up, nn::init::normal(0, 0.2));
     init.fill(down, nn::init::normal(0, 0.2));
   }
-  std::shared_ptr<nn::Linear> router;
+  nn::Child<nn::Linear> router{*this, "router", kDim, kExperts, nn::LinearOptions{.bias = false}};
   nn::Parameter up, down;
 };
 
-class Block : public nn::Module<Block> {
- public:
-  Block() {
-    first_norm = register_module("first_norm", std::make_shared<nn::LayerNorm>(kDim));
-    second_norm = register_module("second_norm", std::make_shared<nn::LayerNorm>(kDim));
-    qkv = register_module("qkv", std::make_shared<nn::Linear>(kDim, 3 * kDim));
-    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(kHeadDim));
-    k_norm = register_module("k_norm", std::make_shared<nn::RMSNorm>(kHeadDim));
-    out = register_module("out", std::make_shared<nn::Linear>(kDim, kDim));
-    dropout = register_module("dropout", std::make_shared<nn::Dropout>(0.1));
-    up = register_module("up", std::make_shared<nn::Linear>(kDim, kInner));
-    down = register_module("down", std::make_shared<nn::Linear>(kInner, kDim));
-    experts = register_module("experts", std::make_shared<Experts>());
-    gain = register_slot("gain", {kHeads, 1, 1});
-  }
+struct Block : nn::Module<Block> {
+  Block() { gain = register_slot("gain", {kHeads, 1, 1}); }
   /// The result, and an auxiliary loss of the heads.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = (*qkv)((*first_norm)(x)).chunk(3, -1);
@@ -80,11 +65,14 @@ class Block : public nn::Module<Block> {
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(gain, nn::init::normal(1, 0.3));
   }
-  std::shared_ptr<nn::LayerNorm> first_norm, second_norm;
-  std::shared_ptr<nn::RMSNorm> q_norm, k_norm;
-  std::shared_ptr<nn::Linear> qkv, out, up, down;
-  std::shared_ptr<nn::Dropout> dropout;
-  std::shared_ptr<Experts> experts;
+  nn::Child<nn::LayerNorm> first_norm{*this, "first_norm", kDim};
+  nn::Child<nn::LayerNorm> second_norm{*this, "second_norm", kDim};
+  nn::Child<nn::Linear> qkv{*this, "qkv", kDim, 3 * kDim};
+  nn::Child<nn::RMSNorm> q_norm{*this, "q_norm", kHeadDim}, k_norm{*this, "k_norm", kHeadDim};
+  nn::Child<nn::Linear> out{*this, "out", kDim, kDim};
+  nn::Child<nn::Dropout> dropout{*this, "dropout", 0.1};
+  nn::Child<nn::Linear> up{*this, "up", kDim, kInner}, down{*this, "down", kInner, kDim};
+  nn::Child<Experts> experts{*this, "experts"};
   nn::Parameter gain;
 };
 

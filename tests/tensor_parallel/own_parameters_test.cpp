@@ -2,6 +2,7 @@
 // along the sequence, and they have the gradients of one rank without an entry in the plan.
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
@@ -17,19 +18,13 @@ constexpr std::int64_t kDim = 6;
 constexpr std::int64_t kPatches = 5;
 
 /// x + scale * down(gelu(up(norm(x)))), with a LayerScale.
-class ScaledBlock : public nn::Module<ScaledBlock> {
- public:
-  ScaledBlock() {
-    norm = register_module("norm", std::make_shared<nn::LayerNorm>(kDim));
-    up = register_module("up", std::make_shared<nn::Linear>(kDim, 9));
-    down = register_module("down", std::make_shared<nn::Linear>(9, kDim));
-    scale = register_slot("scale", {kDim});
-  }
+struct ScaledBlock : nn::Module<ScaledBlock> {
+  ScaledBlock() { scale = register_slot("scale", {kDim}); }
   at::Tensor forward(const at::Tensor& x) {
     return x + *scale * (*down)(at::gelu((*up)((*norm)(x))));
   }
-  std::shared_ptr<nn::LayerNorm> norm;
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::LayerNorm> norm{*this, "norm", kDim};
+  nn::Child<nn::Linear> up{*this, "up", kDim, 9}, down{*this, "down", 9, kDim};
   nn::Parameter scale;
 };
 

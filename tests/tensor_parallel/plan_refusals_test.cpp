@@ -2,6 +2,7 @@
 // remedy.
 
 #include "tensor_parallel/plan/plan_matching.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
@@ -26,10 +27,8 @@ class Projections : public nn::Module<Projections> {
   std::shared_ptr<nn::Linear> q, o;
 };
 
-class Stack : public nn::Module<Stack> {
- public:
+struct Stack : nn::Module<Stack> {
   Stack() {
-    layers = register_module("layers", std::make_shared<nn::ModuleList>());
     for (const bool with_norm : {true, true, false, true}) {
       layers->push_back(std::make_shared<Projections>(with_norm));
     }
@@ -37,7 +36,7 @@ class Stack : public nn::Module<Stack> {
   }
   at::Tensor forward(const at::Tensor& x) { return x; }
   Projections& layer(std::size_t i) { return *layers->at<Projections>(i); }
-  std::shared_ptr<nn::ModuleList> layers;
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
 };
 
 DeviceMesh mesh_of(int ranks) {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tessera/comm/meta_world.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
@@ -145,21 +146,14 @@ TEST(PlanTable, RecordsTheCollectivesOfARealStep) {
 
 /// Images of 3 x 8 x 8; a convolution and a norm make features of them.
 struct SmallConvolution : nn::Module<SmallConvolution> {
-  SmallConvolution() {
-    conv = register_module(
-        "conv", std::make_shared<nn::Hooked<torch::nn::Conv2d>>(torch::nn::Conv2dOptions(3, 4, 3)));
-    norm = register_module("norm", std::make_shared<nn::Hooked<torch::nn::GroupNorm>>(
-                                       torch::nn::GroupNormOptions(2, 4)));
-    up = register_module("up", std::make_shared<nn::Linear>(4 * 36, 10));
-    down = register_module("down", std::make_shared<nn::Linear>(10, 2));
-  }
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor features = at::relu((*norm)((*conv)(x))).flatten(1);
     return (*down)(at::relu((*up)(features))).square().mean();
   }
-  std::shared_ptr<nn::Hooked<torch::nn::Conv2d>> conv;
-  std::shared_ptr<nn::Hooked<torch::nn::GroupNorm>> norm;
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::Hooked<torch::nn::Conv2d>> conv{*this, "conv", torch::nn::Conv2dOptions(3, 4, 3)};
+  nn::Child<nn::Hooked<torch::nn::GroupNorm>> norm{*this, "norm",
+                                                   torch::nn::GroupNormOptions(2, 4)};
+  nn::Child<nn::Linear> up{*this, "up", 4 * 36, 10}, down{*this, "down", 10, 2};
 };
 
 /// A simulated step of `Model` on `input` records what two ranks count.

@@ -1,5 +1,6 @@
 #include "tensor_parallel/plan/plan_matching.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
@@ -11,15 +12,10 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-class Layer : public nn::Module<Layer> {
- public:
-  Layer() {
-    up = register_module("up", std::make_shared<nn::Linear>(4, 6));
-    down = register_module("down", std::make_shared<nn::Linear>(6, 4));
-  }
+struct Layer : nn::Module<Layer> {
   at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x)); }
 
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::Linear> up{*this, "up", 4, 6}, down{*this, "down", 6, 4};
 };
 
 class Tree : public nn::Module<Tree> {

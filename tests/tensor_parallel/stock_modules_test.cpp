@@ -5,6 +5,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
@@ -19,22 +20,15 @@ using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
 /// Sizes that 2 and 3 ranks do not divide.
-class StockModel : public nn::Module<StockModel> {
- public:
-  StockModel() {
-    embed = register_module("embed", std::make_shared<HookedEmbedding>(11, 5));
-    norm = register_module("norm", std::make_shared<HookedNorm>(torch::nn::LayerNormOptions({5})));
-    up = register_module("up", std::make_shared<HookedLinear>(5, 7));
-    down = register_module("down", std::make_shared<HookedLinear>(7, 5));
-    testing::fill(*this);
-  }
+struct StockModel : nn::Module<StockModel> {
+  StockModel() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& ids) {
     return (*down)(at::relu((*up)((*norm)((*embed)(ids)))));
   }
 
-  std::shared_ptr<HookedEmbedding> embed;
-  std::shared_ptr<HookedNorm> norm;
-  std::shared_ptr<HookedLinear> up, down;
+  nn::Child<HookedEmbedding> embed{*this, "embed", 11, 5};
+  nn::Child<HookedNorm> norm{*this, "norm", torch::nn::LayerNormOptions({5})};
+  nn::Child<HookedLinear> up{*this, "up", 5, 7}, down{*this, "down", 7, 5};
 };
 
 at::Tensor token_ids() {

@@ -1,5 +1,6 @@
 // The example in tessera/tensor_parallel/parallelize.h: a style of one's own.
 
+#include "tessera/nn/child.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
@@ -15,12 +16,10 @@ class Scale : public nn::Module<Scale> {
   nn::Parameter weight;
 };
 
-class Model : public nn::Module<Model> {
- public:
-  Model() { scale = register_module("scale", std::make_shared<Scale>()); }
+struct Model : nn::Module<Model> {
   at::Tensor forward(const at::Tensor& x) { return (*scale)(x); }
 
-  std::shared_ptr<Scale> scale;
+  nn::Child<Scale> scale{*this, "scale"};
 };
 
 class ShardedScale final : public tensor_parallel::ParallelStyle {

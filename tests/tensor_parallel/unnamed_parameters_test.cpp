@@ -2,6 +2,7 @@
 // any operands.
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
@@ -163,11 +164,9 @@ TEST(PlainTensors, GetPlainAndWholeGradients) {
 }
 
 TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
-  class Linear : public nn::Module<Linear> {
-   public:
-    Linear() { q = register_module("q", std::make_shared<nn::Linear>(8, 8)); }
+  struct Linear : nn::Module<Linear> {
     at::Tensor forward(const at::Tensor& x) { return (*q)(x); }
-    std::shared_ptr<nn::Linear> q;
+    nn::Child<nn::Linear> q{*this, "q", 8, 8};
   };
   RunRanks(2, [](Rank& rank) {
     Filled<Linear> model;

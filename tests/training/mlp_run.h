@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
@@ -24,15 +25,11 @@
 namespace tessera::testing {
 
 struct Mlp : nn::Module<Mlp> {
-  Mlp() {
-    up = register_module("up", std::make_shared<nn::Linear>(7, 11));
-    down = register_module("down", std::make_shared<nn::Linear>(11, 3));
-  }
   /// The mean over rows and columns.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     return at::mse_loss((*down)(at::tanh((*up)(x))), y);
   }
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
 };
 
 /// Rows of a step, on all ranks together.

@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
@@ -23,11 +24,8 @@ class Stock : public torch::nn::Module {
   at::Tensor mean;
 };
 
-class WithBuffers : public nn::Module<WithBuffers> {
- public:
+struct WithBuffers : nn::Module<WithBuffers> {
   WithBuffers() {
-    linear = register_module("linear", std::make_shared<nn::Linear>(2, 3));
-    stock = register_module("stock", std::make_shared<Stock>());
     counts = register_buffer_slot("counts", {5});
     table = register_buffer_slot("table", {4}, /*persistent=*/false);
   }
@@ -36,8 +34,8 @@ class WithBuffers : public nn::Module<WithBuffers> {
     init.set_buffer(table, at::arange(4, at::kFloat));
   }
   at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
-  std::shared_ptr<nn::Linear> linear;
-  std::shared_ptr<Stock> stock;
+  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
+  nn::Child<Stock> stock{*this, "stock"};
   nn::Parameter counts, table;
 };
 

@@ -5,6 +5,7 @@
 #include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
@@ -111,14 +112,10 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
 }
 
 /// An attention's projections in one.
-class Fused : public nn::Module<Fused> {
- public:
-  Fused() {
-    qkv = register_module("qkv", std::make_shared<nn::FusedLinear>(
-                                     3, std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}},
-                                     nn::FusedLinearOptions{.bias = false, .groups = 2}));
-  }
-  std::shared_ptr<nn::FusedLinear> qkv;
+struct Fused : nn::Module<Fused> {
+  nn::Child<nn::FusedLinear> qkv{*this, "qkv", 3,
+                                 std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}},
+                                 nn::FusedLinearOptions{.bias = false, .groups = 2}};
 };
 
 /// The same apart.

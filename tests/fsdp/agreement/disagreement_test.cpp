@@ -25,11 +25,8 @@ class Disagreement : public ::testing::Test {
 
 /// Two units of one size. A call computes both and returns what it was asked for, or computes only
 /// that.
-class Pair : public nn::Module<Pair> {
- public:
+struct Pair : nn::Module<Pair> {
   explicit Pair(const DeviceMesh& mesh, const Options& options = {}) {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
     testing::fill(*this);
     fully_shard(*a, mesh, options);
     fully_shard(*b, mesh, options);
@@ -44,7 +41,7 @@ class Pair : public nn::Module<Pair> {
     return (take_a ? from_a : from_b).mul(1);
   }
 
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
   bool keep_inner = false;
   at::Tensor inner;  ///< the result of the unit that was taken
 };
@@ -240,12 +237,8 @@ TEST_F(Disagreement, IsNoneWhereReplicasEvaluateByThemselves) {
 TEST_F(Disagreement, IsNamedForReplicatedUnits) {
   const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
     struct Replicated : nn::Module<Replicated> {
-      Replicated() {
-        a = register_module("a", std::make_shared<nn::Linear>(3, 3));
-        b = register_module("b", std::make_shared<nn::Linear>(3, 3));
-      }
       at::Tensor forward(const at::Tensor& x, bool take_a) { return (take_a ? *a : *b)(x); }
-      std::shared_ptr<nn::Linear> a, b;
+      nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
     } model;
     testing::fill(model);
     const DeviceMesh mesh = rank.mesh({2}, {"dp"});

@@ -16,15 +16,10 @@ namespace {
 using testing::ErrorsOfRanks;
 
 /// Two units of one size that all ranks run.
-class Twins : public nn::Module<Twins> {
- public:
-  Twins() {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
-  }
+struct Twins : nn::Module<Twins> {
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
 
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
 class DifferentReductions : public ::testing::TestWithParam<bool> {};
@@ -144,14 +139,9 @@ TEST(SharedContext, KeepsOthersReductionsWhenABackwardFailed) {
 }
 
 /// Runs one of two modules that are one unit.
-class Partial : public nn::Module<Partial> {
- public:
-  Partial() {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
-  }
+struct Partial : nn::Module<Partial> {
   at::Tensor forward(const at::Tensor& x) { return (*a)(x); }
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
 class CountingWarnings final : public c10::WarningHandler {

@@ -11,18 +11,13 @@ using testing::gradients_of;
 using testing::RecordingStreams;
 
 /// Two units; a call uses one or both.
-class Pair : public nn::Module<Pair> {
- public:
-  Pair() {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 5));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 5));
-  }
+struct Pair : nn::Module<Pair> {
   at::Tensor forward(const at::Tensor& x, bool both) {
     const at::Tensor y = (*b)(x).square().sum();
     return both ? y + (*a)(x).square().sum() : y;
   }
 
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
 };
 
 void shard_units(Pair& model, const DeviceMesh& mesh) {
@@ -108,14 +103,9 @@ TEST(LastBackward, LeavesTheReductionOfTheOthersUnderWay) {
 }
 
 /// A unit whose gradient needs its input alone, behind another.
-class Scaled : public nn::Module<Scaled> {
- public:
-  Scaled() {
-    first = register_module("first", std::make_shared<nn::Linear>(3, 5));
-    second = register_module("second", std::make_shared<nn::Linear>(5, 5));
-  }
+struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
-  std::shared_ptr<nn::Linear> first, second;
+  nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
 };
 
 TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {

@@ -171,18 +171,13 @@ TEST(WaitingGradients, AreRefusedToAllWhoWouldReadThem) {
 }
 
 /// Two units; a call uses one or both.
-class Branches : public nn::Module<Branches> {
- public:
-  Branches() {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 5));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 5));
-    testing::fill(*this);
-  }
+struct Branches : nn::Module<Branches> {
+  Branches() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x, bool both) {
     const at::Tensor y = (*b)(x).square().sum();
     return both ? y + (*a)(x).square().sum() : y;
   }
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 5}, b{*this, "b", 3, 5};
 };
 
 TEST(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain) {

@@ -28,15 +28,10 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
                                            std::pair{2, 3}));
 
 /// Two layers; a micro-batch uses one of them.
-class Either : public nn::Module<Either> {
- public:
-  Either() {
-    a = register_module("a", std::make_shared<nn::Linear>(3, 3));
-    b = register_module("b", std::make_shared<nn::Linear>(3, 3));
-  }
+struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
 
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
 // PyTorch adds the flat sum of one set of parameters to that of another.

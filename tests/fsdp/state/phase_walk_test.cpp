@@ -166,11 +166,7 @@ void call_forward_from_a_method(Rank& rank) {
 }
 
 /// A block that runs twice, with a backward in between, which may fail.
-class RunsBackward : public nn::Module<RunsBackward> {
- public:
-  RunsBackward() {
-    block = register_module("block", std::make_shared<testing::Block>(testing::kDim, 5));
-  }
+struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
     if (fails) {
@@ -184,7 +180,7 @@ class RunsBackward : public nn::Module<RunsBackward> {
     return (*block)(x);
   }
 
-  std::shared_ptr<testing::Block> block;
+  nn::Child<testing::Block> block{*this, "block", testing::kDim, 5};
 };
 
 void run_backward_in_forward(Rank& rank) {
@@ -201,12 +197,7 @@ void run_backward_in_forward(Rank& rank) {
 }
 
 /// Two modules that are one unit.
-class TwoAsOne : public nn::Module<TwoAsOne> {
- public:
-  TwoAsOne() {
-    first = register_module("first", std::make_shared<nn::Linear>(testing::kDim, 4));
-    second = register_module("second", std::make_shared<nn::Linear>(4, 3));
-  }
+struct TwoAsOne : nn::Module<TwoAsOne> {
   at::Tensor forward(const at::Tensor& x, bool backward_between) {
     const at::Tensor y = (*first)(x);
     if (backward_between) {
@@ -215,12 +206,12 @@ class TwoAsOne : public nn::Module<TwoAsOne> {
     return (*second)(y);
   }
 
-  std::shared_ptr<nn::Linear> first, second;
+  nn::Child<nn::Linear> first{*this, "first", testing::kDim, 4}, second{*this, "second", 4, 3};
 };
 
 void stop_between_modules(Rank& rank) {
   Filled<TwoAsOne> model;
-  fully_shard({model.first.get(), model.second.get()}, rank.mesh({2}, {"dp"}));
+  fully_shard({&*model.first, &*model.second}, rank.mesh({2}, {"dp"}));
   fully_shard(model, rank.mesh({2}, {"dp"}));
   bool fails = true;
   model.second->add_forward_pre_hook(

@@ -2,6 +2,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/linear.h"
@@ -16,23 +17,16 @@ namespace dropout_keys {
 
 constexpr std::int64_t kRows = 6, kDim = 7;
 
-class DropBlock : public nn::Module<DropBlock> {
- public:
-  DropBlock() {
-    up = register_module("up", std::make_shared<nn::Linear>(kDim, 5));
-    drop = register_module("drop", std::make_shared<nn::Dropout>(0.5));
-    down = register_module("down", std::make_shared<nn::Linear>(5, kDim));
-  }
+struct DropBlock : nn::Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return x + (*down)((*drop)(at::gelu((*up)(x)))); }
-  std::shared_ptr<nn::Linear> up, down;
-  std::shared_ptr<nn::Dropout> drop;
+  nn::Child<nn::Linear> up{*this, "up", kDim, 5};
+  nn::Child<nn::Dropout> drop{*this, "drop", 0.5};
+  nn::Child<nn::Linear> down{*this, "down", 5, kDim};
 };
 
 /// (rows, dim) -> a loss.
-class Model : public nn::Module<Model> {
- public:
+struct Model : nn::Module<Model> {
   Model() {
-    blocks = register_module("blocks", std::make_shared<nn::ModuleList>());
     for (int i = 0; i < 3; ++i) {
       blocks->push_back(std::make_shared<DropBlock>());
     }
@@ -51,7 +45,7 @@ class Model : public nn::Module<Model> {
     }
     return found;
   }
-  std::shared_ptr<nn::ModuleList> blocks;
+  nn::Child<nn::ModuleList> blocks{*this, "blocks"};
 };
 
 at::Tensor rows_of(std::int64_t rank, std::int64_t ranks) {

@@ -8,6 +8,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/forward_method.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "testing/distributed.h"
@@ -154,15 +155,13 @@ TEST(RandomNumbers, AfterForwardAreLibtorchsAgain) {
 }
 
 TEST(RandomNumbers, InAMethodAreThoseOfItsRows) {
-  class Encoder : public nn::Module<Encoder> {
-   public:
-    Encoder() { linear = register_module("linear", std::make_shared<nn::Linear>(kDim, kDim)); }
+  struct Encoder : nn::Module<Encoder> {
     at::Tensor forward(const at::Tensor& x) { return (*linear)(x); }
     at::Tensor encode(const at::Tensor& x) {
       TESSERA_CHECK(x.size(0) < 9, "too many rows");
       return dropped((*linear)(x));
     }
-    std::shared_ptr<nn::Linear> linear;
+    nn::Child<nn::Linear> linear{*this, "linear", kDim, kDim};
   };
   const auto run = [](Rank& rank) {
     manual_seed(8);

@@ -5,6 +5,7 @@
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -17,14 +18,11 @@ constexpr std::int64_t kSide = 8;
 
 using Draw = std::function<at::Tensor(const at::Tensor&)>;
 
-class OneDraw : public nn::Module<OneDraw> {
- public:
-  explicit OneDraw(Draw d) : draw(std::move(d)) {
-    linear = register_module("linear", std::make_shared<nn::Linear>(kSide, kSide));
-  }
+struct OneDraw : nn::Module<OneDraw> {
+  explicit OneDraw(Draw d) : draw(std::move(d)) {}
   at::Tensor forward(const at::Tensor& x) { return draw((*linear)(x)); }
   Draw draw;
-  std::shared_ptr<nn::Linear> linear;
+  nn::Child<nn::Linear> linear{*this, "linear", kSide, kSide};
 };
 
 std::vector<std::string> errors_of(const Draw& draw, const at::Tensor& x) {

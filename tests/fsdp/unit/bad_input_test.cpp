@@ -161,12 +161,8 @@ class WarningsOfBatchNorm final : public c10::WarningHandler {
 };
 
 TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
-  class Normed : public nn::Module<Normed> {
-   public:
-    Normed() {
-      norm = register_module("norm", std::make_shared<nn::Hooked<torch::nn::BatchNorm1d>>(4));
-    }
-    std::shared_ptr<nn::Hooked<torch::nn::BatchNorm1d>> norm;
+  struct Normed : nn::Module<Normed> {
+    nn::Child<nn::Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 4};
   };
   for (const int ranks : {1, 2}) {
     RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {

@@ -25,17 +25,12 @@ class OwnLayer : public nn::Module<OwnLayer> {
 };
 
 /// A root whose children have no hooks: their parameters are the root's unit's.
-class OwnModel : public nn::Module<OwnModel> {
- public:
-  OwnModel() {
-    table = register_module("table", std::make_shared<nn::Embedding>(7, 4));
-    layer = register_module("layer", std::make_shared<OwnLayer>(4));
-    testing::fill(*this);
-  }
+struct OwnModel : nn::Module<OwnModel> {
+  OwnModel() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& ids) { return (*layer)((*table)(ids)); }
 
-  std::shared_ptr<nn::Embedding> table;
-  std::shared_ptr<OwnLayer> layer;
+  nn::Child<nn::Embedding> table{*this, "table", 7, 4};
+  nn::Child<OwnLayer> layer{*this, "layer", 4};
 };
 
 const at::Tensor& some_rows() {
@@ -92,11 +87,9 @@ TEST(CallsWithoutHooks, AreRefusedWhereAnEmbeddingComesFirst) {
 
 TEST(CallsWithoutHooks, ToAUnitThatMayBeUnusedAreRefusedInTheRootsForward) {
   /// Calls its layer as it should not.
-  class Skips : public nn::Module<Skips> {
-   public:
-    Skips() { layer = register_module("layer", std::make_shared<OwnLayer>(4)); }
+  struct Skips : nn::Module<Skips> {
     at::Tensor forward(const at::Tensor& x) { return layer->forward(x); }
-    std::shared_ptr<OwnLayer> layer;
+    nn::Child<OwnLayer> layer{*this, "layer", 4};
   };
   RunRanks(2, [](Rank& rank) {
     Skips model;

@@ -6,17 +6,12 @@ namespace tessera::fsdp {
 namespace {
 
 /// A model that is used in two ways.
-class Coder : public nn::Module<Coder> {
- public:
-  Coder() {
-    in = register_module("in", std::make_shared<nn::Linear>(3, 5));
-    out = register_module("out", std::make_shared<nn::Linear>(5, 3));
-  }
+struct Coder : nn::Module<Coder> {
   at::Tensor forward(const at::Tensor& x) { return (*out)(encode(x)); }
   at::Tensor encode(const at::Tensor& x) { return (*in)(x).relu(); }
   void look() { seen = in->weight->sizes().vec(); }
 
-  std::shared_ptr<nn::Linear> in, out;
+  nn::Child<nn::Linear> in{*this, "in", 3, 5}, out{*this, "out", 5, 3};
   std::vector<std::int64_t> seen;
 };
 

@@ -58,18 +58,15 @@ TEST(Frozen, ABeginningIsNotGatheredInBackward) {
 
 /// Frozen as a whole; called once with an input that needs a gradient and once with one that does
 /// not.
-class Twice : public nn::Module<Twice> {
- public:
+struct Twice : nn::Module<Twice> {
   Twice() {
-    trained = register_module("trained", std::make_shared<nn::Linear>(kDim, kDim));
-    frozen = register_module("frozen", std::make_shared<nn::Linear>(kDim, kDim));
     for (const char* name : {"weight", "bias"}) {
       frozen->slot(name)->get().set_requires_grad(false);
     }
   }
   at::Tensor forward(const at::Tensor& x) { return (*frozen)((*trained)(x)) - (*frozen)(x); }
 
-  std::shared_ptr<nn::Linear> trained, frozen;
+  nn::Child<nn::Linear> trained{*this, "trained", kDim, kDim}, frozen{*this, "frozen", kDim, kDim};
 };
 
 TEST(Frozen, UnitRunsWithAndWithoutAGradientToPass) {

@@ -35,8 +35,7 @@ TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
 }
 
 /// x times a weight that another unit hands out.
-class Lending : public nn::Module<Lending> {
- public:
+struct Lending : nn::Module<Lending> {
   class Unit : public nn::Module<Unit> {
    public:
     Unit() { weight = register_slot("weight", testing::uniform_values({5, 4}, 1)); }
@@ -44,10 +43,9 @@ class Lending : public nn::Module<Lending> {
 
     nn::Parameter weight;
   };
-  Lending() { unit = register_module("unit", std::make_shared<Unit>()); }
   at::Tensor forward(const at::Tensor& x) { return x.mm((*unit)(x)); }
 
-  std::shared_ptr<Unit> unit;
+  nn::Child<Unit> unit{*this, "unit"};
 };
 
 TEST(Iteration, LendsViewsOfParametersThatForwardDoesNotFree) {

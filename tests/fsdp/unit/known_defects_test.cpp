@@ -123,21 +123,14 @@ void visit_tensors(Activation& activation, Visit&& visit) {
   visit(activation.value);
 }
 
-class StructLayer : public nn::Module<StructLayer> {
- public:
-  StructLayer() { linear = register_module("linear", std::make_shared<nn::Linear>(4, 4)); }
+struct StructLayer : nn::Module<StructLayer> {
   Activation forward(const Activation& in) { return {at::relu((*linear)(in.value))}; }
-  std::shared_ptr<nn::Linear> linear;
+  nn::Child<nn::Linear> linear{*this, "linear", 4, 4};
 };
 
-class StructModel : public nn::Module<StructModel> {
- public:
-  StructModel() {
-    first = register_module("first", std::make_shared<StructLayer>());
-    second = register_module("second", std::make_shared<StructLayer>());
-  }
+struct StructModel : nn::Module<StructModel> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(Activation{x})).value; }
-  std::shared_ptr<StructLayer> first, second;
+  nn::Child<StructLayer> first{*this, "first"}, second{*this, "second"};
 };
 
 TEST(KnownDefects, UnitsThatPassStructsReduceWithinBackward) {

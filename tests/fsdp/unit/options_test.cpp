@@ -176,15 +176,10 @@ TEST(Options, MakesSeveralModulesOneUnit) {
 }
 
 /// linear(x) + experts(x): the experts' ranks are fewer.
-class Mixture : public nn::Module<Mixture> {
- public:
-  Mixture() {
-    dense = register_module("dense", std::make_shared<nn::Linear>(3, 4));
-    experts = register_module("experts", std::make_shared<nn::Linear>(3, 4));
-  }
+struct Mixture : nn::Module<Mixture> {
   at::Tensor forward(const at::Tensor& x) { return (*dense)(x) + (*experts)(x); }
 
-  std::shared_ptr<nn::Linear> dense, experts;
+  nn::Child<nn::Linear> dense{*this, "dense", 3, 4}, experts{*this, "experts", 3, 4};
 };
 
 /// Over all of `mesh`, its experts over the dimension "efsdp" alone.

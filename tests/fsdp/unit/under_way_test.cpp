@@ -3,6 +3,7 @@
 
 #include "tessera/fsdp/collectives.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
@@ -12,9 +13,7 @@ namespace tessera::fsdp {
 namespace {
 
 /// Throws at a chosen place.
-class Faulty : public nn::Module<Faulty> {
- public:
-  Faulty() { linear = register_module("linear", std::make_shared<nn::Linear>(3, 3)); }
+struct Faulty : nn::Module<Faulty> {
   at::Tensor forward(const at::Tensor& x) {
     TORCH_CHECK(!in_forward, "no memory");
     const at::Tensor y = (*linear)(x);
@@ -22,7 +21,7 @@ class Faulty : public nn::Module<Faulty> {
     return at::relu(y);
   }
 
-  std::shared_ptr<nn::Linear> linear;
+  nn::Child<nn::Linear> linear{*this, "linear", 3, 3};
   bool in_forward = false;
   bool in_backward = false;
 };

@@ -69,17 +69,12 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
 }
 
 /// Blocks, and a head that the caller runs.
-class Headless : public nn::Module<Headless> {
- public:
-  Headless() {
-    first = register_module("first", std::make_shared<testing::Block>(kDim, kHidden));
-    second = register_module("second", std::make_shared<testing::Block>(kDim, kHidden));
-    head = register_module("head", std::make_shared<nn::Linear>(kDim, kClasses));
-  }
+struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
 
-  std::shared_ptr<testing::Block> first, second;
-  std::shared_ptr<nn::Linear> head;
+  nn::Child<testing::Block> first{*this, "first", kDim, kHidden};
+  nn::Child<testing::Block> second{*this, "second", kDim, kHidden};
+  nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
 };
 
 /// The loss of two chunks of the rows, one after the other, each with its own backward that
@@ -101,7 +96,7 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
       Filled<Headless> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       for (nn::ModuleBase* unit : std::initializer_list<nn::ModuleBase*>{
-               model.first.get(), model.second.get(), model.head.get(), &model}) {
+               &*model.first, &*model.second, &*model.head, &model}) {
         fully_shard(*unit, mesh, {.reshard_after_forward = reshard});
       }
       chunked_backward(model, rows_of_rank(rank, kDim));
@@ -111,15 +106,11 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
 }
 
 /// One unit that runs three times, as the layers of a recurrent model.
-class Recurrent : public nn::Module<Recurrent> {
- public:
-  Recurrent() {
-    cell = register_module("cell", std::make_shared<testing::Block>(kDim, kHidden));
-    other = register_module("other", std::make_shared<testing::Block>(kDim, kHidden));
-  }
+struct Recurrent : nn::Module<Recurrent> {
   at::Tensor forward(const at::Tensor& x) { return (*cell)((*other)((*cell)((*cell)(x)))); }
 
-  std::shared_ptr<testing::Block> cell, other;
+  nn::Child<testing::Block> cell{*this, "cell", kDim, kHidden};
+  nn::Child<testing::Block> other{*this, "other", kDim, kHidden};
 };
 
 TEST(UnitCalls, SeveralTimesInOneForward) {
@@ -139,18 +130,13 @@ TEST(UnitCalls, SeveralTimesInOneForward) {
 }
 
 /// Returns a result that a loss may leave out, one without a gradient, and a number.
-class Several : public nn::Module<Several> {
- public:
-  Several() {
-    a = register_module("a", std::make_shared<nn::Linear>(kDim, kDim));
-    b = register_module("b", std::make_shared<nn::Linear>(kDim, kDim));
-  }
+struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
     const at::Tensor y = (*a)(x);
     return {y, (*b)(y), y.argmax(1), 3};
   }
 
-  std::shared_ptr<nn::Linear> a, b;
+  nn::Child<nn::Linear> a{*this, "a", kDim, kDim}, b{*this, "b", kDim, kDim};
 };
 
 /// `second`: which of the results the loss takes.

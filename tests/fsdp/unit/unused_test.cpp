@@ -46,18 +46,13 @@ TEST(Unused, CountsAParameterThatARankDidNotUseAsZero) {
 }
 
 /// A unit that a call may leave out.
-class Optional : public nn::Module<Optional> {
- public:
-  Optional() {
-    base = register_module("base", std::make_shared<nn::Linear>(3, 3));
-    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
-  }
+struct Optional : nn::Module<Optional> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*base)(x);
     return use_extra ? (*extra)(y) : y;
   }
 
-  std::shared_ptr<nn::Linear> base, extra;
+  nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
 };
 
 TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
@@ -82,19 +77,14 @@ TEST(Unused, LetsRanksLeaveOutAUnitThatMayBeUnused) {
 }
 
 /// first, extra or not, last.
-class Detour : public nn::Module<Detour> {
- public:
-  Detour() {
-    first = register_module("first", std::make_shared<nn::Linear>(3, 3));
-    extra = register_module("extra", std::make_shared<nn::Linear>(3, 3));
-    last = register_module("last", std::make_shared<nn::Linear>(3, 2));
-  }
+struct Detour : nn::Module<Detour> {
   at::Tensor forward(const at::Tensor& x, bool use_extra) {
     const at::Tensor y = (*first)(x);
     return (*last)(use_extra ? (*extra)(y) : y);
   }
 
-  std::shared_ptr<nn::Linear> first, extra, last;
+  nn::Child<nn::Linear> first{*this, "first", 3, 3}, extra{*this, "extra", 3, 3};
+  nn::Child<nn::Linear> last{*this, "last", 3, 2};
 };
 
 // Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
