@@ -1,8 +1,10 @@
 // A fused parameter and the tensors that files have in its place.
 
 #include "known_model.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/fused_linear.h"
+#include "tessera/nn/linear.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {
@@ -14,10 +16,10 @@ using testing::TemporaryFolder;
 /// An attention's projections in one.
 class FusedNet : public nn::Module<FusedNet> {
  public:
-  explicit FusedNet(std::int64_t groups) {
+  explicit FusedNet(std::int64_t groups, bool bias = true) {
     qkv = register_module("qkv", std::make_shared<nn::FusedLinear>(
                                      3, std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}},
-                                     nn::FusedLinearOptions{.groups = groups}));
+                                     nn::FusedLinearOptions{.bias = bias, .groups = groups}));
   }
   std::shared_ptr<nn::FusedLinear> qkv;
 };
@@ -108,6 +110,63 @@ TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
   FusedNet net(2);
   EXPECT_ERROR(load_hugging_face(net, folder.path()), "missing: k.weight",
                "different: v.bias (file [5], model [4])");
+}
+
+/// The projections apart, without biases.
+class Apart : public nn::Module<Apart> {
+ public:
+  Apart() {
+    for (const auto& [name, rows] : {std::pair{"q", 8}, {"k", 4}, {"v", 4}}) {
+      register_module(name, std::make_shared<nn::Linear>(3, rows, nn::LinearOptions{false}));
+    }
+  }
+};
+
+TEST(FusedCheckpoint, StoresParametersByTheirParts) {
+  const TemporaryFolder dir;
+  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    const at::Tensor rows = at::arange(48, at::kFloat).view({16, 3});
+    const auto make = [&](const at::Tensor& values) {
+      auto net = std::make_unique<FusedNet>(2, /*bias=*/false);
+      net->qkv->slot("weight")->set(distribute_tensor(values, mesh, {Shard{0}}));
+      return net;
+    };
+    const auto saved = make(rows);
+    const at::Tensor& weight = saved->qkv->slot("weight")->persistent();
+    const NamedTensors optimizer = {{"qkv.weight.exp_avg", weight.detach()},
+                                    {"qkv.weight.step", at::full({}, 3.0F)}};
+    save(*rank.world(), dir.path(), 1, {*saved, optimizer});
+    const auto loaded = make(at::zeros_like(rows));
+    const NamedTensors into = {
+        {"qkv.weight.exp_avg",
+         make(at::zeros_like(rows))->qkv->slot("weight")->persistent().detach()},
+        {"qkv.weight.step", at::zeros({})}};
+    load(*rank.world(), dir.path(), {*loaded, into});
+    for (const at::Tensor& tensor : {loaded->qkv->slot("weight")->persistent(), into[0].second}) {
+      EXPECT_TRUE(at::equal(full_tensor(tensor), rows));
+    }
+    EXPECT_EQ(into[1].second.item<float>(), 3.0F);
+    Apart apart;
+    load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
+    EXPECT_TRUE(at::equal(LocalValues(apart).at("k.weight"),
+                          at::cat({rows.narrow(0, 4, 2), rows.narrow(0, 12, 2)})));
+  });
+}
+
+TEST(FusedCheckpoint, CountsAParameterAsFilledOnceAllPartsAre) {
+  const TemporaryFolder dir;
+  RunRanks(1, [&](Rank& rank) {
+    FusedNet saved(2, /*bias=*/false);
+    saved.qkv->slot("weight")->set(at::ones({16, 3}));
+    save(*rank.world(), dir.path(), 1, {saved});
+    FusedNet loaded(2, /*bias=*/false);
+    load(*rank.world(), dir.path(), {loaded}, {.exclude = {"k.**"}, .partial = true});
+    EXPECT_FALSE(loaded.qkv->slot("weight")->initialized());
+    load(*rank.world(), dir.path(), {loaded});
+    EXPECT_TRUE(loaded.qkv->slot("weight")->initialized());
+    load(*rank.world(), dir.path(), {loaded}, {.exclude = {"k.**"}, .partial = true});
+    EXPECT_TRUE(loaded.qkv->slot("weight")->initialized());
+  });
 }
 
 }  // namespace

@@ -1,12 +1,9 @@
-#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/step/manifest.h"
 #include "faults/system_calls.h"
 #include "saved_state.h"
-#include "tessera/nn/child.h"
-#include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/files.h"
@@ -16,6 +13,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 using testing::ErrorsOfRanks;
+using testing::FilesIn;
 using testing::TemporaryFolder;
 
 TEST(ShardedCheckpoint, LoadsOnAnyMesh) {
@@ -47,19 +45,11 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
     save(*rank.world(), single.path(), 0, {net});
   });
-  const auto files = [](const std::filesystem::path& folder) {
-    Names names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::ranges::sort(names);
-    return names;
-  };
-  EXPECT_EQ(files(single / "step-00000000"),
+  EXPECT_EQ(FilesIn(single / "step-00000000"),
             (Names{"manifest.json", "shard-00000-model-00001-of-00001.safetensors",
                    "shard-00001-model-00001-of-00001.safetensors",
                    "shard-00002-model-00001-of-00001.safetensors"}));
-  EXPECT_EQ(files(dir / "step-00000100"),
+  EXPECT_EQ(FilesIn(dir / "step-00000100"),
             (Names{"manifest.json", "shard-00000-model-00001-of-00002.safetensors",
                    "shard-00000-model-00002-of-00002.safetensors",
                    "shard-00001-model-00001-of-00002.safetensors",
@@ -109,70 +99,6 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
   const Manifest manifest = read_manifest(dir / "step-00000001");
   EXPECT_EQ(manifest.tensors.at("embed.weight").tied, Names{"head.weight"});
   EXPECT_FALSE(manifest.tensors.contains("head.weight"));
-}
-
-/// An attention's projections in one.
-struct Fused : nn::Module<Fused> {
-  nn::Child<nn::FusedLinear> qkv{*this, "qkv", 3,
-                                 std::vector<nn::FusedPart>{{"q", 8}, {"k", 4}, {"v", 4}},
-                                 nn::FusedLinearOptions{.bias = false, .groups = 2}};
-};
-
-/// The same apart.
-class Apart : public nn::Module<Apart> {
- public:
-  Apart() {
-    for (const auto& [name, rows] : {std::pair{"q", 8}, {"k", 4}, {"v", 4}}) {
-      register_module(name, std::make_shared<nn::Linear>(3, rows, nn::LinearOptions{false}));
-    }
-  }
-};
-
-TEST(ShardedCheckpoint, StoresFusedParametersByTheirParts) {
-  const TemporaryFolder dir;
-  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor rows = at::arange(48, at::kFloat).view({16, 3});
-    const auto make = [&](const at::Tensor& values) {
-      auto net = std::make_unique<Fused>();
-      net->qkv->slot("weight")->set(distribute_tensor(values, mesh, {Shard{0}}));
-      return net;
-    };
-    const auto saved = make(rows);
-    const at::Tensor& weight = saved->qkv->slot("weight")->persistent();
-    const NamedTensors optimizer = {{"qkv.weight.exp_avg", weight.detach()},
-                                    {"qkv.weight.step", at::full({}, 3.0F)}};
-    save(*rank.world(), dir.path(), 1, {*saved, optimizer});
-    const auto loaded = make(at::zeros_like(rows));
-    const NamedTensors into = {
-        {"qkv.weight.exp_avg",
-         make(at::zeros_like(rows))->qkv->slot("weight")->persistent().detach()},
-        {"qkv.weight.step", at::zeros({})}};
-    load(*rank.world(), dir.path(), {*loaded, into});
-    for (const at::Tensor& tensor : {loaded->qkv->slot("weight")->persistent(), into[0].second}) {
-      EXPECT_TRUE(at::equal(testing::full_tensor(tensor), rows));
-    }
-    EXPECT_EQ(into[1].second.item<float>(), 3.0F);
-    Apart apart;
-    load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
-    EXPECT_TRUE(at::equal(LocalValues(apart).at("k.weight"),
-                          at::cat({rows.narrow(0, 4, 2), rows.narrow(0, 12, 2)})));
-  });
-}
-
-TEST(ShardedCheckpoint, CountsAFusedParameterAsFilledOnceAllPartsAre) {
-  const TemporaryFolder dir;
-  RunRanks(1, [&](Rank& rank) {
-    Fused saved;
-    saved.qkv->slot("weight")->set(at::ones({16, 3}));
-    save(*rank.world(), dir.path(), 1, {saved});
-    Fused loaded;
-    load(*rank.world(), dir.path(), {loaded}, {.exclude = {"k.**"}, .partial = true});
-    EXPECT_FALSE(loaded.qkv->slot("weight")->initialized());
-    load(*rank.world(), dir.path(), {loaded});
-    EXPECT_TRUE(loaded.qkv->slot("weight")->initialized());
-    load(*rank.world(), dir.path(), {loaded}, {.exclude = {"k.**"}, .partial = true});
-    EXPECT_TRUE(loaded.qkv->slot("weight")->initialized());
-  });
 }
 
 TEST(ShardedCheckpoint, RefusesWhatWouldNotBeReadAsItIs) {
