@@ -4,18 +4,14 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <list>
-#include <map>
-#include <regex>
-#include <span>
 #include <thread>
 
 #include "group_of_all.h"
+#include "hanging_job.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/flight_report.h"
@@ -23,19 +19,13 @@
 #include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/processes.h"
 #include "watch/record_memory.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 using std::chrono::steady_clock;
-using testing::Ended;
-using testing::ProcessesOptions;
-using testing::RunProcesses;
 
 /// On NCCL where the job says so, else on the host.
 WorldPtr make_world() {
@@ -189,96 +179,6 @@ TEST(DISABLED_Hangs, Rank0SavesAlone) {
     const CallerScope caller("save_hugging_face");
     expect_peer_error([&] { world->group({0, 1, 2}, "files"); });
   }
-}
-
-/// A job of three ranks that hangs, on one of the back ends.
-struct Job {
-  std::string backend;
-  testing::TemporaryFolder folder;
-  std::vector<Ended> ranks;
-
-  bool on_device() const { return backend == "nccl"; }
-  /// On NCCL longer than a rank waits for its peers at its own end, and than CUDA takes to start.
-  milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
-  std::vector<flight::RankReport> records() const {
-    return flight::read_records(folder.path()).front();
-  }
-};
-
-std::string fake_cuda() {
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
-         "lib/fake_cuda/libcuda.so.1";
-}
-
-std::map<std::string, std::string> variables_of(const Job& job) {
-  std::map<std::string, std::string> variables = {
-      {"TESSERA_SHM", job.backend == "shm" ? "1" : "0"},
-      {"TESSERA_WATCHDOG", "1"},
-      {"TESSERA_TIMEOUT", job.on_device() ? "5" : "3.2"},
-      {"TESSERA_RUN_DIR", job.folder.path()}};
-  if (job.on_device()) {
-    variables["HANGS_ON_NCCL"] = "1";
-    variables["LD_PRELOAD"] = fake_cuda();
-  }
-  return variables;
-}
-
-constexpr std::array<const char*, 3> kBackends = {"shm", "gloo", "nccl"};
-const std::span kOnHosts = std::span(kBackends).first(2);
-
-/// Runs the body on back ends and calls `expect` for each of these jobs, which run side by side:
-/// they mostly wait. The limit of the watchdog is 1 s.
-template <class Expect>
-void for_each_backend(const std::string& body, Expect&& expect,
-                      std::span<const char* const> backends = kBackends) {
-  std::list<Job> jobs;
-  std::vector<std::thread> threads;
-  for (const char* backend : backends) {
-    if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // built without CUDA's headers
-    }
-    Job& job = jobs.emplace_back();
-    job.backend = backend;
-    threads.emplace_back([&job, &body] {
-      job.ranks = RunProcesses(3, "DISABLED_Hangs." + body,
-                               {.environment = variables_of(job), .deadline = seconds(30)});
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  for (const Job& job : jobs) {
-    SCOPED_TRACE(job.backend);
-    expect(job);
-  }
-}
-
-/// How long the rank waited until its error, and the error.
-std::pair<milliseconds, std::string> error_of(const Ended& ended) {
-  std::smatch found;
-  if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
-    return {milliseconds(std::stoi(found[1])), found[2]};
-  }
-  std::smatch from;
-  if (!std::regex_search(ended.output, from, std::regex("waits from (\\d+) ms")) ||
-      !std::regex_search(ended.output, found, std::regex("error: (.*)"))) {
-    ADD_FAILURE() << "no error in: " << ended.output;
-    return {};
-  }
-  return {milliseconds(ended.at.time_since_epoch() / milliseconds(1) - std::stoll(from[1])),
-          found[1]};
-}
-
-/// The watchdog's first report, which came within its limit and two seconds.
-std::string report_of(const Ended& ended) {
-  std::smatch found;
-  const std::regex line("tessera watchdog: rank \\d waits since ([0-9.]+) s[^]*--explain");
-  if (!std::regex_search(ended.output, found, line)) {
-    ADD_FAILURE() << "no report in: " << ended.output;
-    return {};
-  }
-  EXPECT_LT(std::stod(found[1]), 3.0);
-  return found[0];
 }
 
 /// The limit and two seconds.
