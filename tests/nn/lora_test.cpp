@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/nn/child.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
@@ -25,18 +26,14 @@ namespace {
 using testing::uniform_values;
 
 struct AdaptedMlp final : Module<AdaptedMlp> {
-  AdaptedMlp() {
-    up = register_module("up", std::make_shared<Linear>(5, 7));
-    norm = register_module("norm", std::make_shared<RMSNorm>(7));
-    down = register_module("down", std::make_shared<Linear>(7, 5));
-  }
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
   // A table as of a model that knows of no adapters.
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, {{"**.weight", init::normal(0, 0.5)}});
   }
-  std::shared_ptr<Linear> up, down;
-  std::shared_ptr<RMSNorm> norm;
+  Child<Linear> up{*this, "up", 5, 7};
+  Child<RMSNorm> norm{*this, "norm", 7};
+  Child<Linear> down{*this, "down", 7, 5};
 };
 
 TEST(Lora, BeginsAsNothingBesideFrozenWeights) {

@@ -3,6 +3,7 @@
 
 #include "nn/layers_of_each_kind.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/dropout.h"
 #include "testing/errors.h"
 
@@ -87,14 +88,9 @@ TEST(Dropout, OfTwoModulesIsIndependent) {
 }
 
 TEST(Dropout, OfTwoUninitialisedModulesIsIndependent) {
-  class Both : public Module<Both> {
-   public:
-    Both() {
-      a = register_module("a", std::make_shared<Dropout>(0.5));
-      b = register_module("b", std::make_shared<Dropout>(0.5));
-    }
+  struct Both : Module<Both> {
     std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
-    std::shared_ptr<Dropout> a, b;
+    Child<Dropout> a{*this, "a", 0.5}, b{*this, "b", 0.5};
   };
   const at::Tensor x = at::ones({1000});
   Both first;
@@ -106,23 +102,16 @@ TEST(Dropout, OfTwoUninitialisedModulesIsIndependent) {
 }
 
 /// Blocks; each calls its own dropout "drop".
-class DropBlock : public Module<DropBlock> {
- public:
-  DropBlock() { drop = register_module("drop", std::make_shared<Dropout>(0.5)); }
+struct DropBlock : Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
-  std::shared_ptr<Dropout> drop;
+  Child<Dropout> drop{*this, "drop", 0.5};
 };
 
 TEST(Dropout, TakesItsNameInTheWholeModelWhateverWasAskedOfAPartBefore) {
   const auto masks = [](bool ask_parts) {
-    class Two : public Module<Two> {
-     public:
-      Two() {
-        a = register_module("a", std::make_shared<DropBlock>());
-        b = register_module("b", std::make_shared<DropBlock>());
-      }
+    struct Two : Module<Two> {
       std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
-      std::shared_ptr<DropBlock> a, b;
+      Child<DropBlock> a{*this, "a"}, b{*this, "b"};
     };
     Two model;
     if (ask_parts) {

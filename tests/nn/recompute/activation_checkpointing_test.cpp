@@ -5,6 +5,7 @@
 
 #include "checkpointed.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"
@@ -17,15 +18,10 @@ namespace {
 using testing::Counted;
 using testing::leaf;
 
-class Block : public Module<Block> {
- public:
-  Block() {
-    linear = register_module("linear", std::make_shared<Linear>(6, 6));
-    dropout = register_module("dropout", std::make_shared<Dropout>(0.3));
-  }
+struct Block : Module<Block> {
   at::Tensor forward(const at::Tensor& x) { return x + (*dropout)(at::gelu((*linear)(x))); }
-  std::shared_ptr<Linear> linear;
-  std::shared_ptr<Dropout> dropout;
+  Child<Linear> linear{*this, "linear", 6, 6};
+  Child<Dropout> dropout{*this, "dropout", 0.3};
 };
 
 class Stack : public Module<Stack> {
