@@ -20,6 +20,12 @@ using tensor_parallel::cross_entropy;
 constexpr std::int64_t kLossRows = 12;
 constexpr std::int64_t kLossFeatures = 5;
 
+/// A head of 7 classes, of the same weights on all ranks; of shards where a mesh is given.
+struct LossHead : nn::Linear {
+  LossHead() : nn::Linear(kLossFeatures, 7) { nn::init_weights(*this, 3); }
+  explicit LossHead(const DeviceMesh& mesh) : LossHead() { fully_shard(*this, mesh); }
+};
+
 at::Tensor LossInputs() {
   return testing::uniform_values({kLossRows, kLossFeatures}, 0.7);
 }
@@ -32,8 +38,7 @@ at::Tensor LossTargets() {
 }
 
 at::Tensor LossGradientOfOneRank() {
-  nn::Linear head(kLossFeatures, 7);
-  nn::init_weights(head, 3);
+  LossHead head;
   cross_entropy(head(LossInputs()), LossTargets()).backward();
   return head.weight->grad();
 }
@@ -44,9 +49,7 @@ TEST_P(LossMean, IsOverTheTokensOfAllRanks) {
   const at::Tensor expected = LossGradientOfOneRank();
   const int count = GetParam();
   RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
-    fully_shard(head, mesh);
+    LossHead head(mesh);
     const std::int64_t rows = kLossRows / 3;
     const at::Tensor inputs = LossInputs().narrow(0, rank.rank() * rows, rows);
     const at::Tensor targets = LossTargets().narrow(0, rank.rank() * rows, rows);
@@ -71,14 +74,11 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
   const at::Tensor targets = at::arange(kRows, at::kLong).remainder(7);
   for (const int ignored : {0, 3}) {
     targets.narrow(0, 0, ignored).fill_(-100);
-    nn::Linear alone(kLossFeatures, 7);
-    nn::init_weights(alone, 3);
+    LossHead alone;
     const at::Tensor expected = cross_entropy(alone(x), targets);
     expected.backward();
     RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      nn::Linear head(kLossFeatures, 7);
-      nn::init_weights(head, 3);
-      fully_shard(head, mesh);
+      LossHead head(mesh);
       const std::int64_t first = 6 * rank.rank();
       const std::int64_t rows = std::min<std::int64_t>(6, kRows - first);
       const at::Tensor loss = cross_entropy(head(x.narrow(0, first, rows)),
@@ -100,8 +100,7 @@ TEST(LossMean, OverAMeshIsOverTheTokensOfAllItsRanks) {
 
 TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
   RunRanks(2, [](Rank& rank) {
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
+    LossHead head;
     const at::Tensor targets = LossTargets().narrow(0, rank.rank() * 6, 6);
     const at::Tensor inputs = LossInputs().narrow(0, rank.rank() * 6, 6);
     EXPECT_EQ(cross_entropy(head(inputs), targets).dim(), 0);
@@ -121,9 +120,7 @@ TEST(LossMean, RefusesTheMeanOfOneRankWhereOthersShareTheBatch) {
 
 TEST(LossMean, WorksWithoutAnyToken) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
-    fully_shard(head, mesh);
+    LossHead head(mesh);
     const at::Tensor targets = at::full({kLossRows}, -100, at::kLong);
     const at::Tensor tokens = tensor_parallel::tokens_per_rank(targets, mesh);
     EXPECT_EQ(cross_entropy(head(LossInputs()), targets, {.tokens = tokens}).item<float>(), 0);
@@ -176,16 +173,13 @@ class Warnings final : public c10::WarningHandler {
 }  // namespace uneven
 
 TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
-  nn::Linear alone(kLossFeatures, 7);
-  nn::init_weights(alone, 3);
+  LossHead alone;
   const at::Tensor expected = uneven::loss_of(alone(uneven::inputs()), uneven::inputs());
   expected.backward();
   for (const std::vector<std::int64_t>& sizes :
        std::vector<std::vector<std::int64_t>>{{1, 3}, {3, 1}, {2, 3}, {1, 1}}) {
     RunOnMesh(sizes, {"replicate", "shard"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      nn::Linear head(kLossFeatures, 7);
-      nn::init_weights(head, 3);
-      fully_shard(head, mesh);
+      LossHead head(mesh);
       const double weight = mean_weight(uneven::part_of(rank).rows, mesh);
       const at::Tensor loss = uneven::own_loss(head, rank) * weight;
       loss.backward();
@@ -203,9 +197,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
 TEST(LossOfUnevenRows, IsWarnedOfOnceWhereNothingWasSaid) {
   RunRanks(3, [](Rank& rank) {
     const uneven::Warnings warnings;
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
-    fully_shard(head, rank.mesh({3}, {"dp"}));
+    LossHead head(rank.mesh({3}, {"dp"}));
     for (int step = 0; step < 4; ++step) {
       uneven::own_loss(head, rank).backward();
     }
@@ -217,20 +209,14 @@ TEST(LossOfUnevenRows, IsWarnedOfOnceWhereNothingWasSaid) {
 TEST(LossOfUnevenRows, IsNotWarnedOfWhereItWasWeighedOrRowsAreEven) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const uneven::Warnings warnings;
-    nn::Linear even(kLossFeatures, 7);
-    nn::init_weights(even, 3);
-    fully_shard(even, mesh);
+    LossHead even(mesh);
     even(uneven::inputs()).sum().backward();
     even(uneven::inputs()).sum().backward();
-    nn::Linear divided(kLossFeatures, 7);
-    nn::init_weights(divided, 3);
-    fully_shard(divided, mesh);
+    LossHead divided(mesh);
     set_gradient_divide_factor(divided, 16);
     uneven::own_loss(divided, rank).backward();
     uneven::own_loss(divided, rank).backward();
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
-    fully_shard(head, mesh);
+    LossHead head(mesh);
     for (int step = 0; step < 2; ++step) {
       (uneven::own_loss(head, rank) * mean_weight(uneven::part_of(rank).rows, mesh)).backward();
     }
@@ -252,13 +238,10 @@ TEST(LossOfGatheredFeatures, HasTheGradientOfOneRankWithADivideFactorOfOne) {
   const auto loss_of_pairs = [](const at::Tensor& features) {
     return features.mm(features.t()).square().mean();
   };
-  nn::Linear alone(kLossFeatures, 7);
-  nn::init_weights(alone, 3);
+  LossHead alone;
   loss_of_pairs(alone(LossInputs())).backward();
   RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    nn::Linear head(kLossFeatures, 7);
-    nn::init_weights(head, 3);
-    fully_shard(head, mesh);
+    LossHead head(mesh);
     set_gradient_divide_factor(head, 1);
     const std::int64_t rows = kLossRows / 3;
     const at::Tensor inputs = LossInputs().narrow(0, rank.rank() * rows, rows);
