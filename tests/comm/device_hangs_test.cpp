@@ -171,43 +171,40 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-Ended run(const std::string& body, const testing::TemporaryFolder& folder) {
-  return RunProcesses(1, "DISABLED_DeviceHangs." + body,
-                      {.environment = {{"TESSERA_RUN_DIR", folder.path()}},
-                       .deadline = std::chrono::seconds(15)})[0];
+/// A process whose records are in `folder`. It must end with `exit_code`.
+Ended run(const std::string& body, int exit_code = 1,
+          const testing::TemporaryFolder& folder = testing::TemporaryFolder()) {
+  Ended ended = RunProcesses(1, "DISABLED_DeviceHangs." + body,
+                             {.environment = {{"TESSERA_RUN_DIR", folder.path()}},
+                              .deadline = std::chrono::seconds(15)})[0];
+  EXPECT_EQ(ended.exit_code, exit_code) << ended.output;
+  return ended;
 }
 
 const std::string kCall = "all_reduce for unit 'head' (call 1 of group 'dp')";
 
 TEST(DeviceHangs, ADeviceThatWaitsIsReportedAndEndsAtTheTimeOut) {
-  const testing::TemporaryFolder folder;
-  const Ended ended = run("TheDeviceIsStuck", folder);
-  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const Ended ended = run("TheDeviceIsStuck");
   EXPECT_CONTAINS(ended.output, "tessera watchdog: rank 0 waits since ",
                   "in " + kCall + ", for rank 1",
                   "error: " + kCall + ", rank 0: rank(s) 1 did not arrive within 2500 ms");
 }
 
 TEST(DeviceHangs, TheTimeOutNeedsNoLimitOfTheWatchdog) {
-  const testing::TemporaryFolder folder;
-  const Ended ended = run("TheDeviceIsStuckWithoutAWatchdogsLimit", folder);
-  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const Ended ended = run("TheDeviceIsStuckWithoutAWatchdogsLimit");
   EXPECT_CONTAINS(ended.output, "rank(s) 1 did not arrive within 2500 ms");
   EXPECT_EQ(ended.output.find("waits since"), std::string::npos) << ended.output;
 }
 
 TEST(DeviceHangs, APeerThatGaveUpEndsTheWaitOfADevice) {
-  const testing::TemporaryFolder folder;
-  const Ended ended = run("ThePeerGaveUp", folder);
-  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const Ended ended = run("ThePeerGaveUp");
   EXPECT_LT(ended.after, std::chrono::seconds(10));
   EXPECT_CONTAINS(ended.output, "error: " + kCall + ", rank 0: rank 1 gave up after step 3");
 }
 
 TEST(DeviceHangs, AnErrorOfTheDeviceEndsTheProcessAndLeavesItsRecord) {
   const testing::TemporaryFolder folder;
-  const Ended ended = run("TheDeviceFails", folder);
-  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const Ended ended = run("TheDeviceFails", 1, folder);
   const std::string path = folder.path() / "nccl_trace_rank_0";
   EXPECT_CONTAINS(ended.output,
                   "error: " + kCall + ", rank 0: NCCL met an error: remote process exited",
@@ -217,9 +214,7 @@ TEST(DeviceHangs, AnErrorOfTheDeviceEndsTheProcessAndLeavesItsRecord) {
 }
 
 TEST(DeviceHangs, ACallThatBlocksItsThreadEndsAtTheTimeOut) {
-  const testing::TemporaryFolder folder;
-  const Ended ended = run("ACallBlocksItsThread", folder);
-  EXPECT_EQ(ended.exit_code, 1) << ended.output;
+  const Ended ended = run("ACallBlocksItsThread");
   EXPECT_CONTAINS(ended.output,
                   "error: the set-up of group 'tp', rank 0: rank(s) 1 did not arrive within 2500");
 }
@@ -228,9 +223,7 @@ TEST(DeviceHangs, ACallThatBlocksItsThreadEndsAtTheTimeOut) {
 struct NoHang : ::testing::TestWithParam<const char*> {};
 
 TEST_P(NoHang, Ends) {
-  const testing::TemporaryFolder folder;
-  const Ended ended = run(GetParam(), folder);
-  EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  run(GetParam(), /*exit_code=*/0);
 }
 
 INSTANTIATE_TEST_SUITE_P(DeviceHangs, NoHang,

@@ -3,10 +3,10 @@
 
 #include <thread>
 
+#include "dtensor/listing_mode.h"
 #include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/dispatch_cache.h"
 #include "tessera/dtensor/manual_seed.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 
@@ -82,18 +82,8 @@ TEST(BackwardThread, HasItsPlansCounted) {
   });
 }
 
-/// Lists what it sees.
-class Names : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    names.push_back(op.name);
-    return run();
-  }
-  std::vector<std::string> names;
-};
-
 TEST(BackwardThread, GoesToTheModeOfItsCaller) {
-  Names mode;
+  ListingMode mode;
   const at::Tensor x = at::ones({3}).requires_grad_();
   const at::Tensor y = x.exp();
   {

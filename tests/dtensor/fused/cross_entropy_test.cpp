@@ -2,10 +2,10 @@
 // whole logits. What it has in common with the others is in fused_operators_test, its layouts are
 // in operators_test, and what becomes of the losses is in tests/tensor_parallel.
 
+#include "dtensor/listing_mode.h"
 #include "tessera/comm/meta_world.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"
 
 namespace tessera::row_losses_test {
@@ -131,21 +131,11 @@ TEST(CrossEntropyOperator, MovesNothingElseInAStrictScope) {
   });
 }
 
-/// Lists the operators that it sees.
-class Listing final : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    names.push_back(op.name);
-    return run();
-  }
-  std::vector<std::string> names;
-};
-
 TEST(CrossEntropyOperator, IsOneOperatorToModesWhereTheVocabularyIsSplit) {
   const DeviceMesh mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
   const at::Tensor logits = distribute_tensor(values({kTokens, 7}), mesh, {Shard{1}});
   const at::Tensor targets = distribute_tensor(some_targets(7), mesh, {Replicate{}});
-  Listing mode;
+  ListingMode mode;
   const OperatorModeScope scope(mode);
   detail::cross_entropy(logits, targets);
   EXPECT_EQ(mode.names, std::vector<std::string>{"tessera::cross_entropy"});

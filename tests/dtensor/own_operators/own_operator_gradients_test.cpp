@@ -7,9 +7,9 @@
 #include <optional>
 #include <tuple>
 
+#include "dtensor/listing_mode.h"
 #include "own_operators.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -226,22 +226,12 @@ TEST(OwnOperatorGradients, AreAnErrorWhereTheyCannotBeRecorded) {
   });
 }
 
-/// Notes the operators that it is asked about.
-class NotingMode final : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    names.push_back(op.name);
-    return run();
-  }
-  std::vector<std::string> names;
-};
-
 // A mode may give results back later, which then would belong to an older graph.
 TEST(OwnOperatorGradients, AreRecordedWithoutTheModesSeeingIt) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}});
     x = x.detach().requires_grad_();
-    NotingMode mode;
+    ListingMode mode;
     {
       const OperatorModeScope scope(mode);
       EXPECT_TRUE(call_binary("kernel", x, x).requires_grad());

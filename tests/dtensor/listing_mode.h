@@ -1,0 +1,20 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/operator_mode.h"
+
+namespace tessera {
+
+/// Lists the operators that it sees.
+struct ListingMode final : OperatorMode {
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    names.push_back(op.name);
+    return run();
+  }
+  std::vector<std::string> names;
+};
+
+}  // namespace tessera
