@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "tessera/nn/child.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
