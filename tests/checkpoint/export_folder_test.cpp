@@ -11,7 +11,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-using testing::ReadFile;
 using testing::SystemCallFault;
 using testing::TemporaryFolder;
 using testing::WriteFile;

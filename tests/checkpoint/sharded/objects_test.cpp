@@ -2,7 +2,6 @@
 // own, on as many ranks and on others.
 
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/step/manifest.h"
