@@ -157,7 +157,7 @@ class CountingWarnings final : public c10::WarningHandler {
 TEST(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Filled<Partial> model;
-    fully_shard({model.a.get(), model.b.get()}, mesh);
+    fully_shard({&*model.a, &*model.b}, mesh);
     fully_shard(model, mesh);
     CountingWarnings warnings;
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
@@ -177,7 +177,7 @@ TEST(ListUnit, MayBeginWithAModuleOutsideOfTheRoot) {
     nn::Linear outside(3, 3);
     testing::fill(model);
     testing::fill(outside);
-    fully_shard({&outside, model.a.get()}, mesh);
+    fully_shard({&outside, &*model.a}, mesh);
     fully_shard(model, mesh);
     model(testing::uniform_values({4, 3}, 9)).sum().backward();
     EXPECT_EQ(model.a->attached<Unit>()->label(), "unit 'a'");
