@@ -125,7 +125,7 @@ TEST(FusedColwise, RefusesWhatItCannotSplit) {
 }
 
 /// Gate and up in one product.
-class Mlp final : public nn::Module<Mlp> {
+class Mlp : public nn::Module<Mlp> {
  public:
   Mlp(std::int64_t dim, std::int64_t hidden) {
     gate_up = register_module(

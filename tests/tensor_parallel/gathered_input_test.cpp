@@ -80,7 +80,7 @@ TEST(GatheredInput, KeepsItsShard) {
 
 TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Filled<testing::Mixer> mixer({});
+    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{});
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},
                                                    .desired_input_layouts = {Replicate{}}})},
@@ -108,7 +108,7 @@ TEST(GatheredInput, IsGatheredOnceAndReducedBeforeTheWeightsGradients) {
 
 TEST(GatheredInput, ServesSeveralBackwardsAndFrozenWeights) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    testing::Filled<testing::Mixer> mixer({});
+    testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{});
     mixer.q->slot("weight")->get().set_requires_grad(false);
     parallelize_module(mixer, mesh,
                        {{"", prepare_module_input({.input_layouts = {Shard{0}},

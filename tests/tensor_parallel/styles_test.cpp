@@ -201,7 +201,7 @@ Collectives collectives(const comm::TrafficTable& traffic) {
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   // 10 tokens on 4 ranks: uneven too.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Filled<testing::LlamaBlock> block({});
+    Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
     // Frozen norms: their gradients' reduction is no part of the block.
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
