@@ -3,18 +3,161 @@
 #include "tessera/optim/clip_grad.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "norm/grad_terms.h"
-#include "norm/nonfinite.h"
-#include "norm/plain_gradients.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/detail/slot_keeper.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/parameter.h"
 
 namespace tessera::optim {
 namespace {
+
+// Whose gradients are not finite, for the message of a step that has failed. Shares the ranks'
+// knowledge of gradients that are not finite: a reduction spreads the NaN of one rank over all, and
+// only the sample that FSDP kept before the reduction tells its origin.
+
+/// Names of parameters; the first three are shown.
+class Names {
+ public:
+  void add(const nn::ParameterSlot& slot) {
+    if (++count_ <= 3) {
+      text_ += (count_ == 1 ? "" : ", ") + nn::describe(slot);
+    }
+  }
+  std::string text() const {
+    return count_ > 3 ? tessera::detail::concat(text_, " and ", count_ - 3, " more") : text_;
+  }
+
+ private:
+  std::string text_;
+  int count_ = 0;
+};
+
+bool is_nonfinite(const at::Tensor& gradient) {
+  return gradient.defined() && !local_tensor(gradient).isfinite().all().item<bool>();
+}
+
+/// `own` of each rank, and which ranks these are.
+std::map<std::string, std::vector<int>> of_all_ranks(const DeviceMesh& joint,
+                                                     const std::string& own) {
+  if (!joint || joint.size() == 1) {
+    return {{own, {joint ? joint.world()->rank() : 0}}};
+  }
+  std::map<std::string, std::vector<int>> ranks;
+  const auto texts = comm::gather_texts(joint.group_of_all_ranks(), joint.device(), own);
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    ranks[texts[i]].push_back(joint.ranks()[i]);
+  }
+  return ranks;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+/// "" if no rank has names.
+std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
+                   const char* between) {
+  std::string list;
+  for (const auto& [names, ranks] : of_all_ranks(joint, own.text())) {
+    if (!names.empty()) {
+      list += (list.empty() ? "" : "; ") + (before + ranks_text(ranks)) + between + names;
+    }
+  }
+  return list;
+}
+
+/// See describe_nonfinite(). Collective over `joint`; of this rank alone if that is empty.
+std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
+  Names before;
+  Names now;
+  for (const nn::SlotPtr& slot : parameters) {
+    if (nn::brought_nonfinite(*slot)) {
+      before.add(*slot);
+    }
+    if (is_nonfinite(slot->persistent().grad())) {
+      now.add(*slot);
+    }
+  }
+  const std::string found =
+      listed(joint, before, "", " brought what is not finite to the reduction of ");
+  return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
+}
+
+// Gradients of plain parameters beside those of distributed ones: in a model with only some modules
+// sharded, each rank has its own gradients of the others, and the ranks would drift apart.
+
+/// Attached to modules whose gradients were compared.
+struct Compared {};
+
+bool is_new(const nn::ParameterSlot& slot) {
+  return slot.owners().empty() || slot.owners().front().module->attached<Compared>() == nullptr;
+}
+
+void note_compared(const nn::ParameterSlot& slot) {
+  if (is_new(slot) && !slot.owners().empty()) {
+    slot.owners().front().module->attach(std::make_shared<Compared>());
+  }
+}
+
+bool is_plain(const nn::ParameterSlot& slot) {
+  const at::Tensor& parameter = slot.persistent();
+  return !tessera::is_distributed(parameter) && parameter.requires_grad() && !parameter.is_meta() &&
+         !slot.distinct_along();
+}
+
+/// Throws Error, on all ranks of `joint`, unless the gradients of plain parameters are equal there:
+/// they are not summed for a module in no unit and no plan. Runs once a module, since it waits for
+/// the device, and only if `norm`, that of all gradients, is finite: other values are the caller's
+/// to handle. Collective then, between the hosts. All ranks have the same plain parameters, with
+/// gradients or without.
+void check_plain_gradients(const std::vector<nn::SlotPtr>& parameters, const DeviceMesh& joint,
+                           const at::Tensor& norm) {
+  if (!joint || joint.size() == 1) {
+    return;
+  }
+  std::vector<nn::SlotPtr> plain;
+  std::ranges::copy_if(parameters, std::back_inserter(plain),
+                       [](const nn::SlotPtr& slot) { return is_plain(*slot) && is_new(*slot); });
+  if (plain.empty() || !std::isfinite(norm.item<double>())) {
+    return;
+  }
+  std::vector<detail::Replica> gradients;
+  for (const nn::SlotPtr& slot : plain) {
+    gradients.push_back(
+        {detail::concat("the gradient of ", nn::describe(*slot)), slot->persistent().grad()});
+  }
+  detail::check_replicas(
+      detail::peers_of(joint), gradients, detail::Equality::kRounded,
+      detail::concat("a norm of gradients on ", to_string(joint)),
+      "it is plain, and nobody sums it over the ranks: give its module to fsdp::fully_shard, "
+      "fsdp::replicate or parallelize_module, sum it by hand before, or, where each rank has "
+      "another (experts), say so with ParameterSlot::set_distinct_along()");
+  for (const nn::SlotPtr& slot : plain) {
+    note_compared(*slot);
+  }
+}
 
 /// The value is the same on every rank, so that all throw or none.
 at::Tensor checked_norm(const GradTerms& terms, const std::vector<nn::SlotPtr>& parameters,
