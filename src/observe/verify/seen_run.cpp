@@ -32,8 +32,25 @@ at::Tensor copy_of(const at::Tensor& tensor) {
 
 class Recorder {
  public:
-  void begin_call(const std::string& fqn, nn::TensorList inputs);
-  void end_call(const std::string& fqn, nn::TensorList tensors);
+  void begin_call(const std::string& fqn, nn::TensorList inputs) {
+    running_.push_back(fqn);
+    const auto batch = std::ranges::find_if(
+        inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
+    if (fqn.empty() && batch != inputs.end()) {
+      rows = (*batch)->size(0);
+    }
+  }
+  void end_call(const std::string& fqn, nn::TensorList tensors) {
+    running_.pop_back();
+    const int call = ++calls_[fqn];
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string number = tensors.size() == 1 ? "" : fmt::format(" {}", i);
+      const std::string module = fqn.empty() ? "the model" : "'" + fqn + "'";
+      const std::string again = call == 1 ? "" : fmt::format(", call {}", call);
+      outputs.push_back(
+          {fmt::format("output{} of {}{}", number, module, again), fqn, copy_of(*tensors[i])});
+    }
+  }
 
   /// The innermost module that has not ended: "'layers.0.norm'"; empty: none.
   std::string running() const {
@@ -46,27 +63,6 @@ class Recorder {
   std::vector<std::string> running_;
   std::map<std::string, int> calls_;  // by FQN
 };
-
-void Recorder::begin_call(const std::string& fqn, nn::TensorList inputs) {
-  running_.push_back(fqn);
-  const auto batch = std::ranges::find_if(
-      inputs, [](const at::Tensor* tensor) { return tensor->defined() && tensor->dim() > 0; });
-  if (fqn.empty() && batch != inputs.end()) {
-    rows = (*batch)->size(0);
-  }
-}
-
-void Recorder::end_call(const std::string& fqn, nn::TensorList tensors) {
-  running_.pop_back();
-  const int call = ++calls_[fqn];
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::string number = tensors.size() == 1 ? "" : fmt::format(" {}", i);
-    const std::string module = fqn.empty() ? "the model" : "'" + fqn + "'";
-    const std::string again = call == 1 ? "" : fmt::format(", call {}", call);
-    outputs.push_back(
-        {fmt::format("output{} of {}{}", number, module, again), fqn, copy_of(*tensors[i])});
-  }
-}
 
 /// Attached to a module, with hooks that can't be removed: they do nothing without a recorder.
 struct Watch {
