@@ -4,24 +4,81 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "host/host.h"
 #include "host/job_variables.h"
+#include "tessera/core/detail/flight_record.h"
 #include "watch/rank_dump.h"
-#include "watch/thread_activity.h"
 #include "watch/watchdog.h"
 
 namespace tessera::comm {
 namespace {
+
+/// A thread of a process of this host; `thread` 0: the process's first.
+struct WatchedThread {
+  std::int64_t pid = 0;
+  std::uint64_t start_time = 0;  ///< of the process, see ProcessIdentity
+  std::int64_t thread = 0;
+};
+
+using flight::Activity;
+
+constexpr std::chrono::milliseconds kBetweenLooks{250};
+/// A thread that computed for more than this part of the time is not asleep.
+constexpr double kBusy = 0.1;
+
+double busy_part(std::uint64_t ticks) {
+  const double seconds = static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return seconds / std::chrono::duration<double>(kBetweenLooks).count();
+}
+
+std::optional<ThreadStatus> look_at(const WatchedThread& thread) {
+  if (!is_alive({thread.pid, thread.start_time})) {
+    return std::nullopt;
+  }
+  const auto status = thread_status(thread.pid, thread.thread == 0 ? thread.pid : thread.thread);
+  // The thread that communicated last may be gone while the process runs on.
+  return status ? status : thread_status(thread.pid, thread.pid);
+}
+
+Activity compare(const std::optional<ThreadStatus>& before,
+                 const std::optional<ThreadStatus>& after) {
+  if (!after) {
+    return Activity::kGone;
+  }
+  if (after->state == 'T' || after->state == 't') {
+    return Activity::kStopped;
+  }
+  const std::uint64_t ticks = before ? after->cpu_ticks - before->cpu_ticks : 0;
+  return after->state == 'R' || busy_part(ticks) > kBusy ? Activity::kRuns : Activity::kSleeps;
+}
+
+/// The activity of each thread, from two readings of /proc a quarter of a second apart.
+std::vector<Activity> observe_threads(const std::vector<WatchedThread>& threads) {
+  std::vector<std::optional<ThreadStatus>> before;
+  for (const WatchedThread& thread : threads) {
+    before.push_back(look_at(thread));
+  }
+  std::this_thread::sleep_for(kBetweenLooks);
+  std::vector<Activity> result;
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    result.push_back(compare(before[i], look_at(threads[i])));
+  }
+  return result;
+}
 
 using flight::RankState;
 using flight::Record;
