@@ -3,30 +3,141 @@
 
 #include "dispatch/fallback.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "dispatch/run_by_position.h"
-#include "execute/backward_zeros.h"
+#include "autograd/leaf_gradient.h"
 #include "execute/foreach.h"
 #include "execute/random_operators.h"
-#include "execute/run_form.h"
 #include "execute/run_local.h"
 #include "operators/bound_call.h"
+#include "plan/call_plan.h"
 #include "rank/below_autograd.h"
 #include "rank/rank_state.h"
+#include "rank/rank_thread.h"
+#include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::detail {
 namespace {
+
+/// An argument of the call of one position: its element of a list, or of a tensor of numbers. Lists
+/// of one element keep the operator and its schema: no operator on single tensors is needed.
+c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
+  if (value.isTensor() && value.toTensor().dim() == 1) {
+    return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
+  }
+  if (!value.isList() || value.toListRef().size() != count) {
+    return value;
+  }
+  c10::List<c10::IValue> one(value.toList().elementType());
+  one.push_back(value.toListRef()[position]);
+  return one;
+}
+
+/// Runs a call of kind kForeach position by position (see positions_depend). Collective if the plan
+/// moves data. Takes the arguments off the stack first: every position is a separate call, with its
+/// own key, plan and stack.
+void run_by_position(PlannedCall& call) {
+  const auto given = call.arguments();
+  const std::vector<c10::IValue> arguments(given.begin(), given.end());
+  call.return_results({});
+  const std::size_t count = arguments.front().toListRef().size();
+  for (std::size_t position = 0; position < count; ++position) {
+    torch::jit::Stack one;
+    for (const c10::IValue& value : arguments) {
+      one.push_back(element_of(value, position, count));
+    }
+    dispatch(call.op, one);
+  }
+}
+
+/// Runs the form of the call's plan.
+void run_form(PlannedCall& call) {
+  // What localize_arguments does for the other kinds of plans: a leaf learns to keep its gradient's
+  // layout, and a stale view is refused.
+  for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+    if (DistributedTensorImpl* impl = as_distributed(tensor)) {
+      keep_gradient_layout(*impl, tensor);
+      check_readable(*impl, call.info.name);
+    }
+  }
+  // Below autograd but not below our key: a form calls operators on distributed tensors.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<c10::IValue> results = call.plan.form->run(call.arguments());
+  // Not before: the form reads its arguments where they are.
+  call.stack.resize(call.first);
+  std::ranges::move(results, std::back_inserter(call.stack));
+}
+
+// Lays the zeros of a gradient formula out as what is written to them. Without this, the gradient
+// of an operator that picks elements would be redistributed to the layout that the zeros happen to
+// have. The operators that write so, with their functional forms, are rows of operator_traits.cpp.
+
+// Many gradient formulas make zeros of the input's sizes and then write the gradient into them. The
+// zeros' layout is a guess, since it is not known yet what will be written. Until then only the
+// formula holds them, so their layout may still change.
+
+/// The last zeros that this thread's backward has made and not written to. Weak: they stay alive
+/// for no one, and a tensor that has died can't be taken for a new one at its address.
+std::optional<WeakTensor>& last_zeros() {
+  return RankThread::here().zeros;
+}
+
+/// Only without a recorded graph: if backward records one, the graph holds the zeros.
+bool inside_backward() {
+  return backward_id() >= 0 && !at::GradMode::is_enabled();
+}
+
+bool are_last_zeros(const at::Tensor& tensor) {
+  if (!inside_backward() || !last_zeros()) {
+    return false;
+  }
+  return last_zeros()->lock().is_same(tensor);
+}
+
+/// Notes that `zeros` were just made. Only inside backward, one tensor a thread.
+void note_backward_zeros(const at::Tensor& zeros) {
+  if (inside_backward()) {
+    last_zeros().emplace(zeros);
+  }
+}
+
+/// If the call writes to the tensor that was noted: runs the functional form of its operator, and
+/// the tensor becomes the result, in whatever layout that has. Else false, and nothing has
+/// happened. Collective if the functional form is.
+bool write_to_backward_zeros(PlannedCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  DistributedTensorImpl* impl = as_distributed(self);
+  if (impl == nullptr || !are_last_zeros(self)) {
+    return false;
+  }
+  // In any case, they do not count as untouched any more.
+  last_zeros().reset();
+  const c10::OperatorHandle& functional = *call.info.functional;
+  // The same arguments, without those at the end that only the in-place form has.
+  call.stack.resize(call.first + functional.schema().arguments().size());
+  functional.callBoxed(call.stack);
+  const at::Tensor result = call.stack.back().toTensor();
+  const DistributedTensorImpl* written = as_distributed(result);
+  // The wrapper stays, which the formula holds; its local tensor and layout are the result's.
+  impl->replace(written->local(), written->spec());
+  call.stack.back() = self;
+  return true;
+}
 
 /// A call without distributed tensors comes here inside a MetaDevice scope or an operator mode
 /// only, which include our key. A factory that names no device makes a meta tensor in the former;

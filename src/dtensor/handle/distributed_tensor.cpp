@@ -6,25 +6,93 @@
 #include "tessera/dtensor/distributed_tensor.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
+#include <exception>
+#include <functional>
 #include <ostream>
+#include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "agreement/agreement.h"
 #include "autograd/autograd_functions.h"
-#include "handle/made_alike.h"
+#include "rank/below_autograd.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tensor/local_part.h"
+#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/agreed_sizes.h"
+#include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/random.h"
 
 namespace tessera {
 namespace {
+
+// Whether the ranks of a mesh have made the same tensor on it.
+
+/// What ranks must agree on: sizes, mesh, placements and type, as a text that a message can show.
+std::string text_of(const DistributedTensor& tensor) {
+  return detail::describe(*detail::as_distributed(tensor)->spec()) + " of " +
+         c10::toString(tensor.tensor().scalar_type());
+}
+
+/// The world ranks of the mesh whose number is not that of its first one: "1, 3"; empty where all
+/// agree. One number a rank is sent, whatever is compared: its hash. Collective.
+std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
+  const comm::CallerScope caller("check_agreement");
+  const detail::BelowAutograd guard;
+  std::vector<int> others =
+      comm::ranks_that_differ(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(),
+                              std::bit_cast<std::int64_t>(number));
+  for (int& rank : others) {
+    rank = mesh.ranks()[static_cast<std::size_t>(rank)];
+  }
+  return fmt::format("{}", fmt::join(others, ", "));
+}
+
+/// Throws unless every rank of the mesh says the same of a tensor. Collective.
+void compare(const DeviceMesh& mesh, const std::string& text) {
+  const auto others = ranks_that_differ(mesh, stream_of(text.c_str()));
+  TESSERA_CHECK(others.empty(), "the ranks of ", to_string(mesh), " disagree on a tensor: on rank ",
+                mesh.world()->rank(), " it is ", text, "; different from rank ", mesh.ranks()[0],
+                " are ranks ", others, ": give the same sizes, type and placements everywhere");
+}
+
+/// What `make` returns, which must not communicate. If checks_agreement(), a rank on which it
+/// throws still takes part in the comparison, with a text that no tensor has: the others find that
+/// they differ and throw, and its caller gets its own error.
+DistributedTensor make_agreed(const DeviceMesh& mesh,
+                              const std::function<DistributedTensor()>& make) {
+  if (!detail::checks_agreement()) {
+    return make();
+  }
+  DistributedTensor made;
+  std::exception_ptr error;
+  try {
+    made = make();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    compare(mesh, error ? "nothing: it failed" : text_of(made));
+  } catch (...) {
+    if (!error) {
+      throw;
+    }
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return made;
+}
 
 void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
                       const Placements& placements) {
@@ -74,6 +142,10 @@ DistributedTensor made_of(const at::Tensor& local, const ShardingSpec& spec,
 
 }  // namespace
 
+void check_agreement(const DistributedTensor& tensor) {
+  compare(tensor.mesh(), text_of(tensor));
+}
+
 DistributedTensor::DistributedTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {
   detail::impl_of_distributed(tensor_);
 }
@@ -87,7 +159,7 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
     check_placements(local, mesh, placements);
     sizes = sizes_of_whole(local, mesh, placements);
   }
-  return with_equal_copies(detail::make_agreed(mesh, [&] {
+  return with_equal_copies(make_agreed(mesh, [&] {
     check_placements(local, mesh, placements);
     const auto layout = to_layout(mesh.shape().sizes(), placements, *sizes);
     const auto gradient = grad_placements
@@ -99,7 +171,7 @@ DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const D
 
 DistributedTensor DistributedTensor::from_local(const at::Tensor& local, const ShardingSpec& spec,
                                                 std::vector<std::int64_t> sizes) {
-  return with_equal_copies(detail::make_agreed(spec.mesh, [&] {
+  return with_equal_copies(make_agreed(spec.mesh, [&] {
     return made_of(local, spec, sizes, detail::gradient_layout(spec.layout));
   }));
 }
@@ -165,7 +237,7 @@ const DeviceMesh& DistributedTensor::mesh() const {
 
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements) {
-  DistributedTensor made = detail::make_agreed(mesh, [&] {
+  DistributedTensor made = make_agreed(mesh, [&] {
     TESSERA_CHECK(!tessera::is_distributed(tensor),
                   "distribute_tensor of a tensor that is distributed "
                   "already: redistribute() changes its placements");
@@ -195,7 +267,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   const auto sizes = tensor.sizes().vec();
   // Checks the arguments, on all ranks before the scatter: ranks that disagree would wait there for
   // one another. What it makes is empty and tells the layout.
-  const auto empty = detail::make_agreed(mesh, [&] {
+  const auto empty = make_agreed(mesh, [&] {
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
     detail::check_partials(*target.layout, tensor.scalar_type(), "distribute_tensor");
     TESSERA_CHECK(*options.source >= 0 && *options.source < mesh.size(), "distribute_tensor from ",

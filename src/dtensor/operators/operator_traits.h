@@ -18,7 +18,7 @@ enum class Trait : std::uint8_t {
   kRandomInplace,    ///< fills its tensor by the global element (random_operators.h)
   kNativeDropout,    ///< drops by the global element (random_operators.h)
   kForeach,          ///< takes lists; each position is a separate call
-  kWritesGradients,  ///< formulas of gradients write with it (backward_zeros.h)
+  kWritesGradients,  ///< formulas of gradients write with it (fallback.cpp)
   kNewZeros,         ///< makes the zeros that they write to
   kOwnKernel,        ///< has a kernel of ours in src/dtensor/overrides/ instead of a plan
   kHelperTensors,    ///< composed of others and of its own plain tensors (composite_kernels.cpp)

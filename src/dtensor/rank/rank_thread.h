@@ -32,7 +32,7 @@ struct RankThread {
   const bool checks_calls;           ///< TESSERA_DEBUG, too slow to read for each call
   std::vector<std::string> modules;  ///< the FQNs of those whose forward runs
   at::Tensor random_source;          ///< the innermost RandomSourceScope's
-  std::optional<WeakTensor> zeros;   ///< see execute/backward_zeros.cpp
+  std::optional<WeakTensor> zeros;   ///< see dispatch/fallback.cpp
 };
 
 }  // namespace tessera::detail
