@@ -4,6 +4,10 @@
 
 #include "tessera/tensor_parallel/parallelize.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,16 +15,112 @@
 #include "apply/apply_plan.h"
 #include "apply/plan_recorder.h"
 #include "equal_copies.h"
-#include "pending_gradients.h"
 #include "plan/checked_plan.h"
+#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/end_of_backward.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/gradient_hooks.h"
+#include "tessera/internals/detail/running_backward.h"
+#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/detail/held_part.h"
 #include "tessera/nn/detail/retired_parameter.h"
 #include "tessera/nn/distribute_module.h"
+#include "tessera/nn/parameter.h"
 
 namespace tessera::tensor_parallel {
 namespace {
+
+// Gradients of replicated parameters in a sequence-parallel region: a hook on each leaf takes its
+// term away from autograd, and a callback at the end of backward sums all terms together and puts
+// the sums into .grad.
+
+/// Completes the gradients of replicated parameters under sequence parallelism. Each rank saw a
+/// part of the tokens, so its gradient is one term of a sum over the ranks. The terms are kept here
+/// and summed together when backward ends, in one all-reduce instead of a small one for each.
+///
+/// FSDP does not use this class, though it defers the same sums (DeferredSums): it takes a gradient
+/// off the leaf before backward ends, keeps the term through gradient accumulation and the
+/// reduce-scatter, and sums it where it is smallest, on the shards. There is then no .grad of the
+/// leaf to complete. The first caller of leave_gradient_pending() on a leaf completes its gradient:
+/// for FSDP's unsharded parameters that is FSDP.
+class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
+ public:
+  /// Watches the leaves that are in these slots now and are replicated. Cheap for leaves that are
+  /// watched already.
+  void watch(const std::vector<nn::SlotPtr>& slots) {
+    for (const nn::SlotPtr& slot : slots) {
+      const at::Tensor& leaf = slot->get();
+      // leave_gradient_pending() is true only once for a leaf, so that it gets one hook.
+      if (leaf.requires_grad() && tessera::is_distributed(leaf) &&
+          sharding_spec(leaf).layout->is_replicated() && leave_gradient_pending(leaf)) {
+        watch(leaf);
+      }
+    }
+  }
+
+ private:
+  struct Term {
+    at::Tensor leaf;
+    at::Tensor value;
+    comm::Communicator* group;
+  };
+
+  void watch(const at::Tensor& leaf) {
+    // By weak reference: the hook lives in the leaf's own autograd state, and would keep it alive.
+    const tessera::detail::WeakTensor weak(leaf);
+    using tessera::detail::OwnHook;
+    tessera::detail::add_own_hook(leaf, OwnHook::kLayout,
+                                  [self = shared_from_this(), weak](const at::Tensor& gradient) {
+                                    // Autograd holds the leaf while its hook runs, so that lock()
+                                    // succeeds.
+                                    return self->take(weak.lock(), gradient);
+                                  });
+  }
+  /// Keeps `gradient` if it is a pending sum. Returns what autograd adds to .grad instead.
+  at::Tensor take(const at::Tensor& leaf, const at::Tensor& gradient) {
+    if (!gradient.defined() || !tessera::is_distributed(gradient)) {
+      return gradient;
+    }
+    // nullptr: it is complete, or needs more than a sum.
+    comm::Communicator* group = tessera::detail::pending_sum_group(gradient, leaf);
+    if (group == nullptr) {
+      return gradient;
+    }
+    const c10::AutoGradMode no_grad(false);
+    begin(tessera::detail::backward_id());
+    terms_.push_back({leaf, local_tensor(gradient), group});
+    // Zeros, so that autograd makes a .grad (or adds nothing to the one there), to which settle()
+    // adds the sum.
+    return make_distributed(at::zeros_like(local_tensor(gradient)), sharding_spec(leaf),
+                            leaf.sizes().vec());
+  }
+  /// Has settle() called at the end of this backward.
+  void begin(int backward) {
+    // The callback is queued with the first term of a backward; the number tells backwards apart.
+    if (backward_ == backward) {
+      return;
+    }
+    backward_ = backward;
+    terms_.clear();  // of a backward that failed
+    tessera::detail::call_at_end_of_backward([self = shared_from_this()] { self->settle(); });
+  }
+  /// Sums the kept terms and adds the sums to the leaves' .grad. Collective.
+  void settle() {
+    const c10::AutoGradMode no_grad(false);
+    tessera::detail::DeferredSums sums;
+    for (const Term& term : std::exchange(terms_, {})) {
+      sums.add(*term.group, term.value,
+               [leaf = term.leaf](const at::Tensor& sum) { local_tensor(leaf.grad()).add_(sum); });
+    }
+    sums.run();
+    // So that the next backward queues its own callback, whatever its number.
+    backward_ = -1;
+  }
+
+  int backward_ = -1;  ///< autograd's number of the backward under way; -1: none
+  std::vector<Term> terms_;
+};
 
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
