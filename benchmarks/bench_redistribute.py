@@ -128,12 +128,13 @@ def work(rank, port, cases, path):
     dist.destroy_process_group()
 
 
-def measure(cases):
+def on_ranks(work, *arguments):
+    """What work(rank, port, *arguments, path) writes to the path, as JSON, on rank 0 of RANKS."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.NamedTemporaryFile("r") as file:
-        processes.spawn(work, (port, cases, file.name), nprocs=RANKS)
+        processes.spawn(work, (port, *arguments, file.name), nprocs=RANKS)
         return json.load(file)
 
 
@@ -185,7 +186,7 @@ def main():
     parser.add_argument("--doc", help="where to write the table")
     options = parser.parse_args()
     cases, ours = zip(*read(options.program))
-    theirs = measure(cases)
+    theirs = on_ranks(work, cases)
     both = [(own[1], other[1]) for own, other in zip(ours, theirs) if other is not None]
     more = sum(own > other for own, other in both)
     print(f"{len(cases)} transitions: fewer bytes than PyTorch in {sum(a < b for a, b in both)}, "

@@ -12,19 +12,16 @@ PyTorch's; rows that PyTorch refuses or gets wrong are shown.
 import argparse
 import json
 import re
-import socket
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import bench_redistribute as redistribution
-from bench_redistribute import RANKS, Sent
+from bench_redistribute import RANKS, Sent, on_ranks
 
 OPERATIONS = {
     "silu": lambda t: F.silu(t[0]),
@@ -224,12 +221,7 @@ def main():
     parser.add_argument("--all", action="store_true", help="also rows where both send the same")
     options = parser.parse_args()
     all_rows = [row for row in rows(options.doc) if row[0] in OPERATIONS]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.NamedTemporaryFile("r") as file:
-        processes.spawn(work, (port, all_rows, file.name), nprocs=RANKS)
-        theirs = json.load(file)
+    theirs = on_ranks(work, all_rows)
     more = fewer = refused = 0
     print(f"{'operator':32}{'inputs':16}{'Tessera':>16}{'PyTorch':>16}")
     for (name, _, lies, _, forward, backward), other in zip(all_rows, theirs):
