@@ -1,9 +1,14 @@
 #include "tessera/internals/detail/devices.h"
+#include "tessera/internals/detail/cpu_allocator.h"
+#include "tessera/internals/detail/cuda_presence.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
+#include <typeinfo>
 
 namespace tessera::detail {
 
@@ -34,6 +39,29 @@ std::int64_t memory_capacity(c10::Device device) {
 
 void empty_cache(c10::DeviceType type) {
   c10::getDeviceAllocator(type)->emptyCache();
+}
+
+/// The base class answers if CUDA is not loaded.
+bool has_found_cuda() {
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  return typeid(hooks) != typeid(at::CUDAHooksInterface);
+}
+
+std::optional<CudnnVersions> cudnn_versions() {
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  if (!hooks.hasCuDNN()) {
+    return std::nullopt;
+  }
+  return CudnnVersions{static_cast<int>(hooks.versionCuDNN()),
+                       static_cast<int>(hooks.versionRuntimeCuDNN())};
+}
+
+c10::Allocator* cpu_allocator() {
+  return c10::GetCPUAllocator();
+}
+
+void set_cpu_allocator(c10::Allocator* allocator) {
+  c10::SetCPUAllocator(allocator, /*priority=*/255);
 }
 
 }  // namespace tessera::detail

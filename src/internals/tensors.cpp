@@ -1,0 +1,117 @@
+#include "tessera/internals/detail/lent_keys.h"
+#include "tessera/internals/detail/memory_under_tensors.h"
+#include "tessera/internals/detail/placeholder_tensor.h"
+#include "tessera/internals/detail/shape_geometry.h"
+#include "tessera/internals/detail/shapes_by_libtorch.h"
+#include "tessera/internals/detail/tensor_wrapper.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace tessera::detail {
+namespace {
+
+/// A tensor without memory, of any type.
+class ShapeOnly final : public c10::TensorImpl {
+ public:
+  ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
+      : TensorImpl(c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(c10::ScalarType::Byte),
+                   c10::Device(c10::kMeta)) {
+    set_sizes_and_strides(sizes, strides);
+  }
+  ShapeGeometry geometry() const {
+    return {.numel = numel_,
+            .contiguous = is_contiguous_,
+            .channels_last = is_channels_last_,
+            .channels_last_contiguous = is_channels_last_contiguous_,
+            .channels_last_3d = is_channels_last_3d_,
+            .channels_last_3d_contiguous = is_channels_last_3d_contiguous_,
+            .non_overlapping_and_dense = is_non_overlapping_and_dense_};
+  }
+};
+
+}  // namespace
+
+void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes) {
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  // noswap: the old pointer is not needed.
+  impl.set_data_ptr_noswap(std::move(memory));
+  impl.set_nbytes(static_cast<std::size_t>(bytes));
+}
+
+void free_memory(const c10::Storage& storage) {
+  // The null pointer keeps the device, which tensors over the storage report.
+  set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
+}
+
+void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  // libtorch forbids it for tensors that came from detach().
+  impl.set_allow_tensor_metadata_change(true);
+  impl.set_storage_keep_dtype(storage);
+  impl.set_storage_offset(offset);
+}
+
+at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::IntArrayRef sizes,
+                       c10::ScalarType dtype) {
+  at::Tensor tensor = at::empty({0}, at::dtype(dtype).device(storage.device()));
+  move_onto(tensor, storage, offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+}
+
+PlaceholderTensor::PlaceholderTensor(const at::Tensor& like)
+    : TensorImpl(c10::DispatchKeySet(kPlaceholderKey), like.dtype(), like.device()) {
+  set_sizes_contiguous(like.sizes());
+}
+
+c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(
+    const c10::VariableVersion&, bool) const {
+  refuse();
+  return nullptr;  // g++ warns without: it does not believe that a virtual function never returns
+}
+
+c10::intrusive_ptr<c10::TensorImpl> PlaceholderTensor::shallow_copy_and_detach(
+    c10::VariableVersion&&, bool) const {
+  refuse();
+  return nullptr;
+}
+
+ShapeGeometry shape_geometry(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  return ShapeOnly(sizes, strides).geometry();
+}
+
+std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
+                                            const Convolution& of) {
+  return of.transposed
+             ? at::native::conv_input_size(input, weight, of.padding, of.output_padding, of.stride,
+                                           of.dilation, of.groups)
+             : at::native::conv_output_size(input, weight, of.padding, of.stride, of.dilation);
+}
+
+std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
+                                                         c10::IntArrayRef sizes) {
+  return at::detail::computeStride(tensor.sizes(), tensor.strides(), sizes);
+}
+
+at::Tensor meta_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  return at::detail::empty_strided_meta(sizes, strides, dtype, c10::kStrided,
+                                        c10::Device(c10::kMeta), std::nullopt);
+}
+
+void replay_views() {
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
+}  // namespace tessera::detail
