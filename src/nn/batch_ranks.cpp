@@ -1,7 +1,5 @@
 #include "tessera/nn/detail/batch_ranks.h"
 
-#include <cstdint>
-
 namespace tessera::nn {
 namespace {
 

@@ -3,8 +3,6 @@
 
 #include "tessera/nn/attention.h"
 
-#include <utility>
-
 #include "tessera/core/error.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/functional.h"

@@ -3,7 +3,6 @@
 
 #include "tessera/nn/context_parallel.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -15,7 +14,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -25,7 +23,6 @@
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/attention_kernel.h"
 
 namespace tessera::nn {

@@ -14,10 +14,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 
-#include <string>
 #include <vector>
 
-#include "held/parameter_table.h"
 #include "tessera/nn/hooked.h"
 
 namespace tessera::nn {

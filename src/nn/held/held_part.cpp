@@ -6,13 +6,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "held/held_classes.h"
-#include "held/parameter_table.h"
 #include "tessera/core/error.h"
-#include "tessera/internals/detail/tensor_identity.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 namespace {

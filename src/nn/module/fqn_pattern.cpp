@@ -5,8 +5,6 @@
 #include "tessera/nn/fqn_pattern.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "tessera/core/error.h"

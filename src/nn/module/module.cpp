@@ -7,12 +7,10 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
-#include <string_view>
 #include <typeinfo>
 #include <unordered_set>
 
 #include "module/buffer_types.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/call_context.h"
 #include "tessera/nn/detail/call_depth.h"
@@ -26,7 +24,11 @@ namespace {
 /// The innermost.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
-constexpr std::string_view kInModule = "in module ";
+/// An error whose message has the module already.
+class ErrorInModule final : public Error {
+ public:
+  using Error::Error;
+};
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // Not the current CUDA device: models are made on the host or on meta, then moved or filled.
@@ -298,7 +300,7 @@ void ModuleBase::rethrow_named() const {
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
     std::string text =
-        tessera::detail::concat(kInModule, fqn.empty() ? "" : "'" + fqn + "', a ", name());
+        tessera::detail::concat("in module ", fqn.empty() ? "" : "'" + fqn + "', a ", name());
     for (const auto* call = call_of_thread; call != nullptr; call = call->outer) {
       if (const auto unit = call->module->attached<detail::CallContext>()) {
         return text + ", in " + unit->text();
@@ -316,12 +318,11 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const Error& error) {
-    // Those that derive from it are not of a module: a rank that has died, say.
-    const std::string what = error.what();
-    if (typeid(error) != typeid(Error) || what.find(kInModule) != std::string::npos) {
+    // Those that derive from it have their module, or are of none: a rank that has died, say.
+    if (typeid(error) != typeid(Error)) {
       throw;
     }
-    throw Error(what + " (" + context() + ")");
+    throw ErrorInModule(std::string(error.what()) + " (" + context() + ")");
   }
 }
 

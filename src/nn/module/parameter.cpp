@@ -4,7 +4,6 @@
 #include "tessera/nn/parameter.h"
 
 #include <atomic>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/parameter_name.h"
