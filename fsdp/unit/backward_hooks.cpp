@@ -4,7 +4,6 @@
 
 #include "unit/backward_hooks.h"
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

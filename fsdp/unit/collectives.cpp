@@ -5,8 +5,6 @@
 #include "tessera/fsdp/collectives.h"
 
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
 #include "unit/attached_units.h"

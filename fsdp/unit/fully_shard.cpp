@@ -5,11 +5,10 @@
 #include "tessera/fsdp/fully_shard.h"
 
 #include <c10/util/Exception.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <cmath>
-#include <string>
 #include <type_traits>
-#include <utility>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
@@ -40,6 +39,14 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
+/// Also one that nn::Hooked holds.
+bool is_batch_norm(const torch::nn::Module& module) {
+  const auto* holder = dynamic_cast<const nn::detail::HoldsModule*>(&module);
+  const torch::nn::Module& own = holder == nullptr ? module : holder->held_module();
+  return own.as<torch::nn::BatchNorm1d>() != nullptr ||
+         own.as<torch::nn::BatchNorm2d>() != nullptr || own.as<torch::nn::BatchNorm3d>() != nullptr;
+}
+
 /// Once for each unit: those below have been looked at.
 void warn_of_batch_norm(const nn::ModuleBase& unit, const DataMesh& mesh) {
   const auto has_unit = [](const torch::nn::Module& module) {
@@ -48,7 +55,7 @@ void warn_of_batch_norm(const nn::ModuleBase& unit, const DataMesh& mesh) {
   };
   std::string found;
   const auto note = [&](const std::string& fqn, const torch::nn::Module& module) {
-    if (found.empty() && module.name().find("torch::nn::BatchNorm") != std::string::npos) {
+    if (found.empty() && is_batch_norm(module)) {
       found = tessera::detail::concat("'", fqn, "', a ", module.name());
     }
   };

@@ -5,16 +5,66 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <unordered_set>
 #include <vector>
 
+#include "comm/data_mesh.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/call_depth.h"
+#include "tessera/nn/module.h"
 #include "unit/attached_units.h"
-#include "unit/forgotten_parameters.h"
 #include "unit/module_tree.h"
 #include "unit/unit.h"
 
 namespace tessera::fsdp {
+
+namespace {
+
+// If only parts of a model were made units, each rank trains the rest separately, without an error.
+// Only the module whose forward was called can see the rest.
+
+/// "'a', 'b', 'c', ...": three show which part of the model it is.
+std::string first_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  return names.size() > 3 ? text + ", ..." : text;
+}
+
+/// Throws Error, naming them, for parameters below `module` that are trained and in no unit, while
+/// a unit on `mesh` runs in its forward: their gradients would not be reduced over the ranks. Not
+/// for those that Options::ignored names. Not collective, and the same on all ranks.
+void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh) {
+  if (mesh.ranks() == 1) {
+    return;
+  }
+  std::unordered_set<nn::SlotPtr> meant;
+  for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
+    meant.insert(unit->ignored().begin(), unit->ignored().end());
+  }
+  std::vector<std::string> forgotten;
+  nn::visit_modules(
+      module,
+      [&](const std::string& fqn, const nn::ModuleBase& outside) {
+        for (const auto& [name, slot] : outside.slots()) {
+          // A parameter with a persistent tensor is tied to one in a unit.
+          if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
+            forgotten.push_back(nn::join_fqn(fqn, name));
+          }
+        }
+      },
+      outside_of_units());
+  TESSERA_CHECK(forgotten.empty(), "forward of a ", module.name(), " with units of FSDP on ",
+                mesh.ranks(), " ranks, but ", forgotten.size(),
+                " of its parameters are in none, so that nobody would reduce their gradients (",
+                first_of(forgotten), "); apply fully_shard or replicate to the ", module.name(),
+                " as well, after its units; freeze them; or, where that is meant, name them in "
+                "Options::ignored of a unit");
+}
+
+}  // namespace
 
 void Unit::make_iteration() {
   TESSERA_CHECK(modules_.size() == 1,

@@ -5,7 +5,6 @@
 #include "unit/unit_spec.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <unordered_set>
 
