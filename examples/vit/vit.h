@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -170,23 +169,15 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
   nn::Child<nn::Linear> head;
 };
 
-/// A plan that is recorded while steps run.
-using Recording = std::optional<tensor_parallel::PlanRecording>;
-
 /// An initialised model on a mesh of "dp" and "tp": each block is a unit of FSDP, and a rank has
-/// memory for its shards alone. `recording`: records the tensor-parallel plan, if any.
+/// memory for its shards alone.
 inline std::shared_ptr<VisionTransformer> make_model(const Config& config, const DeviceMesh& mesh,
-                                                     std::uint64_t seed,
-                                                     Recording* recording = nullptr) {
+                                                     std::uint64_t seed) {
   auto model = [&] {
     const nn::MetaDevice meta;
     return std::make_shared<VisionTransformer>(config);
   }();
-  if (recording != nullptr) {
-    recording->emplace(*model, mesh["tp"], tensor_parallel::declared_plan(*model, mesh["tp"]));
-  } else {
-    tensor_parallel::parallelize_module(*model, mesh["tp"]);
-  }
+  tensor_parallel::parallelize_module(*model, mesh["tp"]);
   fsdp::apply_plan(*model, mesh["dp"], fsdp::plan_units(*model, fsdp::wrap_class<Block>()));
   nn::to_empty(*model, mesh.device());
   nn::init_weights(*model, seed);

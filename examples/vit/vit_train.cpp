@@ -3,9 +3,8 @@
 //   vit_train --dp 64 --tp 4 --batch 4096 --plan
 
 #include <CLI/CLI.hpp>
-#include <chrono>
+#include <iostream>
 
-#include "examples/vit/print_plan.h"
 #include "examples/vit/stripes.h"
 #include "examples/vit/vit.h"
 
@@ -15,83 +14,86 @@ struct Options {
   std::string config, metrics, checkpoint, save_hf;
   std::int64_t steps = 100, batch = 64, dp = 1, tp = 1, checkpoint_every = 50;
   double lr = 1e-3;
-  bool resume = false, plan = false;
+  bool resume = false, plan = false, json = false;
 };
 
 /// The model, its optimizer and a step, on one rank of the mesh.
 struct Run {
-  Run(const Options& o, const vit::Config& c, const comm::WorldPtr& world, vit::Recording* r = {})
+  Run(const Options& o, const vit::Config& c, const comm::WorldPtr& world)
       : o(o),
         mesh(init_device_mesh(world, {o.dp, o.tp}, {"dp", "tp"})),
-        model(vit::make_model(c, mesh, /*seed=*/0, r)),
-        optimizer(*model, {.lr = o.lr, .weight_decay = 0.05}) {}
+        model(vit::make_model(c, mesh, /*seed=*/0)),
+        optimizer(*model, {.lr = o.lr, .weight_decay = 0.05}),
+        meter(world, mesh.device_type()) {}
 
-  /// Step `n`, from 0, on this rank's rows of the batch.
-  observe::StepMetrics step(std::int64_t n) {
+  /// The next step, on this rank's rows of the batch.
+  observe::StepMetrics step() {
     const StrictScope strict;  // refuses what the plan does not say
-    const auto start = std::chrono::steady_clock::now();
-    const comm::TrafficTable before = mesh.world()->traffic().table();
-    const vit::Images images = vit::stripes(model->config, n, o.batch, mesh.local_rank("dp"), o.dp);
-    // `over`: ranks may have differently many rows.
-    const at::Tensor loss = tensor_parallel::cross_entropy((*model)(images.pixels), images.labels,
-                                                           {.over = mesh["dp"]});
-    loss.backward();
-    const at::Tensor norm = optim::clip_grad_norm_(optimizer.parameters(), /*max_norm=*/1.0);
-    optimizer.scale_lr(schedule.factor(n));
-    optimizer.step();
-    optimizer.zero_grad();
-    observe::StepMetrics metrics;
-    metrics.step = n + 1;
-    metrics.loss = training::mean_over(loss.detach(), mesh["dp"]).item<double>();
-    metrics.grad_norm = norm.item<double>();
-    metrics.lr = o.lr * schedule.factor(n);
-    metrics.step_time_s =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    observe::set_memory(metrics, mesh.device_type());
-    metrics.comm = mesh.world()->traffic().since(before);
-    return metrics;
+    meter.begin();
+    const vit::Images images =
+        vit::stripes(model->config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
+    meter.data_ready();
+    const training::StepResult result = training::step(
+        state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {
+          return tensor_parallel::cross_entropy((*model)(images.pixels), images.labels,
+                                                {.over = mesh["dp"]});  // numbers of rows differ
+        });
+    return meter.end(state, result, o.lr * result.lr_factor);
   }
 
   Options o;
   DeviceMesh mesh;
   std::shared_ptr<vit::VisionTransformer> model;
   optim::AdamW optimizer;
+  training::TrainState state{*model, optimizer};
   optim::LrSchedule schedule{{optim::Schedule::kCosine, /*warmup=*/10, o.steps}};
+  training::StepMeter meter;
 };
 
 void train(const Options& o, const vit::Config& config) {
   observe::count_tensor_memory();  // for the metrics, to hold a plan against
   const comm::WorldPtr world = comm::world_from_environment();
+  training::Checkpointer checkpoints(
+      {.folder = o.checkpoint,
+       .every = o.checkpoint_every,
+       .steps = o.steps,
+       .keep = 2,
+       .resume = o.resume ? training::Resume::kAuto : training::Resume::kNever,
+       .names = {.program = "vit_train", .dashes = "--"}},
+      world);
   Run run(o, config, world);
-  const auto state = [&]() -> checkpoint::StateDict {
-    return {*run.model, optim::named_state(run.optimizer, *run.model), {{"config", config}}};
-  };
-  const std::optional<std::int64_t> newest =
-      o.checkpoint.empty() ? std::nullopt : checkpoint::newest_step(*world, o.checkpoint);
-  TESSERA_CHECK(!newest || o.resume, o.checkpoint, " has a run; give --resume, or another folder");
-  if (newest) {
-    const nlohmann::json saved = checkpoint::load(*world, o.checkpoint, state()).entries;
-    TESSERA_CHECK(saved == state().entries, o.checkpoint, " is of another model, ", saved.dump());
+  const nlohmann::json entries{{"config", config}};
+  if (checkpoints.loads()) {
+    const nlohmann::json saved = checkpoints.load(run.state).entries.value("config", entries);
+    TESSERA_CHECK(saved == entries["config"], o.checkpoint, " is of another model, ", saved.dump());
   }
-  std::optional<observe::MetricsWriter> writer;
-  if (world->rank() == 0 && !o.metrics.empty()) {
-    writer.emplace(o.metrics, newest.value_or(0));
+  training::MetricLog log({.metrics = o.metrics, .steps = o.steps}, world);
+  log.open(run.state.step);
+  while (run.state.step < o.steps) {
+    log.write(run.step(), /*tokens=*/0);
+    checkpoints.after_step(run.state, entries);
   }
-  for (std::int64_t n = newest.value_or(0); n < o.steps; ++n) {
-    const observe::StepMetrics metrics = run.step(n);
-    if (world->rank() == 0) {
-      std::cout << "step " << metrics.step << " loss " << metrics.loss << std::endl;
-    }
-    if (writer) {
-      writer->write(metrics);
-    }
-    if (!o.checkpoint.empty() && (n + 1 == o.steps || (n + 1) % o.checkpoint_every == 0)) {
-      checkpoint::save(*world, o.checkpoint, n + 1, state(), {.keep = 2});
-    }
-  }
+  const std::exception_ptr unsaved = checkpoints.finish(run.state, entries);
   if (!o.save_hf.empty()) {
     checkpoint::save_hugging_face(*run.model, *world, o.save_hf, nlohmann::json(config).dump(2));
   }
+  if (unsaved) {
+    std::rethrow_exception(unsaved);
+  }
+}
+
+void plan(const Options& o, const vit::Config& config) {
+  const auto make = [&](const comm::WorldPtr& world) -> planning::Run {
+    const auto run = std::make_shared<Run>(o, config, world);
+    // Of a rank: its rows of the batch, and its tokens of each between the blocks.
+    const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
+      return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
+              chunk_size(1 + config.patches(), o.tp, at[1])};
+    };
+    return {run->model, run->mesh, [run] { run->step(); }, sizes};
+  };
+  const planning::RunPlan plan = planning::plan_run(make, o.dp * o.tp, {.tokens = o.batch});
+  std::cout << (o.json ? planning::to_json(plan) : planning::to_text(plan)) << std::endl;
 }
 
 int main(int argc, char** argv) {
@@ -108,13 +110,11 @@ int main(int argc, char** argv) {
   app.add_option("--checkpoint-every", o.checkpoint_every, "steps");
   app.add_flag("--resume", o.resume, "go on from the newest step, if there is one");
   app.add_option("--save-hf", o.save_hf, "folder for config.json and model.safetensors");
-  app.add_flag("--plan", o.plan, "print what a rank would hold and send, and end");
+  app.add_flag("--plan", o.plan, "print what each rank would hold and send, and end");
+  app.add_flag("--json", o.json, "print it as JSON");
   CLI11_PARSE(app, argc, argv);
   return comm::run_main([&] {
     const vit::Config config = o.config.empty() ? vit::Config{} : vit::read_config(o.config);
-    const auto make = [&](const comm::WorldPtr& world, vit::Recording& recording) {
-      return std::make_unique<Run>(o, config, world, &recording);
-    };
-    o.plan ? vit::print_plan(static_cast<int>(o.dp * o.tp), make) : train(o, config);
+    o.plan ? plan(o, config) : train(o, config);
   });
 }
