@@ -2,9 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/conv2d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
@@ -27,6 +29,18 @@ TEST(FakeMode, MakesResultsOfTheRightSizesAndTypesWithoutComputingThem) {
   EXPECT_EQ(names, std::vector<std::string>{"aten::mm"});
   EXPECT_EQ((product.t() + 1).sizes(), (std::vector<std::int64_t>{5, 3}));
   EXPECT_EQ(rms_norm(product, {}, 1e-5).rstd.sizes(), (std::vector<std::int64_t>{3, 1}));
+}
+
+TEST(FakeMode, SeesAConvolutionAndALayerNormAsOneOperatorEach) {
+  std::vector<std::string> names;
+  const FakeMode fake(c10::DeviceType::CPU,
+                      [&](const FakeCall& call) { names.push_back(call.name); });
+  const at::Tensor images = at::empty({2, 3, 7, 7}), weight = at::empty({5, 3, 3, 3});
+  EXPECT_EQ(at::conv2d(images, weight).sizes(), (std::vector<std::int64_t>{2, 5, 5, 5}));
+  const auto [normed, mean, rstd] = at::native_layer_norm(images, {7, 7}, {}, {}, 1e-5);
+  EXPECT_EQ(normed.sizes(), images.sizes());
+  EXPECT_EQ(mean.sizes(), (std::vector<std::int64_t>{2, 3, 1, 1}));
+  EXPECT_EQ(names, (std::vector<std::string>{"aten::convolution", "aten::native_layer_norm"}));
 }
 
 TEST(FakeMode, LeavesMemoryAsItWas) {

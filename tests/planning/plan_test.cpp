@@ -149,8 +149,9 @@ TEST(Plan, ProductsTakeTheirFlops) {
                      {.machine = products_alone(), .tokens = testing::kSamples});
   const double features = Net::kChannels * Net::kSize * Net::kSize;
   const double linear = 2.0 * testing::kSamples * Net::kHidden * (features + 3);
-  // Forward, and the gradients of weights and inputs.
-  const double flops = 3 * linear;
+  const double convolution = 2.0 * testing::kSamples * features * 3 * 3 * 3;
+  // Forward, and the gradients of weights and inputs; images have none.
+  const double flops = 3 * linear + 2 * convolution;
   ASSERT_TRUE(plan.ranks.front().time);
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
   EXPECT_NEAR(plan.ranks.front().metrics.step_time_s, flops / 1e9, 1e-6 * flops / 1e9);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
 #include <functional>
@@ -15,9 +16,10 @@ namespace tessera::kernels {
 
 /// An operator that a FakeMode has run without its values.
 struct FakeCall {
-  std::string name;  ///< "aten::mm"
-  std::vector<at::Tensor> inputs;
-  std::vector<at::Tensor> results;  ///< with those that it has written
+  std::string name;                    ///< "aten::mm"
+  std::vector<c10::IValue> arguments;  ///< in the order of the schema
+  std::vector<at::Tensor> inputs;      ///< of these the tensors
+  std::vector<at::Tensor> results;     ///< with those that it has written
 };
 
 /// What PyTorch calls fake tensors, for C++ and tensors of the CPU: in its scope an operator on

@@ -211,7 +211,10 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   FakeCall call;
   Stack written = written_arguments(op, stack);
   if (observed) {
-    call = {op.schema().name(), tensors_of(stack, count), tensors_of(written, written.size())};
+    call = {.name = op.schema().name(),
+            .arguments = torch::jit::last(stack, count).vec(),
+            .inputs = tensors_of(stack, count),
+            .results = tensors_of(written, written.size())};
   }
   switch (kind) {
     case FakeKind::kOut:
@@ -255,9 +258,12 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// libtorch gives the key what is composed of other operators, which this one is not.
+/// libtorch gives the key what is composed of other operators. These are not on a CPU and on CUDA.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
-  library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run>());
+  for (const char* name :
+       {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run>());
+  }
 }
 
 }  // namespace

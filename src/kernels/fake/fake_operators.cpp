@@ -74,16 +74,20 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
           by_tokens(arguments[3].toTensor())};
 }
 
-/// input, weight, bias, stride, padding, dilation, transposed, output padding, groups. On the meta
-/// device libtorch comes to the operator that is there for others' back ends.
+/// input, weight, bias, stride, padding, dilation, transposed, output padding, groups.
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  const tessera::detail::Convolution of{.stride = arguments[3].toIntVector(),
-                                        .padding = arguments[4].toIntVector(),
-                                        .dilation = arguments[5].toIntVector(),
+  const auto each = [&](std::size_t i) {  // one number is for all dimensions
+    Sizes numbers = arguments[i].toIntVector();
+    numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
+    return numbers;
+  };
+  const tessera::detail::Convolution of{.stride = each(3),
+                                        .padding = each(4),
+                                        .dilation = each(5),
                                         .transposed = arguments[6].toBool(),
-                                        .output_padding = arguments[7].toIntVector(),
+                                        .output_padding = each(7),
                                         .groups = arguments[8].toInt()};
   return {at::empty(tessera::detail::convolution_sizes(input.sizes(), weight.sizes(), of),
                     input.options())};
@@ -95,14 +99,14 @@ at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tens
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
 }
 
-/// gradient, input, weight, ..., which are wanted.
+/// gradient, input, weight, sizes of the bias, ..., which are wanted.
 std::vector<at::Tensor> convolution_backward(Arguments arguments) {
   const at::Tensor& gradient = arguments[0].toTensor();
   const at::Tensor& input = arguments[1].toTensor();
   const at::Tensor& weight = arguments[2].toTensor();
-  return {if_wanted(arguments[9], 0, input, input.sizes()),
-          if_wanted(arguments[9], 1, weight, weight.sizes()),
-          if_wanted(arguments[9], 2, gradient, {gradient.size(1)})};
+  return {if_wanted(arguments[10], 0, input, input.sizes()),
+          if_wanted(arguments[10], 1, weight, weight.sizes()),
+          if_wanted(arguments[10], 2, gradient, {gradient.size(1)})};
 }
 
 /// input, weight, bias, running mean and variance, whether in training, ...
@@ -135,6 +139,17 @@ std::vector<at::Tensor> group_norm_backward(Arguments arguments) {
   const Sizes channels{arguments[6].toInt()};
   return {if_wanted(arguments[9], 0, input, input.sizes()),
           if_wanted(arguments[9], 1, input, channels), if_wanted(arguments[9], 2, input, channels)};
+}
+
+/// input, normalised sizes, weight, bias, eps. The statistics are of the weight's type.
+std::vector<at::Tensor> layer_norm(Arguments arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  Sizes kept = input.sizes().vec();
+  std::fill(kept.end() - std::ssize(arguments[1].toIntVector()), kept.end(), 1);
+  const at::TensorOptions statistics =
+      arguments[2].isNone() ? input.options() : arguments[2].toTensor().options();
+  return {at::empty(input.sizes(), input.options()), at::empty(kept, statistics),
+          at::empty(kept, statistics)};
 }
 
 /// gradient, input, normalised sizes, mean, rstd, weight, bias, which are wanted.
@@ -178,12 +193,13 @@ constexpr std::array kRules{
     Named{"aten::where.self", &where},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward},
-    Named{"aten::convolution_overrideable", &convolution},
-    Named{"aten::convolution_backward_overrideable", &convolution_backward},
+    Named{"aten::convolution", &convolution},
+    Named{"aten::convolution_backward", &convolution_backward},
     Named{"aten::native_batch_norm", &batch_norm},
     Named{"aten::native_batch_norm_backward", &batch_norm_backward},
     Named{"aten::native_group_norm", &group_norm},
     Named{"aten::native_group_norm_backward", &group_norm_backward},
+    Named{"aten::native_layer_norm", &layer_norm},
     Named{"aten::native_layer_norm_backward", &layer_norm_backward},
     Named{"aten::mse_loss_backward", &mse_loss_backward},
     Named{"aten::_adaptive_avg_pool2d", &adaptive_pool},

@@ -24,10 +24,16 @@ double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// q, k, v, the last three or first three inputs: two products over half of the scores.
-double attention_flops(const at::Tensor& query, const at::Tensor& key) {
-  return 2.0 * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) * size_of(key, 2) *
-         size_of(query, 3);
+/// Two products over the scores, half of which a causal mask, or another one, leaves.
+double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
+  return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
+         size_of(key, 2) * size_of(query, 3);
+}
+
+/// `small`: what each weight of a channel meets once: the result, or the input of a transposed one.
+double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
+  return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
+         size_of(weight, 0);
 }
 
 bool is_attention(std::string_view name) {
@@ -80,11 +86,24 @@ double product_flops(const FakeCall& call) {
     const at::Tensor& left = call.inputs[adds ? 1 : 0];
     return 2.0 * static_cast<double>(call.results.front().numel()) * size_of(left, -1);
   }
+  const auto& arguments = call.arguments;
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu") {
-    return attention_flops(call.inputs[0], call.inputs[1]);
+    return attention_flops(call.inputs[0], call.inputs[1],
+                           arguments[4].toBool() || !arguments[5].isNone());
   }
   if (name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward") {
-    return kAttentionBackward * attention_flops(call.inputs[1], call.inputs[2]);
+    return kAttentionBackward * attention_flops(call.inputs[1], call.inputs[2],
+                                                arguments[7].toBool() || !arguments[8].isNone());
+  }
+  if (name == "aten::convolution") {
+    const bool transposed = arguments[6].toBool();
+    return convolution_flops(transposed ? call.inputs[0] : call.results[0], call.inputs[1]);
+  }
+  if (name == "aten::convolution_backward") {
+    const bool transposed = arguments[7].toBool();
+    const c10::List<bool> wanted = arguments[10].toBoolList();
+    return (wanted[0] + wanted[1]) *
+           convolution_flops(call.inputs[transposed ? 1 : 0], call.inputs[2]);
   }
   return 0;
 }

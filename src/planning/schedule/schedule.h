@@ -67,7 +67,8 @@ class Schedule {
   StepTime step_;
 };
 
-/// FLOPs of an operator if it is a matrix product or attention (causal ones count half), else 0.
+/// FLOPs of an operator if it is a matrix product, a convolution or attention (with a mask it
+/// counts half), else 0.
 double product_flops(const kernels::FakeCall& call);
 
 }  // namespace tessera::planning
