@@ -4,14 +4,9 @@ set(tree ${CPACK_TEMPORARY_DIRECTORY})
 set(libraries ${tree}/${CPACK_TESSERA_LIBDIR})
 file(GLOB ours ${tree}/bin/* ${libraries}/libtessera_*.so.*.*.*)
 
-# The distribution's libraries come along, but for glibc, libstdc++ and what torch has.
-file(GET_RUNTIME_DEPENDENCIES LIBRARIES ${ours}
-  RESOLVED_DEPENDENCIES_VAR others UNRESOLVED_DEPENDENCIES_VAR missing
-  PRE_EXCLUDE_REGEXES "^lib(tessera_|torch|c10|gomp|cu|nccl|nv)" "^ld-linux"
-    "^lib(c|m|dl|rt|pthread|util|stdc[+][+]|gcc_s)[.]so")
-if(missing)
-  message(FATAL_ERROR "the package would lack ${missing}: install them where it is built")
-endif()
+# The distribution's libraries come along.
+include(${CMAKE_CURRENT_LIST_DIR}/TesseraLibraries.cmake)
+tessera_distribution_libraries(others ${ours})
 file(INSTALL ${others} DESTINATION ${libraries} TYPE SHARED_LIBRARY FOLLOW_SYMLINK_CHAIN)
 foreach(library IN LISTS others)
   cmake_path(GET library FILENAME name)

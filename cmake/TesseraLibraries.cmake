@@ -1,0 +1,12 @@
+# tessera_distribution_libraries(RESULT FILE...): paths of the libraries that these programs and libraries load
+# and that a machine with torch may lack: all but glibc, libstdc++, our own and what comes with torch.
+function(tessera_distribution_libraries result)
+  file(GET_RUNTIME_DEPENDENCIES LIBRARIES ${ARGN}
+    RESOLVED_DEPENDENCIES_VAR others UNRESOLVED_DEPENDENCIES_VAR missing
+    PRE_EXCLUDE_REGEXES "^lib(tessera_|torch|c10|gomp|cu|nccl|nv)" "^ld-linux"
+      "^lib(c|m|dl|rt|pthread|util|stdc[+][+]|gcc_s)[.]so")
+  if(missing)
+    message(FATAL_ERROR "the package would lack ${missing}: install them where it is built")
+  endif()
+  set(${result} ${others} PARENT_SCOPE)
+endfunction()
