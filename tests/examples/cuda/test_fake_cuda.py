@@ -222,6 +222,41 @@ def test_host_waits_once_a_step(case):
     assert a_step(case, host_syncs) <= 1 + others
 
 
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a step may ask of a device: launches, matrix products among them, and copies."""
+    dp: int
+    tp: int
+    layer: int
+    rest: int  # embedding, head and loss, optimizer
+
+
+# What they are, with libtorch 2.15. A change that needs more says why; one that needs less lowers them.
+BUDGETS = [Budget(dp=1, tp=1, layer=161, rest=126), Budget(dp=2, tp=2, layer=148, rest=139)]
+
+
+def work(report):
+    return (sum(report["launches"].values()) + sum(report["gemms"].values()) +
+            sum(stream["copies"] for stream in report["streams"]))
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: f"dp{budget.dp}_tp{budget.tp}")
+def test_step_stays_within_its_budget(budget):
+    of_layers = {}
+    for layers in (2, 4):
+        case = Case(f"budget_{layers}", dp=budget.dp, tp=budget.tp)
+        folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+        config = programs.write_config(folder, programs.SMALL | {"num_hidden_layers": layers})
+        counts = {}
+        for steps in (EARLY, LATE):
+            flags = [*arguments(case, steps, folder), "--config", config]
+            counts[steps] = work(fake_cuda.train(folder, flags, **case.mesh).reports[0])
+        of_layers[layers] = (counts[LATE] - counts[EARLY]) / (LATE - EARLY)
+    layer = (of_layers[4] - of_layers[2]) / 2
+    rest = of_layers[2] - 2 * layer
+    assert layer <= budget.layer and rest <= budget.rest, f"a layer takes {layer}, the rest of a step {rest}"
+
+
 @of_cases(CASES)
 def test_memory_does_not_grow(case):
     for figure in ("allocations", "active"):
