@@ -8,6 +8,8 @@
 #include <mutex>
 
 #include "record/record.h"
+#include "runtime/device.h"
+#include "runtime/limits.h"
 #include "runtime/stream.h"
 
 namespace {
@@ -45,9 +47,9 @@ CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   *flags = 0;
-  *active = 1;
+  *active = has_context(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -103,11 +105,17 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, unsigned, CUstream handle, void**, void**) {
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream handle, void**, void**) {
   Stream* const stream = find_stream(handle);
   if (stream == nullptr) {
     return CUDA_ERROR_INVALID_HANDLE;
+  }
+  const LaunchSizes sizes{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
+  if (check_launch(reinterpret_cast<const char*>(function), sizes, kSharedBytesOptIn) !=
+      cudaSuccess) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
   enqueue(*stream, [name = reinterpret_cast<const char*>(function)](Stream& on) {
     const std::lock_guard lock(record().mutex);

@@ -5,11 +5,14 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <random>
 #include <sstream>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "nccl/launch.h"
 #include "record/record.h"
@@ -83,6 +86,33 @@ void meet_at_end(const CommunicatorPtr& communicator) {
   }
 }
 
+/// The card of a rank: NCCL takes ranks of one NCCL_HOSTID, or of none, for ones of the same host.
+struct Place {
+  std::array<char, 64> host{};
+  int device = 0;
+
+  bool operator==(const Place&) const = default;
+};
+
+Place own_place(const Communicator& communicator) {
+  Place place{.device = communicator.device()};
+  if (const char* const host = std::getenv("NCCL_HOSTID")) {
+    std::string_view(host).copy(place.host.data(), place.host.size());
+  }
+  return place;
+}
+
+/// NCCL refuses ranks that share a card. Each rank finds out.
+ncclResult_t check_places(const CommunicatorPtr& communicator) {
+  const std::vector<Place> places = gather(communicator, own_place(*communicator));
+  for (auto place = places.begin(); place != places.end(); ++place) {
+    if (std::find(place + 1, places.end(), *place) != places.end()) {
+      return ncclInvalidUsage;
+    }
+  }
+  return places.empty() ? ncclRemoteError : ncclSuccess;
+}
+
 struct Wish {
   int color;
   int key;
@@ -122,7 +152,17 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
   count_call("ncclCommInitRank");
-  return make(out, id.internal, rank, ranks, "init");
+  const ncclResult_t made = make(out, id.internal, rank, ranks, "init");
+  if (made != ncclSuccess) {
+    return made;
+  }
+  const CommunicatorPtr communicator = find(*out);
+  const ncclResult_t places = check_places(communicator);
+  if (places != ncclSuccess) {
+    communicator->note_end("refused");
+    forget(std::exchange(*out, nullptr));
+  }
+  return places;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "nccl/buffers.h"
 #include "nccl/reduction.h"
 #include "record/record.h"
 #include "record/settings.h"
@@ -65,6 +66,7 @@ void count(const std::vector<Operation>& operations) {
         operation.stream->id(), operation.stream->priority()}];
     ++use.calls;
     use.bytes += static_cast<std::int64_t>(operation.input_bytes());
+    use.unaligned += is_aligned(operation) ? 0 : 1;
     ++record().streams[operation.stream->id()].collectives;
   }
 }
@@ -129,6 +131,9 @@ ncclResult_t fail_on_demand(Communicator& communicator) {
 
 ncclResult_t call(Operation operation) {
   if (operation.communicator == nullptr || operation.stream == nullptr) {
+    return ncclInvalidArgument;
+  }
+  if (!check_buffers(operation)) {
     return ncclInvalidArgument;
   }
   const ncclResult_t result = fail_on_demand(*operation.communicator);

@@ -54,7 +54,8 @@ struct CollectiveKey {
 
 struct CollectiveUse {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;  ///< of this rank's input
+  std::int64_t bytes = 0;      ///< of this rank's input
+  std::int64_t unaligned = 0;  ///< calls whose buffers do not begin at a multiple of 16 bytes
 };
 
 /// The record of the process. `mutex` guards every member.
@@ -65,6 +66,7 @@ struct Record {
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
+  std::map<int, CallStack> contexts;  ///< devices, with the call that made the process's context
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;

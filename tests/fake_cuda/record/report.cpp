@@ -73,7 +73,8 @@ Json collectives_json() {
                     {"stream", key.stream},
                     {"priority", key.priority},
                     {"calls", use.calls},
-                    {"bytes", use.bytes}});
+                    {"bytes", use.bytes},
+                    {"unaligned", use.unaligned}});
   }
   return rows;
 }
@@ -86,6 +87,14 @@ Json communicators_json() {
   return rows;
 }
 
+Json contexts_json() {
+  Json rows = Json::array();
+  for (const auto& [device, stack] : record().contexts) {
+    rows.push_back({{"device", device}, {"stack", describe(stack)}});
+  }
+  return rows;
+}
+
 Json report_json() {
   return {{"rank", settings().rank},
           {"calls", record().calls},
@@ -93,6 +102,7 @@ Json report_json() {
           {"gemms", record().gemms},
           {"host_syncs", stacks_json(record().host_syncs)},
           {"violations", stacks_json(record().violations)},
+          {"contexts", contexts_json()},
           {"device_memory", json_of(record().device_memory)},
           {"pinned_memory", json_of(record().pinned_memory)},
           {"streams", streams_json()},
@@ -117,6 +127,12 @@ void print_counts(std::ostream& out, const char* title, const Json& counts) {
   }
 }
 
+void print_frames(std::ostream& out, const Json& stack) {
+  for (const Json& frame : stack) {
+    out << "        " << frame.get<std::string>() << "\n";
+  }
+}
+
 void print_stacks(std::ostream& out, const char* title, const Json& rows) {
   std::int64_t sum = 0;
   for (const Json& row : rows) {
@@ -125,9 +141,7 @@ void print_stacks(std::ostream& out, const char* title, const Json& rows) {
   out << "\n" << title << ": " << sum << "\n";
   for (const Json& row : rows) {
     out << "  " << row["count"] << "  " << row["what"].get<std::string>() << "\n";
-    for (const Json& frame : row["stack"]) {
-      out << "        " << frame.get<std::string>() << "\n";
-    }
+    print_frames(out, row["stack"]);
   }
 }
 
@@ -147,6 +161,11 @@ void print(std::ostream& out, const Json& report) {
   out << "device memory " << report["device_memory"] << "\n";
   out << "pinned memory " << report["pinned_memory"] << "\n";
   print_stacks(out, "Violations", report["violations"]);
+  out << "\nContexts: " << report["contexts"].size() << "\n";
+  for (const Json& row : report["contexts"]) {
+    out << "  device " << row["device"] << "\n";
+    print_frames(out, row["stack"]);
+  }
   print_rows(out, "Communicators", report["communicators"]);
   print_rows(out, "Collectives (bytes of this rank's input)", report["collectives"]);
   out << "groups of collectives: " << report["groups"] << "\n";

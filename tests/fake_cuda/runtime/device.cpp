@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "record/record.h"
 #include "record/settings.h"
 #include "runtime/capture.h"
+#include "runtime/limits.h"
 #include "runtime/stream.h"
 
 namespace fake_cuda {
@@ -91,6 +93,19 @@ int current_device() {
   return device_of_thread;
 }
 
+void use_device() {
+  if (!has_context(device_of_thread)) {
+    CallStack stack = take_stack();
+    const std::lock_guard lock(record().mutex);
+    record().contexts.try_emplace(device_of_thread, std::move(stack));
+  }
+}
+
+bool has_context(int device) {
+  const std::lock_guard lock(record().mutex);
+  return record().contexts.contains(device);
+}
+
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
@@ -113,6 +128,7 @@ cudaError_t cudaSetDevice(int device) {
   }
   count_call("cudaSetDevice");
   device_of_thread = device;
+  use_device();
   return cudaSuccess;
 }
 
@@ -162,13 +178,15 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// The fake returns errors from the calls themselves; none is left behind.
+// The fake returns errors from the calls themselves; only those of launches are left behind.
 cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  const cudaError_t error = last_launch_error();
+  clear_launch_error();
+  return error;
 }
 
 cudaError_t cudaPeekAtLastError() {
-  return cudaSuccess;
+  return last_launch_error();
 }
 
 const char* cudaGetErrorString(cudaError_t error) {
@@ -177,6 +195,10 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no error";
     case cudaErrorMemoryAllocation:
       return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
     case cudaErrorNotReady:
       return "device not ready";
     case cudaErrorStreamCaptureUnsupported:

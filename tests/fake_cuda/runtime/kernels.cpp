@@ -2,11 +2,14 @@
 // the kernel has a form for the host.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
 #include "record/record.h"
+#include "runtime/device.h"
 #include "runtime/host_forms.h"
+#include "runtime/limits.h"
 #include "runtime/stream.h"
 
 namespace fake_cuda {
@@ -15,6 +18,7 @@ namespace {
 struct Kernel {
   const char* name;
   HostForm form;
+  std::size_t shared_limit = kSharedBytes;
 };
 
 struct Kernels {
@@ -30,8 +34,9 @@ Kernels& kernels() {
 Kernel find_kernel(const void* function) {
   const std::lock_guard lock(kernels().mutex);
   const auto found = kernels().by_function.find(function);
-  return found == kernels().by_function.end() ? Kernel{"unregistered kernel", nullptr}
-                                              : found->second;
+  return found == kernels().by_function.end()
+             ? Kernel{"unregistered kernel", nullptr, kSharedBytesOptIn}
+             : found->second;
 }
 
 void count_launch(const char* kernel, const Stream& stream) {
@@ -40,12 +45,18 @@ void count_launch(const char* kernel, const Stream& stream) {
   ++record().streams[stream.id()].launches;
 }
 
-cudaError_t launch(const void* function, void** arguments, cudaStream_t handle) {
+cudaError_t launch(const void* function, const LaunchSizes& sizes, void** arguments,
+                   cudaStream_t handle) {
+  use_device();
   Stream* const stream = find_stream(handle);
   if (stream == nullptr) {
     return cudaErrorInvalidResourceHandle;
   }
   const Kernel kernel = find_kernel(function);
+  const cudaError_t refused = check_launch(kernel.name, sizes, kernel.shared_limit);
+  if (refused != cudaSuccess) {
+    return refused;
+  }
   const Stream::Work work = kernel.form == nullptr ? nullptr : kernel.form(arguments);
   enqueue(*stream, [name = kernel.name, work](Stream& on) {
     count_launch(name, on);
@@ -57,9 +68,7 @@ cudaError_t launch(const void* function, void** arguments, cudaStream_t handle) 
 }
 
 struct Configuration {
-  dim3 grid;
-  dim3 block;
-  std::size_t shared_bytes = 0;
+  LaunchSizes sizes;
   cudaStream_t stream = nullptr;
 };
 thread_local Configuration configuration;
@@ -95,15 +104,15 @@ void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int,
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared_bytes,
                                      cudaStream_t stream) {
-  configuration = {grid, block, shared_bytes, stream};
+  configuration = {{grid, block, shared_bytes}, stream};
   return 0;
 }
 
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared_bytes,
                                        void* stream) {
-  *grid = configuration.grid;
-  *block = configuration.block;
-  *shared_bytes = configuration.shared_bytes;
+  *grid = configuration.sizes.grid;
+  *block = configuration.sizes.block;
+  *shared_bytes = configuration.sizes.shared_bytes;
   *static_cast<cudaStream_t*>(stream) = configuration.stream;
   return cudaSuccess;
 }
@@ -113,24 +122,26 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void** arguments, std::size_t,
-                               cudaStream_t stream) {
-  return launch(kernel, arguments, stream);
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               std::size_t shared_bytes, cudaStream_t stream) {
+  return launch(kernel, {grid, block, shared_bytes}, arguments, stream);
 }
 
-cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments, std::size_t,
-                             cudaStream_t stream) {
-  return launch(function, arguments, stream);
+cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
+                             std::size_t shared_bytes, cudaStream_t stream) {
+  return launch(function, {grid, block, shared_bytes}, arguments, stream);
 }
 
-cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim3, void** arguments,
-                                        std::size_t, cudaStream_t stream) {
-  return launch(function, arguments, stream);
+cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block,
+                                        void** arguments, std::size_t shared_bytes,
+                                        cudaStream_t stream) {
+  return launch(function, {grid, block, shared_bytes}, arguments, stream);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
                                 void** arguments) {
-  return launch(function, arguments, config->stream);
+  return launch(function, {config->gridDim, config->blockDim, config->dynamicSmemBytes}, arguments,
+                config->stream);
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
@@ -141,7 +152,19 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute name, int value) {
+  if (name != cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    return cudaSuccess;
+  }
+  const auto bytes = static_cast<std::size_t>(value);
+  if (value < 0 || bytes > kSharedBytesOptIn) {
+    return cudaErrorInvalidValue;
+  }
+  const std::lock_guard lock(kernels().mutex);
+  const auto found = kernels().by_function.find(function);
+  if (found != kernels().by_function.end()) {
+    found->second.shared_limit = std::max(bytes, kSharedBytes);
+  }
   return cudaSuccess;
 }
 

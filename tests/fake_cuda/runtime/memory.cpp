@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -100,6 +101,7 @@ bool fits(std::size_t bytes) {
 }
 
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
+  use_device();
   *pointer = bytes == 0 ? nullptr : map(bytes);
   if (*pointer != nullptr) {
     insert(*pointer, {bytes, kind, current_device(), /*mapped=*/true});
@@ -129,6 +131,17 @@ cudaError_t release(void* pointer) {
 MemoryKind kind_of(const void* address) {
   const std::optional<Block> block = find(address);
   return block ? block->kind : MemoryKind::kPageable;
+}
+
+std::size_t bytes_from(const void* address) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const std::lock_guard lock(blocks().mutex);
+  auto block = blocks().by_address.upper_bound(begin);
+  if (block == blocks().by_address.begin()) {
+    return 0;
+  }
+  --block;
+  return block->first + std::max(block->second.bytes, begin - block->first) - begin;
 }
 
 int device_of(const void* address) {

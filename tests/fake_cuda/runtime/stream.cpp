@@ -122,6 +122,7 @@ std::vector<Stream*> all_streams() {
 }
 
 Stream* make_stream(int priority) {
+  use_device();
   auto* const stream = new Stream(current_device(), priority);
   const std::lock_guard lock(streams().mutex);
   streams().made.insert(stream);

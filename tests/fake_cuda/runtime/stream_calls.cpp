@@ -6,6 +6,7 @@
 
 #include "record/record.h"
 #include "runtime/capture.h"
+#include "runtime/device.h"
 #include "runtime/stream.h"
 
 namespace fake_cuda {
@@ -176,6 +177,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
   count_call("cudaEventCreate");
+  use_device();
   auto* const event = new Event;
   const std::lock_guard lock(events().mutex);
   events().made.insert(event);
@@ -215,6 +217,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  use_device();
   const Event* const event = find_event(handle);
   if (event == nullptr) {
     return cudaErrorInvalidResourceHandle;

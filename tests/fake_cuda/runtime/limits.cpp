@@ -1,0 +1,59 @@
+#include "runtime/limits.h"
+
+#include <string>
+
+#include "record/call_stack.h"
+#include "record/record.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr std::uint64_t kThreads = 1024;  ///< of a block
+constexpr unsigned kBlockZ = 64;
+constexpr unsigned kGridX = 2147483647;
+constexpr unsigned kGridYZ = 65535;
+
+thread_local cudaError_t last_error = cudaSuccess;
+
+std::uint64_t product(const dim3& size) {
+  return std::uint64_t{size.x} * size.y * size.z;
+}
+
+std::string text(const dim3& size) {
+  return std::to_string(size.x) + "x" + std::to_string(size.y) + "x" + std::to_string(size.z);
+}
+
+bool fits(const LaunchSizes& sizes) {
+  const dim3& grid = sizes.grid;
+  const dim3& block = sizes.block;
+  return product(grid) > 0 && grid.x <= kGridX && grid.y <= kGridYZ && grid.z <= kGridYZ &&
+         product(block) > 0 && product(block) <= kThreads && block.z <= kBlockZ;
+}
+
+}  // namespace
+
+cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit) {
+  if (!fits(sizes)) {
+    count_violation("a launch of " + text(sizes.grid) + " blocks of " + text(sizes.block) +
+                    " threads: " + demangle(kernel));
+    last_error = cudaErrorInvalidConfiguration;
+  } else if (sizes.shared_bytes > shared_limit) {
+    count_violation("a launch with " + std::to_string(sizes.shared_bytes) +
+                    " bytes of shared memory, of " + std::to_string(shared_limit) +
+                    " that the kernel may have: " + demangle(kernel));
+    last_error = cudaErrorInvalidValue;
+  } else {
+    return cudaSuccess;
+  }
+  return last_error;
+}
+
+cudaError_t last_launch_error() {
+  return last_error;
+}
+
+void clear_launch_error() {
+  last_error = cudaSuccess;
+}
+
+}  // namespace fake_cuda
