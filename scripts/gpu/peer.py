@@ -10,6 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -23,17 +24,20 @@ def parse():
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--warm", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--ac", default="none", choices=["none", "full"])
     parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
     return parser.parse_args()
 
 
-def sharded_model(config, compiles):
+def sharded_model(config, compiles, recomputes):
     """As llama_train on one rank makes it: a unit a layer, freed after forward."""
     mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
     with torch.device("cuda"):
         model = torch_llama.Llama(config)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in model.model.layers:
+    for i, layer in enumerate(model.model.layers):
+        if recomputes:
+            model.model.layers[i] = layer = checkpoint_wrapper(layer)
         if compiles:
             layer.compile()
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -46,7 +50,7 @@ def main():
     config = torch_llama.read_config(options.config)
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    model = sharded_model(config, options.compile)
+    model = sharded_model(config, options.compile, options.ac == "full")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     cos, sin = (table.to("cuda", torch.bfloat16) for table in torch_llama.rope_tables(config, options.seq))
     tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device="cuda")

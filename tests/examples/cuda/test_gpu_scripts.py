@@ -1,6 +1,6 @@
 """scripts/gpu/pack and run, rehearsed on the fake CUDA: a machine with a GPU is not the place to correct them."""
-import collections
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -13,23 +13,41 @@ import pytest
 import fake_cuda
 import programs
 
+SCRIPTS = programs.ROOT / "scripts" / "gpu"
+sys.path.insert(0, str(SCRIPTS))
+import checks  # noqa: E402
+import context as stage_context  # noqa: E402
+import speeds  # noqa: E402
+
 pytestmark = pytest.mark.skipif(not fake_cuda.LIBRARY.exists(),
                                 reason="built without CUDA's headers")
+STAGES = ["versions", "train", "peer", "compiled_peer", "gpu_test", "parity", "ranks", "ceilings", "profile", "kernels",
+          "sanitizer"]
 
 
 @pytest.fixture(scope="module")
 def packed():
     with tempfile.TemporaryDirectory() as folder:
         pack = pathlib.Path(folder, "pack")
-        programs.succeed([programs.ROOT / "scripts" / "gpu" / "pack", pack, programs.BIN.parent])
+        programs.succeed([SCRIPTS / "pack", pack, programs.BIN.parent])
         yield pack
 
 
-def run(packed, out, *flags):
-    # Longer than the limits of the stages together: they end it.
-    done = programs.run([sys.executable, packed / "run", "--rehearse", "--out", out, *flags], timeout=900)
-    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+def run(packed, out, *flags, **environment):
+    # Longer than the limits of the items together: they end it.
+    done = programs.run([sys.executable, packed / "run", "--rehearse", "--out", out, *flags], timeout=1800,
+                        env=os.environ | environment)
+    results = out / "results.jsonl"
+    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     return done, rows
+
+
+def of_stage(rows, stage):
+    return [row for row in rows if row["stage"] == stage and row["what"] != "stage"]
+
+
+def ends(rows):
+    return [(row["stage"], row["value"]) for row in rows if row["what"] == "stage"]
 
 
 def needed(file):
@@ -51,51 +69,105 @@ def test_pack_needs_torch_and_glibc_alone(packed):
     assert {name: names for name, names in missing.items() if names} == {}
 
 
-def test_every_stage_of_both_sizes_ends(packed, tmp_path):
-    done, rows = run(packed, tmp_path, "--quick")
+def test_every_stage_ends(packed, tmp_path):
+    done, rows = run(packed, tmp_path)
     assert done.returncode == 0, done.stderr
-    ended = {row["stage"]: row["value"] for row in rows if row["what"] == "stage"}
-    assert ended == dict.fromkeys(["versions", "ceilings", "gpu_test", "parity", "train"], "ended")
+    assert {stage for stage, _ in ends(rows)} == set(STAGES)
+    assert {value for _, value in ends(rows)} == {"ended"}
+    # The most valuable first, in less than five minutes on a card.
+    assert [stage for stage, _ in ends(rows)][:4] == ["versions", "train", "peer", "compiled_peer"]
     # The fake fills norms with nothing: it computes no value that could be held against the CPU's.
     assert [row["ok"] for row in rows if row["what"] == "initial weights, GPU to CPU"] == [None]
     # Our own kernels do compute on it.
-    assert [row["ok"] for row in rows if row["stage"] == "gpu_test" and row["what"] != "stage"] == [True] * 5
-    assert {row["unit"] for row in rows if row["stage"] == "train" and "unit" in row} >= {
-        "ms a step", "tokens/s", "MFU, %"}
+    assert [row["ok"] for row in of_stage(rows, "gpu_test")] == [True] * 5
+    assert {row["unit"] for row in of_stage(rows, "train")} >= {"ms a step", "tokens/s", "MFU, %", "MFU, causal, %"}
+    assert {row["unit"] for row in of_stage(rows, "peer")} >= {"ms a step", "GiB, peak"}
+    assert {row["value"] for row in of_stage(rows, "compiled_peer") + of_stage(rows, "sanitizer")} == {
+        "not run: rehearsal"}
+    assert {row["what"] for row in of_stage(rows, "profile")} == {"kernels and copies"}
+    assert {row["unit"] for row in of_stage(rows, "kernels")} == {"us", "% of the speed of a copy"}
+    assert {"silu_mul 64x14336/tessera", "silu_mul 64x14336/aten"} <= {row["what"] for row in rows}
+    # Ranks share the card by NCCL: as ones of several hosts they may.
+    by_nccl = {row["what"] for row in of_stage(rows, "ranks")}
+    assert {f"{kind}, fp32, NCCL, to a CPU" for kind, _, _ in checks.KINDS_OF_RANKS} <= by_nccl
+    assert {"2-D, bf16, NCCL, to a CPU", "saved and resumed, fp32, NCCL, to a CPU"} <= by_nccl
     assert (tmp_path / "results.md").read_text() in done.stdout
-    done, rows = run(packed, tmp_path, "--full", "--repeat", 2, "sanitizer", "peer", "compiled_peer", "profile",
-                     "ceilings", "kernels")
-    assert [row["value"] for row in rows if row["stage"] == "sanitizer"] == (["not run: rehearsal"] * 2 + ["ended"]) * 2
-    assert [row["value"] for row in rows if row["stage"] == "compiled_peer"] == ["not run: rehearsal", "ended"] * 2
-    assert {row.get("unit") for row in rows if row["stage"] == "peer"} >= {"ms a step", "GiB, peak"}
-    assert {row["what"] for row in rows if row["stage"] == "profile"} == {"kernels and copies", "stage"}
-    timed = collections.Counter((row["what"], row["unit"]) for row in rows
-                                if row["stage"] == "kernels" and row["what"] != "stage")
-    assert set(timed.values()) == {2} and {unit for _, unit in timed} == {"us", "% of the speed of a copy"}
-    assert {"silu_mul 64x14336/tessera", "silu_mul 64x14336/aten"} <= {what for what, _ in timed}
+    assert "| peer | 1b B=4 T=4096 ac=none |" in done.stdout and "our tokens/s to its" in done.stdout
+
+
+def test_ranks_that_nccl_refuses_are_staged(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(stage_context, "HERE", packed)
+    monkeypatch.setattr(stage_context, "FAKE", packed / "lib" / "fake_cuda" / "libcuda.so.1")
+    monkeypatch.setattr(checks, "HERE", packed)
+    monkeypatch.setattr(stage_context, "HOST_EACH", ["env"])  # ranks of one host
+    results = tmp_path / "results.jsonl"
+    assert not checks.nccl_shares_the_card(stage_context.Context(results, "ranks", rehearse=True))
+    assert stage_context.read(results)[0]["value"].startswith("no: ")
+
+
+def test_run_out_of_memory_is_a_result(packed, tmp_path):
+    done, rows = run(packed, tmp_path, "train", "peer", TESSERA_FAKE_CUDA_FAULT="malloc-above:1000000")
     assert done.returncode == 0, done.stderr
+    assert {row["value"] for row in of_stage(rows, "train") + of_stage(rows, "peer")} == {"out of memory"}
+    # PyTorch's steps are tried with smaller batches.
+    assert [row["what"].split()[1] for row in of_stage(rows, "peer")][:3] == ["B=4", "B=2", "B=1"]
+    assert {value for _, value in ends(rows)} == {"ended"}
 
 
-def test_stage_that_takes_too_long_stops_no_other(packed, tmp_path):
-    done, rows = run(packed, tmp_path, "--quick", "--limit", 1, "parity", "train")
+def test_run_continues_where_it_was_interrupted(packed, tmp_path):
+    done, rows = run(packed, tmp_path, "ceilings", "versions", "--budget", 1)
+    assert (done.returncode, rows) == (0, []), done.stderr
+    assert "Left for the next run: versions; ceilings" in done.stdout
+    done, rows = run(packed, tmp_path, "ceilings", "versions", "--limit", 1)
+    assert ends(rows) == [("versions", "stopped after 1 s"), ("ceilings", "stopped after 1 s")]
     assert done.returncode == 1
-    assert [(row["stage"], row["value"]) for row in rows] == [
-        ("parity", "stopped after 1 s"), ("train", "stopped after 1 s")]
+    done, rows = run(packed, tmp_path, "ceilings")
+    assert ends(rows) == [("versions", "stopped after 1 s"), ("ceilings", "ended")]
+    done, again = run(packed, tmp_path, "ceilings")
+    assert again == rows
+    done, rows = run(packed, tmp_path, "ceilings", "--repeat", 2)
+    assert ends(rows)[1:] == [("ceilings", "ended")] * 2
 
 
 def test_stage_that_fails_stops_no_other(packed, tmp_path):
     (packed / "configs" / "small.json").rename(packed / "away.json")
     try:
-        done, rows = run(packed, tmp_path, "--quick", "parity", "ceilings")
+        done, rows = run(packed, tmp_path, "parity", "ceilings")
     finally:
         (packed / "away.json").rename(packed / "configs" / "small.json")
     assert done.returncode == 1
     assert "small.json" in done.stderr
-    stages = [(row["stage"], row["ok"]) for row in rows if row["what"] == "stage"]
-    assert stages == [("parity", False), ("ceilings", True)]
+    assert [(row["stage"], row["ok"]) for row in rows if row["what"] == "stage"] == [
+        ("parity", False), ("ceilings", True)]
 
 
-def test_unknown_stage_is_named(packed, tmp_path):
-    done = programs.run([sys.executable, packed / "run", "--quick", "trian"])
+def test_unknown_stage_is_named(packed):
+    done = programs.run([sys.executable, packed / "run", "trian"])
     assert done.returncode == 2
     assert "no stage is named trian; there are versions" in done.stderr
+
+
+def test_library_path_is_extended(monkeypatch):
+    """The driver's libraries may be found by it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
+    paths = stage_context.for_programs(stage_context.Context(None, "", rehearse=False))["LD_LIBRARY_PATH"].split(":")
+    assert paths[0] == str(SCRIPTS / "lib") and paths[-1] == "/usr/local/nvidia/lib64"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    paths = stage_context.for_programs(stage_context.Context(None, "", rehearse=False))["LD_LIBRARY_PATH"].split(":")
+    assert "" not in paths
+
+
+def test_batch_is_halved_until_it_fits(tmp_path, monkeypatch):
+    def steps(_, shape, __):
+        if shape.batch > 2:
+            raise stage_context.OutOfMemory
+        return [{"step_time_s": 1.0}]
+
+    monkeypatch.setattr(speeds, "peer_steps", steps)
+    results = tmp_path / "results.jsonl"
+    for batch in (8, 16):
+        shape = speeds.Shape("1b", batch, 4096)
+        speeds.peer(stage_context.Context(results, "peer", rehearse=False), shape)
+    values = [(row["what"].split()[1], row["value"]) for row in stage_context.read(results)]
+    # What the first has measured is not measured again.
+    assert values == [("B=8", "out of memory"), ("B=4", "out of memory"), ("B=2", 1000.0), ("B=16", "out of memory")]

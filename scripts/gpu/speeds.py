@@ -1,0 +1,180 @@
+"""The stages of scripts/gpu/run that measure speed. What one raises ends that stage alone."""
+import collections
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from context import HERE, OutOfMemory, check, for_programs, llama_train, read
+
+
+def ceilings(context):
+    """By the machine's torch, in a separate process: it may run on the fake."""
+    flags = ["--small"] if context.rehearse else []
+    done = subprocess.run([sys.executable, HERE / "ceilings.py", *flags], env=context.environment(),
+                          stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        context.add("ceilings", **json.loads(line))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    model: str
+    batch: int
+    seq: int
+    ac: str = "none"
+
+    def name(self):
+        return f"{self.model} B={self.batch} T={self.seq} ac={self.ac}"
+
+
+# The one whose figures are wanted most comes first.
+SHAPES = [Shape("1b", 4, 4096), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "selective"), Shape("1b", 8, 4096, "full"),
+          Shape("3b", 2, 4096), Shape("3b", 4, 4096, "selective"), Shape("8b-4-layers", 4, 4096),
+          Shape("8b-4-layers", 4, 4096, "selective")]
+
+
+def sizes(context, shape):
+    """Steps that are not measured, those that are, batch and sequence."""
+    return (1, 2, 2, 128) if context.rehearse else (5, 15, shape.batch, shape.seq)
+
+
+# Patterns of kernel names, tried in this order.
+FAMILIES = {"products": "gemm|cutlass|nvjet|xmma|cublas", "attention": "flash|fmha|attention",
+            "collectives": "nccl", "our own": "tessera", "optimizer": "multi_tensor|adam", "copies": "memcpy|memset|copy|cat",
+            "reductions": "reduce|softmax|norm", "elementwise": "elementwise|vectorized"}
+
+
+def family_of(name):
+    return next((family for family, names in FAMILIES.items() if re.search(names, name, re.IGNORECASE)), "others")
+
+
+def busy_time(spans):
+    """The length of the union of (begin, end)."""
+    busy, until = 0, float("-inf")
+    for begin, end in sorted(spans):
+        busy += max(0, end - max(begin, until))
+        until = max(until, end)
+    return busy
+
+
+def profile(context, shape):
+    """One step by libtorch's profiler: the kernels' time by family, and how long none of them runs."""
+    warm, _, batch, seq = sizes(context, shape)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "profile.json")
+        llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps", warm + 1,
+                              "--batch", batch, "--seq", seq, "--profile", file])
+        events = json.loads(file.read_text())["traceEvents"]
+    kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    context.add("profile", "kernels and copies", len(kernels), "a step", ok=len(kernels) > 0)
+    if not kernels:
+        return
+    times = collections.Counter()
+    for kernel in kernels:
+        times[family_of(kernel["name"])] += kernel["dur"] / 1e3
+    for family, time in times.most_common():
+        context.add("profile", family, time, "ms a step")
+    spans = [(e["ts"], e["ts"] + e["dur"]) for e in kernels]
+    idle = max(end for _, end in spans) - min(begin for begin, _ in spans) - busy_time(spans)
+    context.add("profile", "between kernels", idle / 1e3, "ms a step")
+
+
+def add_medians(context, stage, shape, rows):
+    for key, unit, scale in (("step_time_s", "ms a step", 1e3), ("tokens_per_s", "tokens/s", 1), ("mfu", "MFU, %", 1),
+                             ("mfu_causal", "MFU, causal, %", 1), ("peak_memory_bytes", "GiB, peak", 2**-30)):
+        values = [row[key] for row in rows if row.get(key) is not None]
+        if values:
+            context.add(stage, shape.name(), statistics.median(values) * scale, unit)
+
+
+@contextlib.contextmanager
+def power_and_clock():
+    """What nvidia-smi reads twice a second meanwhile: a list of (W, MHz), empty where there is none."""
+    readings = []
+    if not shutil.which("nvidia-smi"):
+        yield readings
+        return
+    query = ["nvidia-smi", "--query-gpu=power.draw,clocks.sm", "--format=csv,noheader,nounits", "--id=0", "-lms", "500"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+        yield readings
+        process.terminate()
+        for line in process.stdout.read().splitlines():
+            with contextlib.suppress(ValueError):  # the last one may be cut off
+                power, clock = map(float, line.split(","))
+                readings.append((power, clock))
+
+
+def train(context, shape):
+    warm, measured, batch, seq = sizes(context, shape)
+    with power_and_clock() as readings:
+        try:
+            rows = llama_train(context, ["--config", context.config(shape.model), "--device", "cuda", "--steps",
+                                         warm + measured, "--batch", batch, "--seq", seq, "--ac", shape.ac])
+        except OutOfMemory:
+            context.add("train", shape.name(), "out of memory")
+            return
+    add_medians(context, "train", shape, rows[warm:])
+    # The last third is of steps: loading and the first steps come before.
+    for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz")):
+        context.add("train", shape.name(), statistics.median(figures), unit)
+
+
+def peer_steps(context, shape, flags):
+    warm, measured, batch, seq = sizes(context, shape)
+    values = {"--config": context.config(shape.model), "--warm": warm, "--steps": measured, "--batch": batch,
+              "--seq": seq, "--ac": shape.ac}
+    command = [sys.executable, HERE / "peer.py", *flags, *(str(part) for item in values.items() for part in item)]
+    done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
+    check(done, f"peer.py {shape.name()}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def peer(context, shape, flags=(), stage="peer"):
+    """The same steps on PyTorch. Where they do not fit on the card, half the batch, and so on: tokens/s and MFU still
+    compare. Batches that another item has measured are left to it."""
+    while True:
+        try:
+            add_medians(context, stage, shape, peer_steps(context, shape, flags))
+            return
+        except OutOfMemory:
+            context.add(stage, shape.name(), "out of memory")
+        shape = dataclasses.replace(shape, batch=shape.batch // 2)
+        measured = {row["what"] for row in read(context.results) if row["stage"] == stage}
+        if shape.batch == 0 or shape.name() in measured:
+            return
+
+
+def compiled_peer(context, shape):
+    """PyTorch's steps by torch.compile, whose kernels the fake CUDA cannot run."""
+    if context.rehearse:
+        context.add("compiled_peer", "torch.compile", "not run: rehearsal")
+    else:
+        peer(context, shape, ["--compile"], stage="compiled_peer")
+
+
+def copy_ceiling(context):
+    """Bytes/s, of the stage ceilings of these results; None without it."""
+    copies = [row["value"] for row in read(context.results) if (row["stage"], row["what"]) == ("ceilings", "copy")]
+    return copies[-1] * 1e12 if copies else None
+
+
+def kernels(context):
+    """The fused kernels beside ATen's operators: medians, and of them the share that they reach of the
+    speed of a copy."""
+    flags = ["64", "--benchmark_min_time=1e-9"] if context.rehearse else ["16384", "--benchmark_min_time=0.02"]
+    done = subprocess.run([HERE / "bin" / "bench_kernels", "cuda", *flags, "--benchmark_format=json"],
+                          env=for_programs(context), stdout=subprocess.PIPE, text=True, check=True)
+    ceiling = copy_ceiling(context)
+    for row in json.loads(done.stdout)["benchmarks"]:
+        if row["aggregate_name"] == "median":
+            name = row["run_name"].split("/repeats:")[0]
+            context.add("kernels", name, row["real_time"], "us")
+            if ceiling:
+                context.add("kernels", name, 100 * row["bytes_per_second"] / ceiling, "% of the speed of a copy")
