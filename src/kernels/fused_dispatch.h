@@ -1,17 +1,36 @@
-// Which of two ways a fused operation takes: the row kernels (fp32 and bf16 on a CPU), or a
-// composition of ATen operators. Both compute the same formula; the row kernels read memory once.
+// Which of three ways a fused operation takes: the row kernels (fp32 and bf16 on a CPU), the CUDA
+// kernels (also fp16), or a composition of ATen operators. All compute the same formula; the
+// kernels read memory once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "rows/row_kernels.h"
+#include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/fake_mode.h"
 
 namespace tessera::kernels {
 
+/// Whether the CUDA kernels take tensors of this device and type.
+inline bool has_cuda_kernels(const at::Tensor& x) {
+  // A plan for a GPU allocates what the kernels do there.
+  return (x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA)) &&
+         (x.scalar_type() == c10::ScalarType::Float ||
+          x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
+}
+
+/// Runs a call of the CUDA kernels on tensors like x: `kernel` is a member of CudaKernels. Nothing
+/// in a FakeMode, nor without elements: a grid of no blocks is an error.
+template <class Call>
+void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
+                     const at::Tensor& x) {
+  if (!in_fake_mode() && x.numel() > 0) {
+    (cuda_kernels().*kernel)(call, x);
+  }
+}
+
 /// Whether the row kernels take tensors of this device and type.
 inline bool has_row_kernels(const at::Tensor& x) {
-  // A plan for a GPU allocates what the formulas do.
   return x.is_cpu() && fake_device() == c10::DeviceType::CPU &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16);

@@ -1,5 +1,6 @@
-// Random numbers and dropout on a GPU. Part of libtessera_cuda.so, which registers them with
-// random.cpp when it is loaded.
+// Random numbers and dropout on a GPU. Part of libtessera_cuda.so.
+#include "random_cuda.h"
+
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -10,7 +11,6 @@
 #include "float_types.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
-#include "tessera/kernels/detail/cuda_kernels.h"
 
 // The twin of random.cpp: the same headers, compiled with --fmad=false, give the same bits.
 namespace tessera::kernels {
@@ -64,6 +64,8 @@ unsigned blocks_for(const BoxView& box) {
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
 }
 
+}  // namespace
+
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
   // The tensor's device need not be the current one. Kernels run on the current stream, where the
@@ -108,11 +110,4 @@ void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace&
   }
 }
 
-// When libtessera_cuda.so is loaded.
-const bool kRegistered = [] {
-  register_cuda_kernels({&fill_random_cuda, &dropout_cuda});
-  return true;
-}();
-
-}  // namespace
 }  // namespace tessera::kernels

@@ -4,9 +4,11 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
+#include "device/rms_norm.h"
 #include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/kernels/fused.h"
@@ -66,19 +68,83 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
+/// (..., 1), fp32, for x of (..., size).
+at::Tensor empty_rstd(const at::Tensor& x) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes.back() = 1;
+  return at::empty(sizes, x.options().dtype(c10::ScalarType::Float));
+}
+
+/// The weight as the CUDA kernels take it: fp32, or of the type of x.
+at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
+  return weight.defined() && weight.scalar_type() == x.scalar_type() ? weight.contiguous()
+                                                                     : float_weight(weight);
+}
+
+/// The inputs of a call; `x` and `weight` are contiguous.
+RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
+  const Rows rows(x);
+  return {.x = x.const_data_ptr(),
+          .weight = weight.defined() ? weight.const_data_ptr() : nullptr,
+          .weight_is_float = !weight.defined() || weight.scalar_type() == c10::ScalarType::Float,
+          .rows = rows.count,
+          .size = rows.dim};
+}
+
+RmsNormResult rms_norm_on_cuda(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor from = x.contiguous();
+  const at::Tensor scale = cuda_weight(weight, x);
+  RmsNormResult result{at::empty(x.sizes(), x.options()), empty_rstd(x)};
+  RmsNorm call = cuda_call(from, scale);
+  call.eps = static_cast<float>(eps);
+  call.out = result.out.mutable_data_ptr();
+  call.rstd = out<float>(result.rstd);
+  run_cuda_kernel(&CudaKernels::rms_norm, call, x);
+  return result;
+}
+
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_on_cuda(const at::Tensor& grad,
+                                                            const at::Tensor& x,
+                                                            const at::Tensor& weight,
+                                                            const at::Tensor& rstd) {
+  const at::Tensor from = x.contiguous();
+  const at::Tensor scale = cuda_weight(weight, x);
+  // A gradient may come in another type under autocast.
+  const at::Tensor g = grad.to(x.scalar_type()).contiguous();
+  const at::Tensor of_rows = rstd.contiguous();
+  const at::Tensor x_grad = at::empty(x.sizes(), x.options());
+  RmsNormBackward call{.forward = cuda_call(from, scale),
+                       .grad = g.const_data_ptr(),
+                       .x_grad = x_grad.mutable_data_ptr()};
+  // Backward only reads it.
+  call.forward.rstd = const_cast<float*>(in<float>(of_rows));
+  at::Tensor weight_grad;
+  at::Tensor terms;
+  if (weight.defined()) {
+    const Rows rows(from);
+    terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
+    // Without rows there is no launch.
+    weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
+    call.weight_grad = weight_grad.mutable_data_ptr();
+    call.terms = out<float>(terms);
+  }
+  run_cuda_kernel(&CudaKernels::rms_norm_backward, call, x);
+  return {x_grad, weight.defined() ? weight_grad.to(weight.scalar_type()) : weight_grad};
+}
+
 }  // namespace
 
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  if (has_cuda_kernels(x)) {
+    return rms_norm_on_cuda(x, weight, eps);
+  }
   if (!has_row_kernels(x)) {
     return composed(x, weight, eps);
   }
   const at::Tensor from = x.contiguous();
   const at::Tensor scale = float_weight(weight);
   const Rows rows(from);
-  std::vector<std::int64_t> rstd_sizes = x.sizes().vec();
-  rstd_sizes.back() = 1;
-  RmsNormResult result{at::empty_like(from),
-                       at::empty(rstd_sizes, x.options().dtype(c10::ScalarType::Float))};
+  RmsNormResult result{at::empty_like(from), empty_rstd(x)};
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
     parallel_for(0, rows.count, rows.grain, [&](std::int64_t begin, std::int64_t end) {
@@ -93,6 +159,9 @@ RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd) {
+  if (has_cuda_kernels(x)) {
+    return rms_norm_backward_on_cuda(grad, x, weight, rstd);
+  }
   if (!has_row_kernels(x)) {
     return composed_backward(grad, x, weight, rstd);
   }

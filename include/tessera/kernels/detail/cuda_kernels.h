@@ -8,6 +8,11 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
+struct RmsNorm;
+struct RmsNormBackward;
+struct SiluMul;
+struct SiluMulBackward;
+
 /// The CUDA kernels, which are in libtessera_cuda.so. It registers them when it is loaded, so that
 /// CPU programs do not load CUDA.
 struct CudaKernels {
@@ -15,6 +20,12 @@ struct CudaKernels {
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
+  // Of `src/kernels/device/`. The call has the addresses; `like` is one of its tensors, which are
+  // of one device and type, and not empty.
+  void (*rms_norm)(const RmsNorm& call, const at::Tensor& like);
+  void (*rms_norm_backward)(const RmsNormBackward& call, const at::Tensor& like);
+  void (*silu_mul)(const SiluMul& call, const at::Tensor& like);
+  void (*silu_mul_backward)(const SiluMulBackward& call, const at::Tensor& like);
 };
 
 /// Called once, by the static initialisation of libtessera_cuda.so.

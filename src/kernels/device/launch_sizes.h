@@ -1,0 +1,45 @@
+// What launches share: from a call's types and addresses to a kernel.
+#pragma once
+
+#include "device/vectors.h"
+
+namespace tessera::kernels {
+
+constexpr int kThreads = 256;  // of a block
+
+/// Calls body.operator()<T, N>() with the type of the elements, and how many of them an access
+/// takes: 16 bytes, or one element where addresses are not multiples of that.
+template <class Body>
+void with_vectors(Element type, bool aligned, Body&& body) {
+  const auto of_type = [&]<class T>() {
+    if (aligned) {
+      body.template operator()<T, kVectorBytes / sizeof(T)>();
+    } else {
+      body.template operator()<T, 1>();
+    }
+  };
+  switch (type) {
+    case Element::kFloat:
+      return of_type.template operator()<float>();
+    case Element::kBFloat16:
+      return of_type.template operator()<c10::BFloat16>();
+    case Element::kHalf:
+      return of_type.template operator()<c10::Half>();
+  }
+}
+
+inline std::int64_t bytes_of(Element type) {
+  return type == Element::kFloat ? 4 : 2;
+}
+
+/// Whether every row of `rows`, `stride` elements apart, begins at a multiple of 16 bytes.
+inline bool is_aligned(const void* data, std::int64_t rows, std::int64_t stride, Element type) {
+  return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0 &&
+         (rows <= 1 || stride * bytes_of(type) % kVectorBytes == 0);
+}
+
+inline std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,17 @@
+// Launches of the kernels of this folder, on a stream of the current device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "device/rms_norm.h"
+#include "device/silu_mul.h"
+
+namespace tessera::kernels {
+
+void launch(const RmsNorm& call, Element type, cudaStream_t stream);
+/// Two launches where the weight's gradient is wanted.
+void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
+void launch(const SiluMul& call, Element type, cudaStream_t stream);
+void launch(const SiluMulBackward& call, Element type, cudaStream_t stream);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,159 @@
+// RMSNorm on a GPU: a warp takes a short row, a block another one.
+#include "device/launch_sizes.h"
+#include "device/launches.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr std::int64_t kSharedBytes = 48 << 10;  // what every kernel may have
+
+/// The threads of a block that take a row together.
+template <int kWidth>
+class Team {
+ public:
+  static constexpr int kOfBlock = kRmsNormThreads / kWidth;
+
+  __device__ static std::int64_t number() { return threadIdx.x / kWidth; }
+  __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
+  __device__ static std::int64_t width() { return kWidth; }
+
+  /// The sum of all threads' numbers, with the same bits in each.
+  __device__ float sum(float x) {
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      x += __shfl_xor_sync(~0U, x, lanes);
+    }
+    if constexpr (kWidth > kWarp) {
+      // In two places in turn: the last sum may still be read while this one is written.
+      __shared__ float of_warps[2][kWidth / kWarp];
+      turn_ ^= 1;
+      of_warps[turn_][threadIdx.x / kWarp] = x;
+      __syncthreads();
+      x = 0;
+      for (int warp = 0; warp < kWidth / kWarp; ++warp) {
+        x += of_warps[turn_][warp];
+      }
+    }
+    return x;
+  }
+
+ private:
+  int turn_ = 0;
+};
+
+template <class T, class W, int N, int kWidth>
+__global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
+  Team<kWidth> team;
+  constexpr std::int64_t kTeams = Team<kWidth>::kOfBlock;
+  for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
+       row += gridDim.x * kTeams) {
+    rms_norm_row<T, W, N>(call, row, team);
+  }
+}
+
+/// Sums the weight's terms in shared memory, for each team, or in `terms` if they are too many.
+template <class T, class W, int N, int kWidth>
+__global__ void __launch_bounds__(kRmsNormThreads, 4)
+    rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
+  extern __shared__ __align__(kVectorBytes) float shared[];
+  Team<kWidth> team;
+  constexpr std::int64_t kTeams = Team<kWidth>::kOfBlock;
+  const std::int64_t size = call.forward.size;
+  float* const terms = call.terms + blockIdx.x * size;
+  float* sums = nullptr;
+  if (call.weight_grad != nullptr) {
+    sums = in_shared ? shared + team.number() * size : terms;
+    for (std::int64_t i = team.first(); i < size; i += kWidth) {
+      sums[i] = 0;
+    }
+    __syncthreads();
+  }
+  for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.forward.rows;
+       row += gridDim.x * kTeams) {
+    rms_norm_backward_row<T, W, N>(call, row, sums, team);
+  }
+  if (sums == nullptr || !in_shared) {
+    return;
+  }
+  __syncthreads();
+  for (std::int64_t i = threadIdx.x; i < size; i += kRmsNormThreads) {
+    terms[i] = sum_of_terms(shared, kTeams, size, i, /*first=*/0, /*step=*/1);
+  }
+}
+
+constexpr int kTermRows = 8;  // that a block sums at once
+
+/// A thread for each element and each eighth row of the terms.
+template <class W>
+__global__ void __launch_bounds__(kWarp* kTermRows)
+    rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
+                           std::int64_t size) {
+  __shared__ float sums[kTermRows][kWarp];
+  const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  sums[threadIdx.y][threadIdx.x] =
+      element < size ? sum_of_terms(terms, rows, size, element, threadIdx.y, kTermRows) : 0.0F;
+  __syncthreads();
+  if (threadIdx.y == 0 && element < size) {
+    weight_grad[element] =
+        static_cast<W>(sum_of_terms(&sums[0][0], kTermRows, kWarp, threadIdx.x, 0, 1));
+  }
+}
+
+/// Calls body.operator()<T, W, N, kWidth>().
+template <class Body>
+void with_kernel(const RmsNorm& call, Element type, bool aligned, Body&& body) {
+  with_vectors(type, aligned, [&]<class T, int N>() {
+    const auto of_weight = [&]<class W>() {
+      // One element at a time is a rare way: no kernel of its own for short rows.
+      if (N > 1 && call.size <= kShortRow) {
+        body.template operator()<T, W, N, (N > 1 ? kWarp : kRmsNormThreads)>();
+      } else {
+        body.template operator()<T, W, N, kRmsNormThreads>();
+      }
+    };
+    if (call.weight_is_float) {
+      of_weight.template operator()<float>();
+    } else {
+      of_weight.template operator()<T>();
+    }
+  });
+}
+
+bool rows_are_aligned(const RmsNorm& call, const void* data, Element type) {
+  return is_aligned(data, call.rows, call.size, type);
+}
+
+bool inputs_are_aligned(const RmsNorm& call, Element type) {
+  return rows_are_aligned(call, call.x, type) && is_aligned(call.weight, 1, 0, type);
+}
+
+}  // namespace
+
+void launch(const RmsNorm& call, Element type, cudaStream_t stream) {
+  const bool aligned = inputs_are_aligned(call, type) && rows_are_aligned(call, call.out, type);
+  with_kernel(call, type, aligned, [&]<class T, class W, int N, int kWidth>() {
+    const std::int64_t blocks = divide_up(call.rows, Team<kWidth>::kOfBlock);
+    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(blocks, 1 << 30));
+    rms_norm_kernel<T, W, N, kWidth><<<grid, kRmsNormThreads, 0, stream>>>(call);
+  });
+}
+
+void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
+  const RmsNorm& in = call.forward;
+  const bool aligned = inputs_are_aligned(in, type) && rows_are_aligned(in, call.grad, type) &&
+                       rows_are_aligned(in, call.x_grad, type);
+  const auto blocks = static_cast<unsigned>(rms_norm_blocks(in.rows, in.size));
+  with_kernel(in, type, aligned, [&]<class T, class W, int N, int kWidth>() {
+    const std::int64_t bytes = Team<kWidth>::kOfBlock * in.size * 4;
+    const bool in_shared = call.weight_grad != nullptr && bytes <= kSharedBytes;
+    rms_norm_backward_kernel<T, W, N, kWidth>
+        <<<blocks, kRmsNormThreads, in_shared ? bytes : 0, stream>>>(call, in_shared);
+    if (call.weight_grad != nullptr) {
+      rms_norm_weight_kernel<W>
+          <<<static_cast<unsigned>(divide_up(in.size, kWarp)), dim3(kWarp, kTermRows), 0, stream>>>(
+              static_cast<W*>(call.weight_grad), call.terms, blocks, in.size);
+    }
+  });
+}
+
+}  // namespace tessera::kernels

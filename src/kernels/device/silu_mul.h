@@ -1,0 +1,85 @@
+// silu(gate) * up and its gradients, of rows. Elementwise: rows are for inputs that are parts of
+// one tensor.
+#pragma once
+
+#include "device/vectors.h"
+
+namespace tessera::kernels {
+
+/// `rows` of `size` elements; an input's begin `..._stride` elements apart, and results are dense.
+struct SiluMul {
+  const void* gate = nullptr;
+  const void* up = nullptr;
+  std::int64_t gate_stride = 0;
+  std::int64_t up_stride = 0;
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  void* out = nullptr;
+};
+
+struct SiluMulBackward {
+  SiluMul forward;             ///< without a result
+  const void* grad = nullptr;  ///< dense
+  void* gate_grad = nullptr;
+  void* up_grad = nullptr;
+};
+
+/// sigmoid(g), and 1 - sigmoid(g) without the cancellation of that difference.
+struct Sigmoid {
+  float value;
+  float rest;
+};
+
+/// Of exp(-|g|), which never overflows: a large g leaves no NaN in a product.
+TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
+  const float e = std::exp(-std::fabs(g));
+  const float large = divide(1.0F, 1.0F + e);
+  const float small = e * large;
+  return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
+}
+
+/// Vectors `first`, `first` + `step` and so on of a row.
+template <class T, int N>
+TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
+                                      std::int64_t step) {
+  const T* gate = static_cast<const T*>(p.gate) + row * p.gate_stride;
+  const T* up = static_cast<const T*>(p.up) + row * p.up_stride;
+  T* out = static_cast<T*>(p.out) + row * p.size;
+  for (std::int64_t i = first * N; i < p.size; i += step * N) {
+    const Floats<N> g = load<N>(gate + i, p.size - i);
+    const Floats<N> u = load<N>(up + i, p.size - i);
+    Floats<N> result;
+    for (int k = 0; k < N; ++k) {
+      result.at[k] = g.at[k] * sigmoid(g.at[k]).value * u.at[k];
+    }
+    store(out + i, result, p.size - i);
+  }
+}
+
+/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Factors that may be large come last, so
+/// that no product overflows before one that is small.
+template <class T, int N>
+TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::int64_t row,
+                                               std::int64_t first, std::int64_t step) {
+  const SiluMul& in = p.forward;
+  const T* gate = static_cast<const T*>(in.gate) + row * in.gate_stride;
+  const T* up = static_cast<const T*>(in.up) + row * in.up_stride;
+  const std::int64_t dense = row * in.size;
+  for (std::int64_t i = first * N; i < in.size; i += step * N) {
+    const std::int64_t n = in.size - i;
+    const Floats<N> d = load<N>(static_cast<const T*>(p.grad) + dense + i, n);
+    const Floats<N> g = load<N>(gate + i, n);
+    const Floats<N> u = load<N>(up + i, n);
+    Floats<N> of_gate;
+    Floats<N> of_up;
+    for (int k = 0; k < N; ++k) {
+      const Sigmoid s = sigmoid(g.at[k]);
+      of_gate.at[k] = d.at[k] * (s.value * std::fma(g.at[k], s.rest, 1.0F)) * u.at[k];
+      of_up.at[k] = d.at[k] * (g.at[k] * s.value);
+    }
+    store(static_cast<T*>(p.gate_grad) + dense + i, of_gate, n);
+    store(static_cast<T*>(p.up_grad) + dense + i, of_up, n);
+  }
+}
+
+}  // namespace tessera::kernels

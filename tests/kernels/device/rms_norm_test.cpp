@@ -1,0 +1,208 @@
+#include "device/rms_norm.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/device/rounding.h"
+
+namespace tessera::kernels {
+namespace {
+
+/// A team of one thread.
+struct OneThread {
+  static std::int64_t first() { return 0; }
+  static std::int64_t width() { return 1; }
+  static float sum(float x) { return x; }
+};
+
+constexpr float kEps = 1e-5F;
+
+/// Rows and a weight of one type or of fp32, and what is expected of them in fp64.
+template <class T, class W>
+struct Case {
+  Case(std::int64_t row_count, std::int64_t row_size, double scale)
+      : rows(row_count),
+        size(row_size),
+        x(normals<T>(rows * size, scale, 1)),
+        grad(normals<T>(rows * size, 1, 2)),
+        weight(normals<W>(size, 1, 3)) {}
+
+  std::int64_t rows, size;
+  std::vector<T> x, grad;
+  std::vector<W> weight;
+
+  RmsNorm call() const {
+    return {.x = x.data(),
+            .weight = weight.data(),
+            .weight_is_float = std::is_same_v<W, float>,
+            .rows = rows,
+            .size = size,
+            .eps = kEps};
+  }
+  double x_at(std::int64_t row, std::int64_t i) const { return at(x, row * size + i); }
+  double grad_at(std::int64_t row, std::int64_t i) const { return at(grad, row * size + i); }
+  double weight_at(std::int64_t i) const { return at(weight, i); }
+  double rstd(std::int64_t row) const {
+    return 1 / std::sqrt(mean([&](std::int64_t i) { return x_at(row, i) * x_at(row, i); }) + kEps);
+  }
+  /// Of what `term` is for each element of a row.
+  template <class Term>
+  double mean(Term&& term) const {
+    double sum = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      sum += term(i);
+    }
+    return sum / static_cast<double>(size);
+  }
+
+ private:
+  template <class E>
+  static double at(const std::vector<E>& values, std::int64_t i) {
+    return static_cast<float>(values[static_cast<std::size_t>(i)]);
+  }
+};
+
+template <class T>
+struct Normed {
+  std::vector<T> out;
+  std::vector<float> rstd;
+};
+
+template <class T, class W, int N>
+Normed<T> forward(RmsNorm call) {
+  Normed<T> result{std::vector<T>(static_cast<std::size_t>(call.rows * call.size)),
+                   std::vector<float>(static_cast<std::size_t>(call.rows))};
+  call.out = result.out.data();
+  call.rstd = result.rstd.data();
+  OneThread team;
+  for (std::int64_t row = 0; row < call.rows; ++row) {
+    rms_norm_row<T, W, N>(call, row, team);
+  }
+  return result;
+}
+
+template <class T, class W>
+void expect_forward(const Case<T, W>& in, const Normed<T>& found) {
+  for (std::int64_t row = 0; row < in.rows; ++row) {
+    const double rstd = in.rstd(row);
+    EXPECT_NEAR(found.rstd[static_cast<std::size_t>(row)] / rstd, 1, 1e-6);
+    for (std::int64_t i = 0; i < in.size; ++i) {
+      expect_rounded_once(found.out[static_cast<std::size_t>(row * in.size + i)],
+                          in.x_at(row, i) * rstd * in.weight_at(i));
+    }
+  }
+}
+
+template <class T>
+struct Gradients {
+  std::vector<T> x;
+  std::vector<float> weight;
+};
+
+template <class T, class W, int N>
+Gradients<T> backward(RmsNorm in, const std::vector<T>& grad, std::vector<float> rstd) {
+  in.rstd = rstd.data();
+  // The sums are read by 16 bytes.
+  std::vector<float> sums(static_cast<std::size_t>(in.size));
+  Gradients<T> result{std::vector<T>(grad.size()), {}};
+  const RmsNormBackward call{.forward = in, .grad = grad.data(), .x_grad = result.x.data()};
+  OneThread team;
+  for (std::int64_t row = 0; row < in.rows; ++row) {
+    rms_norm_backward_row<T, W, N>(call, row, sums.data(), team);
+  }
+  result.weight = sums;
+  return result;
+}
+
+template <class T, class W>
+void expect_backward(const Case<T, W>& in, const Gradients<T>& found) {
+  std::vector<double> weight_grad(static_cast<std::size_t>(in.size));
+  for (std::int64_t row = 0; row < in.rows; ++row) {
+    const double rstd = in.rstd(row);
+    const auto term = [&](std::int64_t i) { return in.grad_at(row, i) * in.x_at(row, i) * rstd; };
+    const double mean = in.mean([&](std::int64_t i) { return term(i) * in.weight_at(i); });
+    const double terms =
+        in.mean([&](std::int64_t i) { return std::abs(term(i) * in.weight_at(i)); });
+    for (std::int64_t i = 0; i < in.size; ++i) {
+      const double y = in.x_at(row, i) * rstd;
+      const double g = in.grad_at(row, i) * in.weight_at(i);
+      expect_rounded_once(found.x[static_cast<std::size_t>(row * in.size + i)],
+                          rstd * (g - y * mean), rstd * (std::abs(g) + std::abs(y) * terms));
+      weight_grad[static_cast<std::size_t>(i)] += term(i);
+    }
+  }
+  for (std::size_t i = 0; i < weight_grad.size(); ++i) {
+    EXPECT_NEAR(found.weight[i], weight_grad[i], 1e-5 * static_cast<double>(in.rows));
+  }
+}
+
+template <class T, class W, int N>
+void expect_both(const Case<T, W>& in) {
+  const Normed<T> found = forward<T, W, N>(in.call());
+  expect_forward(in, found);
+  expect_backward(in, backward<T, W, N>(in.call(), in.grad, found.rstd));
+}
+
+template <class T>
+class RmsNormOnDevice : public ::testing::Test {};
+TYPED_TEST_SUITE(RmsNormOnDevice, Elements);
+
+TYPED_TEST(RmsNormOnDevice, IsRoundedOnceForAnySize) {
+  using T = TypeParam;
+  for (const std::int64_t size : {8, 64, 128, 1000}) {
+    expect_both<T, T, kVector<T>>(Case<T, T>(3, size, 2));
+  }
+}
+
+TYPED_TEST(RmsNormOnDevice, TakesAWeightInFloat) {
+  using T = TypeParam;
+  expect_both<T, float, kVector<T>>(Case<T, float>(3, 128, 2));
+}
+
+TYPED_TEST(RmsNormOnDevice, TakesRowsThatAreNotAligned) {
+  using T = TypeParam;
+  for (const std::int64_t size : {1, 7, 33}) {
+    expect_both<T, T, 1>(Case<T, T>(5, size, 2));
+  }
+}
+
+TYPED_TEST(RmsNormOnDevice, EndsOneRowWithAPartOfAVector) {
+  using T = TypeParam;
+  expect_both<T, T, kVector<T>>(Case<T, T>(1, 13, 2));
+}
+
+TYPED_TEST(RmsNormOnDevice, TakesNoWeight) {
+  using T = TypeParam;
+  Case<T, T> in(2, 16, 2);
+  std::ranges::fill(in.weight, T(1.0F));
+  RmsNorm call = in.call();
+  call.weight = nullptr;
+  const Normed<T> found = forward<T, float, kVector<T>>(call);
+  expect_forward(in, found);
+  expect_backward(in, backward<T, float, kVector<T>>(call, in.grad, found.rstd));
+}
+
+TYPED_TEST(RmsNormOnDevice, SquaresOfHugeElementsDoNotOverflow) {
+  using T = TypeParam;
+  const double largest = std::numeric_limits<T>::max();
+  const Case<T, T> in(2, 24, largest / 8);
+  expect_both<T, T, kVector<T>>(in);
+}
+
+TYPED_TEST(RmsNormOnDevice, TinyElementsAreBesideEpsilon) {
+  using T = TypeParam;
+  expect_both<T, T, kVector<T>>(Case<T, T>(2, 24, 1e-6));
+}
+
+TYPED_TEST(RmsNormOnDevice, KeepsNaNAndInfinityInTheirRow) {
+  using T = TypeParam;
+  for (const float odd : {NAN, INFINITY}) {
+    Case<T, T> in(2, 16, 1);
+    in.x[3] = static_cast<T>(odd);
+    const Normed<T> found = forward<T, T, kVector<T>>(in.call());
+    EXPECT_TRUE(std::isnan(static_cast<float>(found.out[3])));
+    EXPECT_TRUE(std::isfinite(static_cast<float>(found.out[16])));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels
