@@ -22,7 +22,7 @@ INTERNAL_INCLUDES = re.compile(
     r"|c10/cuda/CUDAGraphsC10Utils|c10/util/ThreadLocalDebugInfo|ATen/ops/\w+_dispatch)[^>]*)>")
 INTERNAL_NAMES = re.compile(
     r"\b(TORCH_VERSION\w*|TESTING_ONLY\w*|CustomRNGKeyId|DeferredInit|DispatchKey::Fake|TORCH_LIBRARY_IMPL\(\w+, Fake"
-    r"|c10::(?:impl|detail|cow)::\w+|at::(?:impl|detail|native|sequence_number|autocast|compositeimplicitautograd)::\w+"
+    r"|c10::(?:impl|detail|cow)::\w+|at::(?:impl|detail|native|cpu|sequence_number|autocast|compositeimplicitautograd)::\w+"
     r"|torch::autograd::(?!Function\b|AutogradContext|variable_list|grad\b|backward\b)\w+|c10d::\w+"
     r"|unsafe[A-Z]\w*|unsafe_(?:reclaim|storage)\w*|getIntrusivePtr|TensorImpl|StorageImpl|VariableVersion|autograd_meta"
     r"|(?:set_)?version_counter|bump_version|set_storage_keep_dtype|set_data_ptr_noswap|shallow_copy_and_detach"

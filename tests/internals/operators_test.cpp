@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "tessera/internals/detail/composite_kernels.h"
+#include "tessera/internals/detail/cpu_products.h"
 #include "tessera/internals/detail/quantile_ranks.h"
 #include "tessera/internals/detail/refused_gradient.h"
 #include "tessera/internals/detail/shapes_by_libtorch.h"
@@ -51,6 +53,25 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   composite::matmul_out(out, x, x.t());
   EXPECT_TRUE(at::equal(out, x.matmul(x.t())));
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
+}
+
+// Whole numbers: every order of the sums gives the same bits.
+TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
+  ASSERT_TRUE(has_onednn());
+  const at::Tensor a = at::randint(-4, 5, {40, 24}, at::kFloat);
+  const at::Tensor b = at::randint(-4, 5, {24, 56}, at::kFloat);
+  const at::Tensor product = libtorch_cpu::mm(a, b);
+  const at::Tensor before = at::randint(-4, 5, {40, 56}, at::kFloat);
+  for (const at::Tensor& x : {a, a.t().contiguous().t()}) {
+    for (const at::Tensor& y : {b, b.t().contiguous().t()}) {
+      at::Tensor result = at::full({40, 56}, std::numeric_limits<float>::quiet_NaN());
+      onednn_product(x, y, result, /*beta=*/0, /*alpha=*/1);
+      EXPECT_TRUE(at::equal(result, product));
+      result = before.clone();
+      onednn_product(x, y, result, /*beta=*/0.5, /*alpha=*/-2);
+      EXPECT_TRUE(at::equal(result, before * 0.5 - product * 2));
+    }
+  }
 }
 
 // 0.3, as a float, is more than three tenths: three tenths of ten are then 3 as a float, and above

@@ -1,20 +1,17 @@
 // The row kernels for any processor of the architecture; and, as this file is the one that runs
 // everywhere, the choice among all of them.
 #define TESSERA_ISA baseline
+#include "rows/processor.h"
 #include "rows/row_kernels.inl"
 
 namespace tessera::kernels {
 
 const RowKernelTable& row_kernels() {
 #ifdef __x86_64__
-  // Asked once. AVX-512 needs all four of the extensions that -march=x86-64-v4 lets the compiler
-  // use; AVX2 stands for x86-64-v3: processors that have it have the rest of that level.
-  static const RowKernelTable& best =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-          ? avx512::kTable
-      : __builtin_cpu_supports("avx2") ? avx2::kTable
-                                       : baseline::kTable;
+  // AVX2 stands for x86-64-v3: processors that have it have the rest of that level.
+  static const RowKernelTable& best = has_avx512()                     ? avx512::kTable
+                                      : __builtin_cpu_supports("avx2") ? avx2::kTable
+                                                                       : baseline::kTable;
   return best;
 #else
   return baseline::kTable;

@@ -1,0 +1,98 @@
+// libtorch's products of fp32 matrices on a CPU come here first. Where MKL leaves half of the
+// processor's vectors unused, oneDNN computes the large ones: twice as fast. All others go on to
+// libtorch, and so does every product while its user has oneDNN turned off.
+#include "products.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include "rows/processor.h"
+#include "tessera/internals/detail/cpu_products.h"
+
+namespace tessera::kernels {
+namespace {
+
+using tessera::detail::has_onednn;
+using tessera::detail::onednn_product;
+namespace libtorch = tessera::detail::libtorch_cpu;
+
+/// Up to here MKL is as fast: of few multiplications because oneDNN looks its kernel up in each
+/// call, of a few rows or columns because reading the other matrix takes the time.
+constexpr std::int64_t kMostMultiplications = 2'000'000;
+constexpr std::int64_t kShortSide = 7;
+
+bool is_dense_fp32(const at::Tensor& matrix) {
+  if (matrix.dim() != 2 || matrix.scalar_type() != c10::ScalarType::Float) {
+    return false;
+  }
+  const auto sizes = matrix.sizes();
+  const auto strides = matrix.strides();
+  return (strides[1] == 1 && strides[0] == sizes[1]) || (strides[0] == 1 && strides[1] == sizes[0]);
+}
+
+bool takes_onednn(const at::Tensor& a, const at::Tensor& b) {
+  return mkl_leaves_vectors_unused() && is_dense_fp32(a) && is_dense_fp32(b) &&
+         a.size(1) == b.size(0) && gains_from_onednn(a.size(0), a.size(1), b.size(1)) &&
+         has_onednn();
+}
+
+bool takes_onednn_into(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
+  return takes_onednn(a, b) && result.scalar_type() == c10::ScalarType::Float &&
+         result.is_contiguous() && result.sizes() == at::IntArrayRef{a.size(0), b.size(1)};
+}
+
+at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
+  if (!takes_onednn(a, b)) {
+    return libtorch::mm(a, b);
+  }
+  at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
+  onednn_product(a, b, result, /*beta=*/0, /*alpha=*/1);
+  return result;
+}
+
+at::Tensor addmm(const at::Tensor& term, const at::Tensor& a, const at::Tensor& b,
+                 const at::Scalar& beta, const at::Scalar& alpha) {
+  if (!takes_onednn(a, b) || term.scalar_type() != c10::ScalarType::Float) {
+    return libtorch::addmm(term, a, b, beta, alpha);
+  }
+  at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
+  result.copy_(term.expand(result.sizes()));
+  onednn_product(a, b, result, beta.toFloat(), alpha.toFloat());
+  return result;
+}
+
+at::Tensor& add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b,
+                        const at::Scalar& beta, const at::Scalar& alpha) {
+  if (!takes_onednn_into(result, a, b)) {
+    return libtorch::addmm_(result, a, b, beta, alpha);
+  }
+  onednn_product(a, b, result, beta.toFloat(), alpha.toFloat());
+  return result;
+}
+
+class Silent final : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  // libtorch warns once of a kernel in the place of its own.
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  library.impl("mm", &mm);
+  library.impl("addmm", &addmm);
+  library.impl("addmm_", &add_product);
+}
+
+}  // namespace
+
+bool mkl_leaves_vectors_unused() {
+  return is_amd() && has_avx512();
+}
+
+bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
+  return rows > kShortSide && inner > kShortSide && columns > kShortSide &&
+         rows * inner * columns > kMostMultiplications;
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,151 @@
+#include "products.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "rows/processor.h"
+#include "tessera/internals/detail/cpu_products.h"
+
+namespace tessera::kernels {
+namespace {
+
+namespace libtorch = tessera::detail::libtorch_cpu;
+
+// Sizes of a product (rows, inner) x (inner, columns); the last three gain from oneDNN.
+struct Sizes {
+  std::int64_t rows, inner, columns;
+};
+constexpr std::array<Sizes, 7> kSizes = {{{3, 4, 5},
+                                          {0, 8, 8},
+                                          {8, 0, 8},
+                                          {7, 2048, 256},
+                                          {128, 128, 128},
+                                          {257, 131, 67},
+                                          {512, 64, 100}}};
+
+at::Tensor in_double(const at::Tensor& a, const at::Tensor& b) {
+  return a.to(at::kDouble).mm(b.to(at::kDouble));
+}
+
+/// Within what sums of `inner` terms of size 1 lose in fp32.
+void expect_near(const at::Tensor& found, const at::Tensor& expected, std::int64_t inner) {
+  ASSERT_EQ(found.sizes(), expected.sizes());
+  EXPECT_EQ(found.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::allclose(found.to(at::kDouble), expected, 1e-5, 1e-6 * double(inner + 1)));
+}
+
+/// A matrix, itself or as what a product of gradients reads: the transpose of a contiguous one.
+at::Tensor matrix(std::int64_t rows, std::int64_t columns, bool transposed) {
+  return transposed ? at::randn({columns, rows}).t() : at::randn({rows, columns});
+}
+
+class Products : public ::testing::TestWithParam<std::tuple<bool, bool>> {
+ protected:
+  void SetUp() override { at::manual_seed(0); }
+  static at::Tensor a(const Sizes& s) { return matrix(s.rows, s.inner, std::get<0>(GetParam())); }
+  static at::Tensor b(const Sizes& s) {
+    return matrix(s.inner, s.columns, std::get<1>(GetParam()));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transposed, Products,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()));
+
+TEST_P(Products, MmEqualsDouble) {
+  for (const Sizes& s : kSizes) {
+    const at::Tensor x = a(s);
+    const at::Tensor y = b(s);
+    expect_near(at::mm(x, y), in_double(x, y), s.inner);
+  }
+}
+
+TEST_P(Products, AddmmAddsABroadcastTerm) {
+  for (const Sizes& s : kSizes) {
+    const at::Tensor x = a(s);
+    const at::Tensor y = b(s);
+    const at::Tensor bias = at::randn({s.columns});
+    expect_near(at::addmm(bias, x, y), in_double(x, y) + bias, s.inner);
+    expect_near(at::addmm(bias, x, y, 0.5, -2), in_double(x, y) * -2 + bias * 0.5, s.inner * 2);
+  }
+}
+
+TEST_P(Products, AddmmInPlaceAddsToWhatIsThere) {
+  for (const Sizes& s : kSizes) {
+    const at::Tensor x = a(s);
+    const at::Tensor y = b(s);
+    const at::Tensor before = at::randn({s.rows, s.columns});
+    expect_near(before.clone().addmm_(x, y), in_double(x, y) + before, s.inner);
+    expect_near(before.clone().addmm_(x, y, 0.25, 3), in_double(x, y) * 3 + before * 0.25,
+                s.inner * 3);
+  }
+}
+
+TEST(ProductsOnce, OfBetaZeroDoNotReadTheTerm) {
+  const at::Tensor x = at::randn({200, 200});
+  const at::Tensor nan = at::full({200, 200}, std::nan(""));
+  expect_near(at::addmm(nan, x, x, 0), in_double(x, x), 200);
+  expect_near(nan.clone().addmm_(x, x, 0), in_double(x, x), 200);
+}
+
+TEST(ProductsOnce, OfPartsOfRowsAreThoseOfCopies) {
+  const at::Tensor wide = at::randn({256, 512});
+  const at::Tensor part = wide.narrow(1, 100, 256);
+  expect_near(at::mm(part, part), in_double(part, part), 256);
+  at::Tensor result = at::zeros({256, 512});
+  result.narrow(1, 7, 256).addmm_(part, part);
+  expect_near(result.narrow(1, 7, 256), in_double(part, part), 256);
+  EXPECT_EQ(result.narrow(1, 0, 7).abs().sum().item<float>(), 0);
+}
+
+TEST(ProductsOnce, KeepLibtorchsMessages) {
+  for (const auto& [rows, columns] : {std::pair{300, 300}, {2, 2}}) {
+    try {
+      at::mm(at::zeros({rows, 300}), at::zeros({200, columns}));
+      ADD_FAILURE() << "a product of sizes that differ";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("shapes cannot be multiplied"), std::string::npos);
+    }
+  }
+}
+
+TEST(ProductsOnce, OfOtherTypesAreLibtorchs) {
+  for (const at::ScalarType type : {at::kDouble, at::kBFloat16, at::kComplexFloat}) {
+    const at::Tensor x = at::randn({160, 160}, type);
+    EXPECT_TRUE(at::equal(at::mm(x, x), libtorch::mm(x, x))) << type;
+  }
+}
+
+TEST(ProductsOnce, AreLibtorchsWhereOneDnnIsTurnedOff) {
+  const at::Tensor x = at::randn({256, 256});
+  const bool before = at::globalContext().userEnabledMkldnn();
+  at::globalContext().setUserEnabledMkldnn(false);
+  const at::Tensor found = at::mm(x, x);
+  at::globalContext().setUserEnabledMkldnn(before);
+  EXPECT_TRUE(at::equal(found, libtorch::mm(x, x)));
+}
+
+TEST(ProductsOnce, HaveTheSameBitsInEveryCall) {
+  const at::Tensor x = at::randn({300, 300});
+  EXPECT_TRUE(at::equal(at::mm(x, x.t()), at::mm(x, x.t())));
+}
+
+TEST(ProductsOnce, OfFewMultiplicationsOrOneRowStayWithMkl) {
+  EXPECT_FALSE(gains_from_onednn(64, 64, 64));
+  EXPECT_FALSE(gains_from_onednn(1, 4096, 4096));
+  EXPECT_FALSE(gains_from_onednn(4096, 4096, 7));
+  EXPECT_TRUE(gains_from_onednn(128, 128, 128));
+  EXPECT_TRUE(gains_from_onednn(2048, 256, 672));
+}
+
+TEST(ProductsOnce, AreMklsWhereItHasKernelsForTheProcessor) {
+  EXPECT_EQ(mkl_leaves_vectors_unused(), is_amd() && has_avx512());
+}
+
+}  // namespace
+}  // namespace tessera::kernels
