@@ -20,7 +20,7 @@ class PlaceParameters final : public ParallelStyle {
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
     TESSERA_CHECK(!module.slots().empty(), name(), " was asked for a ", module.name(),
-                  ", which has no parameters of its own; name the modules below it that have");
+                  ", which has no own parameters; name the modules below it that have");
     for (const auto& [parameter, placement] : options_.placements) {
       module.slot(parameter);  // throws for a name that the module has not
     }

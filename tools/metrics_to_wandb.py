@@ -73,7 +73,7 @@ def main():
     parser.add_argument("metrics", type=pathlib.Path)
     parser.add_argument("--project", help="of Weights & Biases (WANDB_PROJECT)")
     parser.add_argument("--name", help="of the run (one that wandb makes up)")
-    parser.add_argument("--id", help="of a run that was sent before, to go on with it")
+    parser.add_argument("--id", help="of a run that was sent before, to continue it")
     parser.add_argument("--dir", help="where the folder wandb is made (here)")
     arguments = parser.parse_args()
     steps = list(read_steps(metrics_file(arguments.metrics)))

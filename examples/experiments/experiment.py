@@ -23,7 +23,7 @@ TYPES = ("fp32", "fp16", "bf16")  # by the bits of their mantissas
 
 
 class BadFile(Exception):
-    """One line: what was asked, what was found, how to mend it."""
+    """One line: what was asked, what was found, how to correct it."""
 
 
 def coarsest(*types):

@@ -140,7 +140,7 @@ class Folder:
         return self
 
     def claim(self):
-        """Keeps the file that the folder is of: what is there of another one stays."""
+        """Keeps the file that the folder belongs to: another file that is there stays."""
         owner = self.path / "experiment.json"
         if owner.exists():
             with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -67,7 +67,7 @@ def jobs_of(asked):
             seed_jobs(asked, reference) if rules - {"fp32"} else [])
         for job in more:
             check(jobs.setdefault(job.name, job) == job,
-                  f"run \"{job.name}\" has a name that the experiment gives to a run of its own; give it another")
+                  f"run \"{job.name}\" has a name that the experiment itself gives to a run; choose another")
     return list(jobs.values())
 
 

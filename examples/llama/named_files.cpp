@@ -71,7 +71,7 @@ void check_files_differ(const std::vector<NamedFile>& files) {
          file.is_read ? places_read(file.path) : std::vector<std::string>{file.path}) {
       const auto [other, is_new] = known.try_emplace(place_of(path), &file);
       TESSERA_CHECK(is_new || (file.is_read && other->second->is_read), other->second->what,
-                    " and ", file.what, " are both ", path, "; give each a place of its own");
+                    " and ", file.what, " are both ", path, "; give each its own path");
     }
   }
 }

@@ -39,7 +39,7 @@ at::Tensor call_scaled_product(const at::Tensor& a, const at::Tensor& b, double 
 // [operator]
 
 // [autograd]
-/// The gradients by hand, as in any program for libtorch. It sees the whole tensors, distributed;
+/// The gradients, written as in any program for libtorch. It sees the whole tensors, distributed;
 /// the products that it calls are sharded by the same rule.
 struct ScaledProduct : torch::autograd::Function<ScaledProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& a,
@@ -87,8 +87,8 @@ const bool kIsRuled = (register_scaled_product(), true);  // before main(), as t
 // [rule]
 
 // [local_map]
-/// softmax over a split dimension: the maximum and the sum are all-reduced by hand. Forward only:
-/// a communicator's collectives have no gradient.
+/// softmax over a split dimension: the maximum and the sum are all-reduced explicitly. Forward
+/// only: a communicator's collectives have no gradient.
 at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
   const auto on_parts = [&](const std::vector<at::Tensor>& parts) {
     comm::Communicator& group = mesh.group();

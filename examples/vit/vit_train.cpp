@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   app.add_option("--metrics", o.metrics, "JSONL file, one line a step");
   app.add_option("--checkpoint", o.checkpoint, "folder of steps");
   app.add_option("--checkpoint-every", o.checkpoint_every, "steps");
-  app.add_flag("--resume", o.resume, "go on from the newest step, if there is one");
+  app.add_flag("--resume", o.resume, "continue from the newest step, if there is one");
   app.add_option("--save-hf", o.save_hf, "folder for config.json and model.safetensors");
   app.add_flag("--plan", o.plan, "print what each rank would hold and send, and end");
   app.add_flag("--json", o.json, "print it as JSON");

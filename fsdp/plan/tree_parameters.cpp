@@ -35,9 +35,10 @@ ModuleTree plannable_tree(const nn::ModuleBase& root, const char* asked) {
   const auto applied = root.attached<AppliedPlan>();
   // Units of this root's plan count as modules: the same policy then gives the same plan.
   ModuleTree tree(root, true, applied ? applied->modules : ModuleTree::Modules());
-  TESSERA_CHECK(!tree.nodes().empty(), asked, ": this ", root.name(),
-                " is a unit already, made by hand or by the plan of a module that holds it; plan "
-                "only modules that are none");
+  TESSERA_CHECK(
+      !tree.nodes().empty(), asked, ": this ", root.name(),
+      " is a unit already, made by fully_shard or by the plan of a module that holds it; plan "
+      "only modules that are none");
   return tree;
 }
 

@@ -71,7 +71,7 @@ void check_patterns(const nn::ModuleBase& root, const Policy& policy) {
     });
     TESSERA_CHECK(found, "plan_units: no module of this ", root.name(),
                   " is called as the pattern '", pattern,
-                  "' of wrap_named says; mend the pattern, or leave it out");
+                  "' of wrap_named says; correct the pattern, or leave it out");
   });
 }
 
@@ -110,7 +110,7 @@ void check_frozen(const PlannedUnit& unit, const std::map<std::string, nn::SlotP
   }
   fail("plan_units: ", name_of(unit.fqn),
        " would be one unit of trainable parameters and frozen ones (", frozen, "), whose ", bytes,
-       " bytes are gathered with every backward; give the frozen modules a unit of their own, or ",
+       " bytes are gathered with every backward; give the frozen modules their own unit, or ",
        unit.fqn.empty() ? "pass MixedFrozenRoot::kAllowed" : "set allow_mixed_frozen");
 }
 

@@ -47,7 +47,7 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
        "backward comes to an earlier micro-batch (a pipeline), or to a unit called by itself"},
       {kForward, kForward, "the root's forward begins after one that failed, or within itself"},
       {kForward, kBetweenSteps, "the root's forward ends, no result needs a gradient"},
-      {kForward, kBetweenMicroBatches, "the same, and the settings say that the step goes on"},
+      {kForward, kBetweenMicroBatches, "the same, and the settings say that the step continues"},
       {kForward, kAwaitingBackward, "the root's forward ends, a result needs a gradient"},
       {kForward, kBackward, "the root's forward runs a backward"},
       {kAwaitingBackward, kForward,

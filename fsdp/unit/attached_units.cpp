@@ -186,7 +186,7 @@ void check_returnable(const BackwardCall& call, const std::vector<Asked>& asked,
   for (const Edge& output : call.outputs) {
     TESSERA_CHECK(as_leaf(output) != nullptr || tessera::detail::is_unreachable(output), first,
                   " was asked for together with that of a result of operators; ask for that in a "
-                  "call of its own, the first of them with retain_graph");
+                  "separate call, the first of them with retain_graph");
   }
 }
 

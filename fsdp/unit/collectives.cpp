@@ -22,7 +22,7 @@ std::vector<std::shared_ptr<Unit>> units_without(const nn::ModuleBase& module, b
   std::vector<std::shared_ptr<Unit>> units = units_of(module, recurse, asked);
   for (const std::shared_ptr<Unit>& unit : units) {
     TESSERA_CHECK(!refuses(unit->settings().hooks), asked, ": ", unit->label(),
-                  " would have both a collective of its own and memory of the process group; take "
+                  " would have both its own collective and memory of the process group; take "
                   "away the one that was set before");
   }
   return units;

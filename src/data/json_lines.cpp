@@ -34,7 +34,7 @@ std::vector<std::string> json_texts(std::string_view line, const std::vector<std
                   "\"; name the one that it has");
     TESSERA_CHECK(found->is_string(), origin, ": the field \"", field,
                   "\" must be a text, but it is of the kind ", found->type_name(),
-                  "; mend it, or name another field");
+                  "; correct it, or name another field");
     texts.push_back(std::move(found->get_ref<std::string&>()));
   }
   return texts;

@@ -51,7 +51,7 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   }
   fail("'", path, "' is not an llm.c token shard: its magic is ", header[0], ", expected ",
        kUint16Shard.magic, " (uint16) or ", kUint32Shard.magic,
-       " (uint32): give token shards, or --text for a text file");
+       " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
 /// One shard: its file and how to read a token. The file is open only while it is read: a data set

@@ -273,13 +273,13 @@ LlamaConfig read_config(const std::filesystem::path& file) {
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
-  TESSERA_CHECK(heads % tp == 0, "num_attention_heads ", heads, " can't be split over --tp ", tp,
-                "; choose a tensor-parallel degree that divides ", heads);
-  TESSERA_CHECK(
-      kv_heads % tp == 0 || tp % kv_heads == 0, "num_key_value_heads ", kv_heads,
-      " can't be shared out to --tp ", tp,
-      ": neither is a multiple of the other; choose a tensor-parallel degree that divides ", heads,
-      " heads, and divides ", kv_heads, " or is a multiple of it");
+  TESSERA_CHECK(heads % tp == 0, "num_attention_heads ", heads,
+                " can't be split at a tensor-parallel degree of ", tp, "; choose one that divides ",
+                heads);
+  TESSERA_CHECK(kv_heads % tp == 0 || tp % kv_heads == 0, "num_key_value_heads ", kv_heads,
+                " can't be shared out at a tensor-parallel degree of ", tp,
+                ": neither is a multiple of the other; choose a degree that divides ", heads,
+                " heads, and divides ", kv_heads, " or is a multiple of it");
 }
 
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {

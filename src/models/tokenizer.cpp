@@ -39,7 +39,7 @@ class LimitedTokenizer final : public data::Tokenizer {
       TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
                     " tokens, but the model's vocabulary is ", limit_,
                     ", and a text has the token ", id,
-                    "; pass the --tokenizer it was trained with");
+                    "; pass the tokenizer that it was trained with");
     }
     return ids;
   }
@@ -65,9 +65,9 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
   TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
-                "without --tokenizer, and a tokenizer.json or tokenizer.model beside the model, a "
-                "text is read as bytes, but the model's vocabulary is ",
-                config.vocab_size, "; pass the --tokenizer that the model or the tokens are of");
+                "no tokenizer was passed, and no tokenizer.json or tokenizer.model is beside the "
+                "model, so that a text is read as bytes, but the model's vocabulary is ",
+                config.vocab_size, "; pass the tokenizer of the model or of the tokens");
   data::TokenizerPtr tokenizer =
       found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
   return tokenizer->vocabulary() <= config.vocab_size

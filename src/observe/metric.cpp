@@ -51,7 +51,7 @@ double& Metric::add_state(const std::string& name, double initial, Reduction red
                 "' of a metric is summed over ranks and begins at ", initial,
                 ": begin at 0, or it counts once for each rank");
   const auto [place, is_new] = values_.try_emplace(name, Value{initial, initial, reduction});
-  TESSERA_CHECK(is_new, "a metric has two states named '", name, "': give each a name of its own");
+  TESSERA_CHECK(is_new, "a metric has two states named '", name, "': give each its own name");
   return place->second.value;
 }
 

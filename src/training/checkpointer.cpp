@@ -74,7 +74,7 @@ void Checkpointer::find_source() {
   TESSERA_CHECK(resumes_ || options_.resume != Resume::kAuto || !last, resume, " auto: '", dir,
                 "' has steps, but none that is whole; remove them to begin anew");
   TESSERA_CHECK(resumes_ || !last, option("checkpoint"), ": '", dir, "' has steps of a run; pass ",
-                resume, " to go on with it, or another folder");
+                resume, " to continue it, or another folder");
   if (resumes_) {
     go_on_from(options_.resume_step >= 0 ? options_.resume_step : *newest);
   } else {
@@ -272,7 +272,7 @@ void Checkpointer::check_last_save() {
     throw;
   } catch (const Error& error) {
     fail("the one before, '", folder(saved_).string(),
-         "', failed in the background: ", error.what(), "; correct that and go on with ",
+         "', failed in the background: ", error.what(), "; correct that and continue with ",
          option("resume"));
   }
 }

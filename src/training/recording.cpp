@@ -182,7 +182,7 @@ StepRange Recording::steps_to_trace(std::int64_t done, bool is_main) const {
   const StepRange left = asked.last > done ? StepRange{done + 1, asked.last} : StepRange{};
   if (is_main) {
     std::cerr << fmt::format(
-        "{}: warning: {}trace-steps {}:{}: the run goes on after step {}, and {}\n",
+        "{}: warning: {}trace-steps {}:{}: the run continues after step {}, and {}\n",
         options_.names.program, options_.names.dashes, asked.first, asked.last, done,
         left.first > 0 ? fmt::format("traces steps {}:{}", left.first, left.last)
                        : "writes no trace");

@@ -295,7 +295,7 @@ TEST(Hangs, ASlowRankIsDistinguishedFromAStuckOne) {
     EXPECT_CONTAINS(report_of(job.ranks[0]), "rank 1 sleeps");
     EXPECT_CONTAINS(job.ranks[0].output,
                     "rank 1 came to all_reduce (call 4 of group 'all') after 2.",
-                    "slow, not stuck; the job goes on");
+                    "slow, not stuck; the job continues");
     for (const Ended& ended : job.ranks) {
       EXPECT_EQ(ended.exit_code, 0) << ended.output;
     }
@@ -306,7 +306,7 @@ TEST(Hangs, ARankThatCallsOtherCollectivesIsSlow) {
   for_each_backend(
       "Rank1IsBusyElsewhere",
       [](const Job& job) {
-        EXPECT_CONTAINS(report_of(job.ranks[0]), "is slow, but goes on: it began ",
+        EXPECT_CONTAINS(report_of(job.ranks[0]), "is slow, but continues: it began ",
                         "of group 'pair'");
         EXPECT_EQ(job.ranks[0].exit_code, 0) << job.ranks[0].output;
       },

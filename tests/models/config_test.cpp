@@ -180,13 +180,13 @@ TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
   EXPECT_EQ(open_tokenizer("", "", pieces, /*new_to_text=*/true)->vocabulary(), 256);
   EXPECT_ERROR(open_tokenizer("", "", pieces, /*new_to_text=*/false),
                "a text is read as bytes, but the model's vocabulary is 32000",
-               "pass the --tokenizer");
+               "pass the tokenizer");
   const auto few = open_tokenizer("", "", Parse(With("vocab_size", 100)), /*new_to_text=*/true);
   EXPECT_EQ(few->encode("AB"), (std::vector<std::int64_t>{65, 66}));
   EXPECT_ERROR(
       few->encode("Abd"),
       "the tokenizer has 256 tokens, but the model's vocabulary is 100, and a text has the "
-      "token 100; pass the --tokenizer");
+      "token 100; pass the tokenizer");
 }
 
 TEST(Tokenizer, IsFoundInTheModelsFolder) {

@@ -146,7 +146,7 @@ TEST(OwnParameters, AreRefusedIfTheModuleHasNone) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
     EXPECT_ERROR(parallelize_module(model, mesh, {{"blocks", place_parameters()}}),
-                 "parallelize_module: 'blocks': place_parameters", "no parameters of its own");
+                 "parallelize_module: 'blocks': place_parameters", "no own parameters");
     EXPECT_ERROR(parallelize_module(model, mesh,
                                     {{"", place_parameters({.placements = {{"tokn", Shard{0}}}})}}),
                  "parameter 'tokn'", "token, registers, positions");

@@ -84,8 +84,8 @@ bool told_to_stop(const Parts& parts) {
     return false;
   }
   const std::int64_t step = parts.run.state.step;
-  parts.log.line(step == 0 ? "told to stop before the first step; start it again"
-                           : fmt::format("told to stop after step {}; --resume goes on", step));
+  parts.log.line(step == 0 ? "stopped before the first step; start it again"
+                           : fmt::format("stopped after step {}; --resume continues", step));
   return true;
 }
 

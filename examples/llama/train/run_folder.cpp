@@ -35,7 +35,7 @@ void take_run_folder(const TrainOptions& options) {
       found = "config.toml";
     }
     TESSERA_CHECK(found.empty(), "--output-dir ", folder.string(), " has a run already (", found,
-                  "); give a new folder, or --resume to go on with that run");
+                  "); give a new folder, or --resume to continue that run");
     return;
   }
   std::string name = "config.toml";

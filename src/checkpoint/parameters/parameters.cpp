@@ -75,7 +75,7 @@ void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(
       !slot.distinct_along() || slot.distinct_along().size() == 1, "parameter '", name,
       "' has other values on each rank of its mesh (set_distinct_along), but a file holds "
-      "one tensor under that name; gather such experts into parameters of their own "
+      "one tensor under that name; gather such experts into parameters of different "
       "names before saving");
 }
 

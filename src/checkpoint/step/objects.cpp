@@ -75,7 +75,7 @@ std::string names_of_objects(const StateDict& state) {
   std::string names;
   const auto add = [&](const std::string& name, const char* kind) {
     TESSERA_CHECK(!name.empty() && seen.insert(name).second, "the state has two objects named '",
-                  name, "', or one without a name: give each a name of its own");
+                  name, "', or one without a name: give each its own name");
     check_storable(name, "the name of an object");
     names += text_of(name) + kind;
   };

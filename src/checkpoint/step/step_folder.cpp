@@ -60,7 +60,7 @@ bool is_untouched(const fs::path& folder) {
 
 void remove_file(const fs::path& path) {
   TESSERA_CHECK(unlink(path.c_str()) == 0 || errno == ENOENT, "cannot remove '", path.string(),
-                "': ", std::strerror(errno), ": remove it by hand");
+                "': ", std::strerror(errno), ": remove it yourself");
   comm::note_progress(flight::Work::kWriting);
 }
 
@@ -84,7 +84,7 @@ void remove_step(const fs::path& folder) {
   files::sync_folder(folder);
   remove_file(folder / kMarker);
   TESSERA_CHECK(rmdir(folder.c_str()) == 0, "cannot remove '", folder.string(),
-                "': ", std::strerror(errno), ": remove it by hand");
+                "': ", std::strerror(errno), ": remove it yourself");
 }
 
 /// nullopt, with a warning, for a manifest that is not valid; without one, for none. Throws
@@ -290,7 +290,7 @@ std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t
     const std::optional<std::string> marker = marker_of(folder);
     TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
                   "' has no manifest, and is later than the newest whole step, ", after,
-                  ": move it away to go on from there");
+                  ": move it away to continue from there");
     TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
                   "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
                   ": remove it first");

@@ -47,7 +47,7 @@ const char* to_string(Lane lane) {
 void Streams::begin_scope(Lane lane) {
   TESSERA_CHECK(!in_scope_.exchange(true), "a LaneScope of '", to_string(lane),
                 "' was begun within another one of the same streams, on this thread or a second "
-                "one; end that first, or give each thread streams of its own");
+                "one; end that first, or give each thread its own streams");
   enter(lane);
 }
 

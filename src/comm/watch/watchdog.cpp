@@ -345,7 +345,7 @@ void Watchdog::say_that_it_ended(const flight::Call& call, const Reported& repor
     say("tessera watchdog: " +
         (reported.missing.empty() ? "the peers" : flight::name_ranks(reported.missing)) +
         " came to " + flight::to_text(call) + " after " + seconds_text(reported.since) +
-        ": slow, not stuck; the job goes on");
+        ": slow, not stuck; the job continues");
   }
 }
 

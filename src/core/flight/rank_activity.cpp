@@ -26,7 +26,7 @@ std::string after_last_call(const RankReport& report) {
 }
 
 std::string goes_on(const RankReport& report) {
-  return detail::concat("is slow, but goes on: it began ", *report.progress,
+  return detail::concat("is slow, but continues: it began ", *report.progress,
                         " collectives a moment ago, the last ", to_text(report.calls.back()));
 }
 
@@ -176,7 +176,7 @@ std::string what_it_does(const RankReport& report, const std::vector<RankReport>
   const Call* call = report.waiting();
   if (report.activity == Activity::kStopped) {
     return rank + "is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT " +
-           std::to_string(report.pid) + " lets it go on)" +
+           std::to_string(report.pid) + " lets it continue)" +
            (call == nullptr ? after_last_call(report) : ", in " + to_text(*call));
   }
   // Also where it waits in the last of them.

@@ -204,7 +204,7 @@ def main():
     pairs = sorted((first, second, code) for (first, second), code in compositions(canonical).items())
     lower = {code: text for code, text in by_line(normalizers.Lowercase()).items() if text != chr(code)}
     orbits, multiple = folds()
-    text = f"// Written by make_tables.py, of tokenizers {tokenizers.__version__}; not by hand.\n"
+    text = f"// Written by make_tables.py, of tokenizers {tokenizers.__version__}; do not edit.\n"
     text += array("kRanges", numbers)
     text += "constexpr PropertyEntry kProperties[] = {\n" + "".join(
         f'    {{"{name}", {begin}, {count}}},\n'.replace("\\", "\\\\") for name, begin, count in names) + "};\n"

@@ -51,7 +51,7 @@ void detail::run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
   if (failure) {
     fail(what, " failed on rank ", mesh.ranks()[static_cast<std::size_t>(failure->rank)],
          ", for the values of its part: ", failure->message,
-         "; mend those (an index out of range?)");
+         "; correct those (an index out of range?)");
   }
 }
 

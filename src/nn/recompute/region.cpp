@@ -65,7 +65,7 @@ void install_engine() {
   std::call_once(once, [] {
     // With Python's engine replaced, its hooks would be lost.
     TESSERA_CHECK(installs_engine(),
-                  "activation checkpointing needs an autograd engine of its own, but this process "
+                  "activation checkpointing needs its own autograd engine, but this process "
                   "has replaced libtorch's already (Python does); checkpoint there instead");
   });
 }

@@ -30,8 +30,8 @@ std::string equal_line(const VerifyReport& report) {
 /// All before it is equal: where to look.
 std::string remedy(const VerifyReport& report) {
   if (report.outputs.empty()) {
-    return "all outputs are equal, so look at what sums this gradient: the backward of a function "
-           "of your own, a hook, the parameter's placement in the plan";
+    return "all outputs are equal, so look at what sums this gradient: the backward of your "
+           "own function, a hook, the parameter's placement in the plan";
   }
   const std::string& fqn = report.outputs.front().fqn;
   return fmt::format(

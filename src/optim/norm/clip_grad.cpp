@@ -152,7 +152,7 @@ void check_plain_gradients(const std::vector<nn::SlotPtr>& parameters, const Dev
       detail::peers_of(joint), gradients, detail::Equality::kRounded,
       detail::concat("a norm of gradients on ", to_string(joint)),
       "it is plain, and nobody sums it over the ranks: give its module to fsdp::fully_shard, "
-      "fsdp::replicate or parallelize_module, sum it by hand before, or, where each rank has "
+      "fsdp::replicate or parallelize_module, sum it yourself before, or, where each rank has "
       "another (experts), say so with ParameterSlot::set_distinct_along()");
   for (const nn::SlotPtr& slot : plain) {
     note_compared(*slot);

@@ -105,7 +105,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kForeach, "Run position by position where one writes what another one uses"},
       {Trait::kWritesGradients, "Run in functional form on zeros that backward has just made"},
       {Trait::kNewZeros, "Noted as such zeros inside backward"},
-      {Trait::kOwnKernel, "Run by a function of their own"},
+      {Trait::kOwnKernel, "Run by their own function"},
       {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
       {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
       {Trait::kInfersSize, "Given the size that -1 stands for where there are no elements"},
@@ -174,7 +174,7 @@ std::string render() {
   for (const auto& family : rule_families()) {
     write_family(out, family);
   }
-  write_names(out, "With a function of their own",
+  write_names(out, "With their own function",
               "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
   write_names(out, "Composed of others",
               "libtorch writes them in terms of other operators, each of which is run as listed "
@@ -192,7 +192,7 @@ std::string render() {
 /// The page as far as no libtorch of another version changes it: without the lists of operators
 /// that have no rule.
 std::string without_lists(const std::string& page) {
-  const auto begin = page.find("\n## With a function of their own");
+  const auto begin = page.find("\n## With their own function");
   return page.substr(0, begin) + page.substr(page.find("\n## Special cases"));
 }
 

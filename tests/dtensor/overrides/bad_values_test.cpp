@@ -76,7 +76,7 @@ std::vector<Case> cases() {
 
 /// What a call throws on this rank: one line that names the operator, the rank and the remedy.
 void expect_failure(const std::function<void()>& call, const std::string& name) {
-  EXPECT_ERROR(call(), name, "failed on rank 2", "mend");
+  EXPECT_ERROR(call(), name, "failed on rank 2", "correct");
 }
 
 void expect_in_step(const DeviceMesh& mesh) {

@@ -222,7 +222,7 @@ TEST(UserOperatorDeathTest, MakesTheFirstCallsFailIfItDoesNotExist) {
   EXPECT_EXIT(call_with_rule_of("aten::add"), ::testing::ExitedWithCode(0),
               "its overloads are .*aten::add.Tensor");
   EXPECT_EXIT(call_with_rule_of("nobodys::own"), ::testing::ExitedWithCode(0),
-              "no such operator: mend the name");
+              "no such operator: correct the name");
 }
 
 TEST(UserOperatorDeathTest, TakesNoRuleIfItIsComposite) {

@@ -73,7 +73,7 @@ class Signals(training_runs.TrainingRuns):
             code, errors = job.end()
         self.assertEqual(code, 1, errors)
         for part in ("step-00000004' was not saved: the one before", "step-00000002' is where the step goes, and is "
-                     "not a folder: move it away", "go on with --resume"):
+                     "not a folder: move it away", "continue with --resume"):
             self.assertIn(part, errors)
 
     def test_sigusr1_while_ranks_wait_for_each_other_ends_the_run_before_its_first_step(self):

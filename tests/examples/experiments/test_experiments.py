@@ -185,7 +185,7 @@ class Experiments(programs.InFolder):
             process.send_signal(end)
             out, err = process.communicate(timeout=60)
             self.assertEqual(process.returncode, 128 + end, err)
-            self.assertEqual(err, "experiments: interrupted; the same command goes on with the run that was under way\n")
+            self.assertEqual(err, "experiments: interrupted; the same command continues the run that was under way\n")
             self.assertEqual("one rank: 2 steps, kept" in out, kept)
             self.assertFalse((self.folder / "out/report.json").exists())
             self.assertEqual(metrics.read_text().count("\n") < 4000, True)

@@ -172,7 +172,7 @@ TEST(TrainOptions, OutputsNeedDifferentPlaces) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     for (std::size_t j = i + 1; j < outputs.size(); ++j) {
       EXPECT_ERROR(ParseFlags({outputs[j].c_str(), "x", outputs[i].c_str(), "./a/../x/"}),
-                   outputs[i], " and ", outputs[j], " are both x; give each a place of its own");
+                   outputs[i], " and ", outputs[j], " are both x; give each its own path");
     }
   }
   EXPECT_ERROR(parse_train_options({"--model", "m", "--text", "t", "--lora-rank", "2",

@@ -269,7 +269,7 @@ class Generation(programs.InFolder):
                  (["--prompt", "a", "--stop", ""], 1, "--stop is empty"),
                  (["--perplexity", one], 1, "but this one has 1; give a longer one"),
                  (["--perplexity", one, "--seq", 33], 1, "--seq 33 is more than the 32 positions"),
-                 (["--prompt", "a"], 3, "num_attention_heads 8 can't be split over --tp 3")]
+                 (["--prompt", "a"], 3, "num_attention_heads 8 can't be split at a tensor-parallel degree of 3")]
         for flags, tp, message in cases:
             with self.subTest(message):
                 done = generate(["--model", folder, *flags], tp, timeout=60)

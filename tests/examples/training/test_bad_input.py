@@ -40,13 +40,13 @@ class BadInput(programs.InFolder):
 
     def test_heads_that_tp_does_not_divide(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
-        self.refuse(self.data(config=config), "num_attention_heads 6", "--tp 4", tp=4)
+        self.refuse(self.data(config=config), "num_attention_heads 6", "tensor-parallel degree of 4", tp=4)
 
     def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         # A rank whose rank 0 never comes.
         alone = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-        for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be shared out to --tp 3"),
+        for flags, message in ((["--tp", 3], "num_key_value_heads 2 can't be shared out at a tensor-parallel degree of 3"),
                                (["--dp", 3, "--batch", 3, "--lora-rank", 2, "--lora-targets", "model.norm"],
                                 "'model.norm' matches no nn::Linear")):
             with self.subTest(message):

@@ -57,7 +57,7 @@ class RunFolder(programs.InFolder):
         done = self.start(*one, "--lr", 1, ranks=1)
         self.assertEqual((done.returncode, done.stderr),
                          (1, f"llama_train: --output-dir {self.run} has a run already (config.toml); give a new "
-                             "folder, or --resume to go on with that run\n"))
+                             "folder, or --resume to continue that run\n"))
         self.assertEqual({path: path.read_bytes() for path in self.run.rglob("*") if path.is_file()}, before)
 
     def test_one_of_several_simultaneous_runs_gets_it(self):

@@ -82,10 +82,10 @@ class Trace(programs.InFolder):
             return done.stderr
         trace = ["--trace", self.folder / "out/trace.json", "--trace-steps"]
         resumed(3)
-        self.assertIn("--trace-steps 2:3: the run goes on after step 3, and writes no trace",
+        self.assertIn("--trace-steps 2:3: the run continues after step 3, and writes no trace",
                       resumed(4, *trace, "2:3"))
         self.assertFalse((self.folder / "out").exists())
-        self.assertIn("--trace-steps 2:6: the run goes on after step 4, and traces steps 5:6",
+        self.assertIn("--trace-steps 2:6: the run continues after step 4, and traces steps 5:6",
                       resumed(7, *trace, "2:6"))
         events = json.loads((self.folder / "out/trace.json").read_text())["traceEvents"]
         self.assertEqual([step["name"] for step in slices(events, "step")], ["step 5", "step 6"])

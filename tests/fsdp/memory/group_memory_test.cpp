@@ -216,7 +216,7 @@ TEST(GroupMemory, IsRefusedWhereACollectiveIsTheCallers) {
     EXPECT_ERROR(allocate(model, true), "set_allocate_memory_from_process_group_for_comm");
     set_custom_all_gather(model, {});
     set_custom_reduce_scatter(*model.blocks[2], reduce);
-    EXPECT_ERROR(allocate(model, true), "collective of its own");
+    EXPECT_ERROR(allocate(model, true), "its own collective");
     allocate(model, false);  // nothing to refuse
     set_custom_reduce_scatter(model, {});
     allocate(model, true);

@@ -237,7 +237,7 @@ TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
     std::cerr << message_of([&] { checkpoint(fn, leaf({4}, 1)); }) << std::endl;
     std::exit(0);
   };
-  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs an autograd engine of its own");
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
 }
 
 }  // namespace

@@ -11,12 +11,12 @@ namespace llama {
 void declare_checkpoint(CLI::App& app, TrainOptions& o) {
   app.option_defaults()->group("checkpoint");
   app.add_option("--checkpoint", o.checkpoint,
-                 "Save all that training needs, at the end and when told to stop")
+                 "Save all that training needs, at the end and at SIGTERM or SIGUSR1")
       ->option_text("DIR");
   app.add_option("--checkpoint-every", o.checkpoint_every, "And after every N steps")
       ->check(number_above_0());
   add_switch(app, "--async,!--no-async", o.async,
-             "Write from a copy in the host's memory, while training goes on");
+             "Write from a copy in the host's memory, while training continues");
   app.add_option("--keep", o.keep, "Checkpoints that are kept, at least 2 (all)")
       ->check(number_between(2, 1'000'000));
   app.add_option("--resume", o.resume,
