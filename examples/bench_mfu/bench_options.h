@@ -22,7 +22,7 @@ struct BenchOptions {
 /// Throws tessera::Error.
 BenchOptions parse_bench_options(std::vector<std::string> arguments);
 
-/// Of FSDP, context and tensor parallelism.
+/// The degrees of FSDP, context and tensor parallelism.
 struct Degrees {
   std::int64_t dp = 1, cp = 1, tp = 1;
 

@@ -11,8 +11,8 @@
 
 namespace bench {
 
-/// Of the step with the median time, of those that count; memory: the most of them. Shares of the
-/// peak are in per cent; nullopt where it is not known.
+/// The figures of the step with the median time, among those that count; memory: their maximum.
+/// Shares of the peak are in per cent; nullopt where it is not known.
 struct Figures {
   double step_time_s = 0;
   double tokens_per_s = 0;             ///< of the whole job

@@ -115,7 +115,7 @@ def read_metrics(path):
 
 
 def folder_name(name):
-    """Of a run's folder: no two names have the same one, and none leads elsewhere."""
+    """The name of a run's folder: no two names have the same one, and none leads elsewhere."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:MOST_LETTERS].strip("-")
     return "-".join(filter(None, [readable, hashlib.sha256(name.encode()).hexdigest()[:8]]))
 

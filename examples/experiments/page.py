@@ -11,7 +11,7 @@ import verdict
 from experiment import check
 from jobs import write_whole
 
-# Of llama_train's own reports, so that they look alike.
+# The style of llama_train's own reports, so that they look alike.
 STYLE = pathlib.Path(__file__).resolve().parents[2] / "src/observe/report_style.h"
 # Hues that are told apart in light and in dark, also by those who don't see red and green apart.
 HUES_LIGHT = ("#2f6fed", "#e0701a", "#1c9a6c", "#b5379b", "#8a6d00", "#0e93b8", "#c93a3a", "#6b5bd6")
@@ -105,7 +105,7 @@ def figure(title, note, drawing):
 
 
 def difference_curves(rows, name):
-    """Of each run to its reference, and what is allowed: the largest, where runs have several rules."""
+    """The curve of each run's difference from its reference, and what is allowed: the largest, where runs have several rules."""
     base = rows[0]["curves"][name]
     curves = [chart.Curve(row["name"], number, [None if a is None or b is None else abs(a - b)
                                                 for a, b in zip(row["curves"][name], base)])
@@ -115,7 +115,7 @@ def difference_curves(rows, name):
 
 
 def charts(rows):
-    """Of one part: its first run is the others' reference."""
+    """The charts of one part: its first run is the others' reference."""
     drawn = [(number, row) for number, row in enumerate(rows) if "curves" in row]
     legend = "".join(f"<span>{key(number)}{html.escape(row['name'])}</span>" for number, row in drawn)
     cards = ""

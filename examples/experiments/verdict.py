@@ -135,7 +135,7 @@ def found_from(base, allowed):
 
 
 def compare(steps, base, allowed):
-    """Of two curves: the largest difference, the step that uses up most of what is allowed, and the first beyond it."""
+    """The largest difference of two curves, the step that uses up most of what is allowed, and the first beyond it."""
     rows = []
     for step, (a, b, limit) in enumerate(zip(steps, base, allowed), 1):
         difference = 0.0 if math.isnan(a) and math.isnan(b) else abs(a - b)

@@ -80,7 +80,7 @@ tensor_parallel::ParallelizePlan plan() {
 /// Rows of a step; each data-parallel rank has as many.
 constexpr std::int64_t kBatch = 8;
 
-/// Of all parameters, the same bits on every mesh.
+/// The sum of all parameters: the same bits on every mesh.
 double sum_of_parameters(const nn::ModuleBase& model) {
   const at::NoGradGuard no_grad;
   double sum = 0;

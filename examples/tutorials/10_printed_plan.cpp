@@ -81,7 +81,7 @@ struct Model : nn::Module<Model> {
   std::shared_ptr<nn::ModuleList> layers;
 };
 
-/// A step on paper: shapes alone, in this process alone.
+/// A step with shapes alone, in this process alone.
 void print_plan(int ranks) {
   const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, ranks), {ranks}, {"tp"});
   const auto model = [] {

@@ -69,7 +69,7 @@ struct Model : nn::Module<Model> {
     return x + own_rows(experts(all_rows(x), all_rows(weights)));
   }
 
-  /// Of all ranks of `ep`. Each rank's gradient is a term of the sum: its experts'.
+  /// The rows of all ranks of `ep`. Each rank's gradient is a term of the sum: its experts'.
   at::Tensor all_rows(const at::Tensor& own) const {
     const DeviceMesh& ep = experts->ep;
     return ep ? DistributedTensor::from_local(own, ep, {Shard{0}})

@@ -139,7 +139,7 @@ void Checkpointer::warn(const std::string& text) const {
   }
 }
 
-/// Of a run's own steps nothing is left out because of what it once began with.
+/// Nothing is left out of a run's own steps, whatever it once began with.
 bool Checkpointer::excludes(const char* part) const {
   if (resumes_ && !options_.initial_load.empty()) {
     return false;

@@ -48,7 +48,7 @@ class DocumentReader {
   /// The next piece, never empty; nullopt at the end of the last file. Throws Error for a file that
   /// can't be read and for a line of more than kLineBytes.
   std::optional<Piece> next();
-  /// Of the files' own bytes, how many have been read since the construction.
+  /// How many of the files' own bytes have been read since the construction.
   std::uint64_t consumed() const;
 
  private:

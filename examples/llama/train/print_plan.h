@@ -1,4 +1,4 @@
-// What --print-plan prints: a step of the run on paper.
+// What --print-plan prints: a step of the run, computed with shapes alone.
 
 #pragma once
 

@@ -30,7 +30,7 @@ void take_run_folder(const TrainOptions& options) {
       options.resolved;
   if (!resumes(options)) {
     std::string found = file_of_a_run(folder);
-    // Of two runs that begin at the same time one writes it.
+    // If two runs begin at the same time, one of them writes it.
     if (found.empty() && !tessera::files::write_new_file(folder / "config.toml", text)) {
       found = "config.toml";
     }

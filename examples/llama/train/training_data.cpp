@@ -164,7 +164,7 @@ Json samples_of(const TrainOptions& options) {
   return result;
 }
 
-/// Of a plan, to which all tokens are alike: just enough for a step.
+/// The samples of a planned run: zeros, just enough for a step. A plan does not depend on tokens.
 class PlannedSamples final : public data::SampleSource {
  public:
   explicit PlannedSamples(const TrainOptions& options) : options_(options) {}

@@ -75,7 +75,7 @@ DeviceMesh data_mesh(const DeviceMesh& mesh);
 /// model that is no DeclaresUnits, and what the parts throw. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-/// Of parallelize() the tensor and sequence parallelism alone, over the 1-D `mesh`: nothing where
+/// The tensor and sequence parallelism of parallelize() alone, over the 1-D `mesh`: nothing where
 /// it has one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);

@@ -45,8 +45,8 @@ struct PlanOptions {
   bool offload = false;     ///< on a GPU: shards, gradients and optimizer are in the host's memory
   std::int64_t tokens = 0;  ///< or samples, of a step of all ranks
   c10::ScalarType type = c10::kFloat;  ///< of products, for their peak FLOP/s
-  /// Of the model, a token, for MFU; zeros: what the products of the step count, with those that
-  /// are computed again.
+  /// The model's FLOPs per token, for MFU; zeros: what the products of the step count, with those
+  /// that are computed again.
   observe::ModelFlops flops{};
   /// What makes memory of a kind smaller, for the advice where a plan does not fit; empty: a
   /// general answer.

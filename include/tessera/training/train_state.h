@@ -16,7 +16,7 @@ namespace tessera::training {
 struct TrainState {
   nn::ModuleBase& model;
   optim::Optimizer& optimizer;
-  /// Of fp16; off by default.
+  /// The loss scaling of fp16; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
   std::int64_t step = 0;     ///< optimizer steps that are done
   std::int64_t samples = 0;  ///< what they have taken of the data, on all ranks together

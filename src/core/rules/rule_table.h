@@ -23,7 +23,7 @@ struct Row {
 
 /// The rows of several lists: for tables that are too long to read in one piece.
 std::vector<Row> join_rows(std::initializer_list<std::vector<Row>> lists);
-/// Of indexing_table, and of view_table.
+/// The rows of indexing_table, and those of view_table.
 std::vector<Row> advanced_indexing_rows();
 std::vector<Row> reshape_rows();
 

@@ -32,7 +32,7 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// Of the thread: modules are made where nobody runs a backward.
+// The state is the thread's: modules are made where nobody runs a backward.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

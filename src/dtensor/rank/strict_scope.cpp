@@ -15,8 +15,8 @@ bool is_strict() {
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Of the thread: ranks may be threads, and each has scopes of its own. A backward asks for none of
-// it.
+// The state is the thread's: ranks may be threads, and each has its own scopes. A backward asks for
+// none of it.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {

@@ -22,7 +22,7 @@ using observe::MomentMemory;
 
 namespace {
 
-/// Of the drawing, in units of its viewBox.
+/// The drawing's sizes, in units of its viewBox.
 constexpr double kWide = 1120, kHigh = 292, kLeftMargin = 62, kRightMargin = 12, kTopMargin = 30,
                  kBottomMargin = 26;
 constexpr double kInner = kWide - kLeftMargin - kRightMargin;

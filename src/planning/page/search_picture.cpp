@@ -24,7 +24,7 @@ namespace {
 constexpr double kAcross = 1120, kDown = 360, kFromLeft = 62, kFromRight = 20, kFromTop = 26,
                  kFromBottom = 40;
 constexpr double kBytesOfGib = 1 << 30;
-/// Of the room: what takes more is far outside, and left out.
+/// As a share of the room: what takes more is left out.
 constexpr double kMostShown = 1.3;
 /// A label nearer than this to the last one would cover it.
 constexpr double kLabelHeight = 15, kLabelWidth = 190;
@@ -127,7 +127,7 @@ class SearchPicture {
     return body;
   }
 
-  /// Of the frontier, where there is room.
+  /// The labels of the frontier, where there is room.
   std::string labels() const {
     std::string body;
     double last_x = -kLabelWidth, last_y = -kLabelHeight;

@@ -25,7 +25,7 @@ namespace tessera::planning {
 
 namespace {
 
-/// Of libtorch's allocator on a GPU.
+/// Bytes that libtorch's allocator rounds to on a GPU.
 constexpr std::int64_t kGpuGranularity = 512;
 
 /// The lanes of a rank that is planned: on a GPU with time, on a CPU without, as there.

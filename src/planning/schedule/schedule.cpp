@@ -59,7 +59,7 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
-/// Of a group, how many ranks share the node of its first one.
+/// How many ranks of a group share the node of its first one.
 std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
   const std::int64_t node = ranks.front() / per_node;
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });

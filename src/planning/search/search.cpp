@@ -21,8 +21,8 @@ namespace {
 /// By memory, the least first.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
-/// Of context parallelism, where it is tried: the sequences of a batch are then more than its ranks
-/// can have whole, or each takes much.
+/// The degrees of context parallelism, where it is tried: the sequences of a batch are then more
+/// than its ranks can have whole, or each takes much.
 constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 

@@ -81,12 +81,12 @@ struct TrainOptions {
   std::string output_dir, tensorboard;
   std::string peak_flops;  ///< FLOP/s of a rank's device; "measure"; "": of the data sheet
 
-  /// Of a run that is not made (llama_plan): without data, and without anything read or written.
+  /// The run is only planned (llama_plan): no data, and nothing is read or written.
   bool planned = false;
-  /// Of such a run: that the model is cut to; 0: to none.
+  /// The layers that the model of such a run is cut to; 0: all stay.
   std::int64_t layers = 0;
 
-  /// Of the mesh.
+  /// The size of the mesh.
   std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
 
   /// Name and value of every flag that the run uses, given or not, for the report.
@@ -107,7 +107,7 @@ std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>
 /// contents.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// A run on paper of the same flags: without what it would read, save or load.
+/// The same flags for a run that is only planned: without what it would read, save or load.
 TrainOptions planned(TrainOptions options);
 
 /// The same flags for a program that plans such a run, beside its own: `declare` adds those. A run
