@@ -53,23 +53,26 @@ struct CostModel {
 };
 
 /// The steps of a redistribution, in order.
-struct Plan {
+struct RedistributionPlan {
   std::vector<Step> steps;
   double cost_us = 0;          ///< microseconds, by the CostModel
   std::int64_t bytes() const;  ///< the sum of Step::bytes
 };
+/// The name in 0.1.0.
+using Plan [[deprecated("use RedistributionPlan")]] = RedistributionPlan;
 
 /// The cheapest sequence of steps from `from` to `to` for a tensor of global `sizes` with elements
 /// of `itemsize` bytes: a shortest path over layouts, which never sends more bytes than PyTorch's
 /// greedy planner would. Pure, deterministic and thread safe: every rank finds the same plan
 /// without communication. Throws Error if the layouts are for different meshes or numbers of
 /// dimensions, or if no sequence exists.
-Plan plan_redistribution(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes,
-                         std::int64_t itemsize, const CostModel& model = {});
+RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
+                                       std::span<const std::int64_t> sizes, std::int64_t itemsize,
+                                       const CostModel& model = {});
 /// One line per step, for messages and tests.
-std::string to_string(const Plan& plan);
+std::string to_string(const RedistributionPlan& plan);
 /// Writes to_string(plan).
-std::ostream& operator<<(std::ostream& stream, const Plan& plan);
+std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan);
 
 }  // namespace tessera
 TESSERA_API_END

@@ -42,7 +42,7 @@ void keep_unsharded(ShardingRule& rule, const Factors& factors);
 /// Forbids empty shards of all factors that the rule has so far.
 void forbid_empty_shards(ShardingRule& rule);
 /// A group of all input tensors of the call with some of the outputs; the others are replicated.
-ShardingRule::Group group_of_inputs(const OpCall& call, std::vector<int> outputs);
+ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
 /// Says that the operator is linear in `inputs` together: Partial sums and averages stay partial.
 void add_linear(ShardingRule& rule, std::vector<int> inputs);

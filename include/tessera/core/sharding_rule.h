@@ -131,11 +131,13 @@ struct ShardingRule {
   /// Tensors whose layouts are chosen together. Empty: all of them. A list operator (_foreach_add_)
   /// has one group per position of its lists. Inputs and outputs in no group are replicated, and
   /// the sizes of such outputs are not known to the rule (the seeds that attention returns).
-  struct Group {
+  struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;
   };
-  std::vector<Group> groups;
+  /// The name in 0.1.0.
+  using Group [[deprecated("use TensorGroup")]] = TensorGroup;
+  std::vector<TensorGroup> groups;
 
   /// Draws random numbers. Run unchanged, every shard would draw the same ones.
   bool random = false;

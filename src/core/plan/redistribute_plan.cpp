@@ -180,17 +180,18 @@ double cost_of(const CostModel& model, const std::vector<Step>& steps) {
 
 }  // namespace
 
-std::int64_t Plan::bytes() const {
+std::int64_t RedistributionPlan::bytes() const {
   return bytes_of(steps);
 }
 
-Plan plan_redistribution(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes,
-                         std::int64_t itemsize, const CostModel& model) {
+RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
+                                       std::span<const std::int64_t> sizes, std::int64_t itemsize,
+                                       const CostModel& model) {
   check_arguments(from, to, sizes);
   // The search sees no mesh dimensions of size 1: relabelling goes around it.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
-  Plan plan;
+  RedistributionPlan plan;
   if (start == end) {
     relabel(plan.steps, from, to);
   } else {
@@ -246,7 +247,7 @@ std::string to_string(const Step& step) {
 
 }  // namespace
 
-std::string to_string(const Plan& plan) {
+std::string to_string(const RedistributionPlan& plan) {
   std::string out;
   for (const auto& step : plan.steps) {
     out += to_string(step) + "\n";
@@ -254,7 +255,7 @@ std::string to_string(const Plan& plan) {
   return out;
 }
 
-std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
+std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan) {
   return stream << to_string(plan);
 }
 

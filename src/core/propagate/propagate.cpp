@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-using Group = ShardingRule::Group;
+using TensorGroup = ShardingRule::TensorGroup;
 
 std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
@@ -53,7 +53,7 @@ std::int64_t size_of(const ShardingRule& rule, const ShardingRule::Factors& fact
 class GroupPropagation {
  public:
   GroupPropagation(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
-                   const std::vector<std::int64_t>& mesh_sizes, const Group& group)
+                   const std::vector<std::int64_t>& mesh_sizes, const TensorGroup& group)
       : rule_(rule),
         inputs_(inputs),
         mesh_sizes_(mesh_sizes),
@@ -228,7 +228,7 @@ class GroupPropagation {
   const ShardingRule& rule_;
   std::span<const LayoutPtr> inputs_;
   const std::vector<std::int64_t>& mesh_sizes_;
-  const Group& group_;
+  const TensorGroup& group_;
   GroupChooser chooser_;
   std::vector<Choice> choices_;
   std::map<int, std::vector<Digit>> digits_;  // of the factors that are sharded
@@ -254,10 +254,10 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
   }
   result.outputs.resize(rule.outputs.size());
   // Most rules have one group: all tensors are decided together.
-  const Group all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
-  const std::span<const Group> groups =
+  const TensorGroup all{all_indices(rule.inputs.size()), all_indices(rule.outputs.size())};
+  const std::span<const TensorGroup> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);
-  for (const Group& group : groups) {
+  for (const TensorGroup& group : groups) {
     GroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
   }
   return result;

@@ -33,7 +33,7 @@ bool is_sharded(const FactorPlacement& placement) {
 GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
                            std::span<const LayoutPtr> inputs,
                            std::span<const std::int64_t> mesh_sizes,
-                           const ShardingRule::Group& group)
+                           const ShardingRule::TensorGroup& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
   // Only the in-place pairs of this group matter.
   for (const auto& pair : rule.inplace) {

@@ -36,7 +36,7 @@ struct Choice {
 class GroupChooser {
  public:
   GroupChooser(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
-               std::span<const std::int64_t> mesh_sizes, const ShardingRule::Group& group);
+               std::span<const std::int64_t> mesh_sizes, const ShardingRule::TensorGroup& group);
 
   /// One choice per mesh dimension, outermost first. The factors in `unsharded` are not sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const;
@@ -88,7 +88,7 @@ class GroupChooser {
   const ShardingRule& rule_;
   const OpCall& call_;
   std::span<const std::int64_t> mesh_sizes_;
-  const ShardingRule::Group& group_;
+  const ShardingRule::TensorGroup& group_;
   std::vector<ShardingRule::Inplace> inplace_;  // of this group
   std::vector<int> linear_;                     // of this group, in ShardingRule::linear
   std::vector<Input> inputs_;                   // in-place ones first, then by size, largest first

@@ -134,7 +134,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
       if (!factors) {
         return std::nullopt;
       }
-      ShardingRule::Group group{tensors, {}};
+      ShardingRule::TensorGroup group{tensors, {}};
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         // The gradients, at list 1.
         if (i == 1 && !unscales) {

@@ -109,8 +109,8 @@ void forbid_empty_shards(ShardingRule& rule) {
   }
 }
 
-ShardingRule::Group group_of_inputs(const OpCall& call, std::vector<int> outputs) {
-  ShardingRule::Group group{std::vector<int>(call.tensors.size()), std::move(outputs)};
+ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs) {
+  ShardingRule::TensorGroup group{std::vector<int>(call.tensors.size()), std::move(outputs)};
   std::iota(group.inputs.begin(), group.inputs.end(), 0);
   return group;
 }

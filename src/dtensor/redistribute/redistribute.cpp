@@ -46,7 +46,7 @@ struct PlanKeyHash {
 /// One cache per thread: it holds meshes, which belong to a rank, and a process may run several
 /// ranks as threads.
 auto& plans() {
-  thread_local BoundedCache<PlanKey, Plan, PlanKeyHash> plans(kCachedPlans);
+  thread_local BoundedCache<PlanKey, RedistributionPlan, PlanKeyHash> plans(kCachedPlans);
   return plans;
 }
 
@@ -130,7 +130,7 @@ PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
   });
 }
 
-at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,
+at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes) {
   if (plan.steps.empty()) {
     return local;

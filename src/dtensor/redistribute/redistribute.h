@@ -15,7 +15,7 @@ namespace tessera::detail {
 
 // On one mesh.
 
-using PlanPtr = std::shared_ptr<const Plan>;
+using PlanPtr = std::shared_ptr<const RedistributionPlan>;
 
 /// Whether a step is a collective.
 inline bool communicates(const Step& step) {
@@ -31,7 +31,7 @@ void clear_plans();
 /// Runs a plan on this rank's local tensor of a tensor of global `sizes`. Collective over the
 /// groups of its steps. The result may share memory with `local`. A meta tensor moves no data.
 /// Below autograd: no gradient.
-at::Tensor run_plan(const Plan& plan, at::Tensor local, const DeviceMesh& mesh,
+at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
 /// The same, but only starts the last collective. nullptr, and nothing is done, for a plan without

@@ -120,7 +120,7 @@ void expect_well_formed(const Step& step) {
   EXPECT_TRUE(step.kind != StepKind::kAllToAll || is_tail(step.to->digits(step.to_dim)));
 }
 
-std::string describe(const DrawnPlan& c, const Plan& plan) {
+std::string describe(const DrawnPlan& c, const RedistributionPlan& plan) {
   std::string out = to_string(*c.from) + " to " + to_string(*c.to) + " of";
   for (const auto size : c.sizes) {
     out += " " + std::to_string(size);

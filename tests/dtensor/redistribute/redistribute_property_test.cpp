@@ -114,7 +114,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
 }
 
 /// Bytes that a rank keeps of what it puts in the plan's all-to-alls: what it held and will hold.
-std::int64_t kept(const Plan& plan, const Indices& sizes, const Indices& coordinate) {
+std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
     if (step.kind != StepKind::kAllToAll) {
