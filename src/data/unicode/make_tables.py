@@ -24,6 +24,8 @@ BINARY = """alphabetic uppercase lowercase whitespace emoji emojipresentation em
     quotationmark radical regionalindicator terminalpunctuation sentenceterminal softdotted graphemebase graphemeextend
     noncharactercodepoint patternsyntax patternwhitespace bidicontrol logicalorderexception deprecated
     alnum alpha blank cntrl digit graph lower print punct space upper xdigit word ascii any assigned""".split()
+# The general categories that have no code point in common, but for those that are not assigned.
+CATEGORIES = "cc cf co ll lm lo lt lu mc me mn nd nl no pc pd pe pf pi po ps sc sk sm so zl zp zs".split()
 # What stands for no name: those of a pattern outside of a class and in one, and of steps that have no pattern.
 POSIX = "alnum alpha ascii blank cntrl digit graph lower print punct space upper xdigit word".split()
 PATTERNS = {f":{name}:": f"[[:{name}:]]" for name in POSIX} | {
@@ -68,7 +70,7 @@ def is_known(name):
 
 
 def properties():
-    """Names, joined by |, with their ranges."""
+    """(Names, joined by |, and ranges)"""
     known = regex._regex.get_properties()
     groups = [[name] for name in BINARY]
     for kind in "GENERALCATEGORY", "SCRIPT":
@@ -82,7 +84,51 @@ def properties():
         group[:] = [name for name in group if name not in taken]
         taken.update(group)
     result = {"|".join(group): of_pattern(rf"\p{{{group[0]}}}") for group in groups if group}
-    return result | {name: of_pattern(expression) for name, expression in PATTERNS.items()} | steps()
+    return united(result | {name: of_pattern(expression) for name, expression in PATTERNS.items()} | steps())
+
+
+def united(sets):
+    """The names of equal sets together; first all code points and the categories."""
+    names = {}
+    for name, ranges in sets.items():
+        names.setdefault(tuple(map(tuple, ranges)), []).append(name)
+    rows = {"|".join(same): ranges for ranges, same in names.items()}
+    first = [next(row for row in rows if name in row.split("|")) for name in ["any", *CATEGORIES]]
+    return [(row, rows[row]) for row in [*first, *(row for row in rows if row not in first)]]
+
+
+def edges_of(ranges):
+    return {edge for pair in ranges for edge in pair}
+
+
+def codes_of(ranges):
+    return {code for pair in ranges for code in range(*pair)}
+
+
+def difference(edges, chosen, bases):
+    """The edges in which a set differs from some of the bases; with the fewest changes of the choice that leave fewer."""
+    rest = set(edges)
+    for bit in chosen:
+        rest ^= bases[bit]
+    while True:
+        bit = min(range(len(bases)), key=lambda bit: len(rest ^ bases[bit]))
+        if len(rest ^ bases[bit]) >= len(rest):
+            return len(rest), sorted(rest), sum(1 << bit for bit in chosen)
+        rest, chosen = rest ^ bases[bit], chosen ^ {bit}
+
+
+def by_categories(rows):
+    """(Names, the first rows that the set is made of as bits, the edges in which it differs from them)"""
+    first = len(CATEGORIES) + 1
+    bases, base_codes = [edges_of(ranges) for _, ranges in rows[:first]], [codes_of(ranges) for _, ranges in rows[:first]]
+    for names, ranges in rows[:first]:
+        yield names, 0, sorted(edges_of(ranges))
+    for names, ranges in rows[first:]:
+        codes = codes_of(ranges)
+        mostly = {bit for bit in range(1, first) if 2 * len(base_codes[bit] & codes) > len(base_codes[bit])}
+        starts = set(), mostly, set(range(first)) - mostly  # the last: all code points but those categories
+        _, rest, bits = min(difference(edges_of(ranges), chosen, bases) for chosen in starts)
+        yield names, bits, rest
 
 
 def steps():
@@ -110,13 +156,13 @@ def decompositions():
 
 
 def compositions(canonical):
-    """{(first, second): composed}"""
+    """{composed: (first, second)}"""
     form = normalizers.NFC()
     pairs = {}
     for code, text in canonical.items():
         first = form.normalize_str(text[:-1])
         if len(text) > 1 and len(first) == 1 and form.normalize_str(text) == chr(code):
-            pairs[ord(first), ord(text[-1])] = code
+            pairs[code] = ord(first), ord(text[-1])
     return pairs
 
 
@@ -167,13 +213,13 @@ def folds():
     return orbits, multiple + single
 
 
-def array(name, numbers, kind="std::uint32_t"):
+def array(name, items, kind="std::uint32_t"):
     lines, line = [], ""
-    for number in map(str, numbers):
-        if len(line) + len(number) > 125:
+    for item in map(str, items):
+        if len(line) + len(item) > 125:
             lines.append(line)
             line = ""
-        line += number + ","
+        line += item + ","
     return f"constexpr {kind} {name}[] = {{\n" + "\n".join([*lines, line]) + "};\n"
 
 
@@ -186,36 +232,60 @@ def deltas(pairs):
         last = key
 
 
+def run_from(table, code, stride):
+    """How many code points, this one and each behind it by the stride, become one that is as far from the first's."""
+    count = 1
+    while len(table[code]) == 1 and table.get(code + count * stride) == chr(ord(table[code]) + count * stride):
+        count += 1
+    return count
+
+
 def mapping(table):
-    for code, text in sorted(table.items()):
-        yield code, len(text), *map(ord, text)
+    """(code, length, text), and (code, 0, how many, stride, character) for runs."""
+    rest = dict(table)
+    while rest:
+        code = min(rest)
+        text = rest[code]
+        count, stride = max((run_from(rest, code, stride), stride) for stride in (1, 2))
+        if count > 2:
+            yield code, 0, count, stride, ord(text)
+        else:
+            count = 1
+            yield code, len(text), *map(ord, text)
+        for i in range(count):
+            del rest[code + i * stride]
+
+
+def class_runs(classes):
+    """(first, how many, class)"""
+    for code, own_class in sorted(classes.items()):
+        if classes.get(code - 1) != own_class:
+            yield code, next(n for n in range(1, len(CODES)) if classes.get(code + n) != own_class), own_class
+
+
+def write(out, rows, canonical, compatible, classes, lower, orbits, long_folds):
+    entries, edges = [], []
+    for names, bits, rest in by_categories(rows):
+        entries.append(f'{{"{names}",{bits:#x},{len(rest)}}}'.replace("\\", "\\\\"))
+        edges += deltas(zip(rest))
+    pairs = compositions(canonical)
+    text = f"// Written by make_tables.py, of tokenizers {tokenizers.__version__}; do not edit.\n"
+    text += array("kEdges", edges)
+    text += array("kProperties", entries, "PropertyEntry")
+    text += array("kCompositions", deltas((code, *pair) for code, pair in sorted(pairs.items())))
+    text += array("kCanonical", deltas(mapping({code: text for code, text in canonical.items() if code not in pairs})))
+    text += array("kCompatible", deltas(mapping(compatible)))
+    text += array("kClasses", deltas(class_runs(classes)))
+    text += array("kLower", deltas(mapping(lower)))
+    text += array("kFolds", deltas(mapping({code: chr(orbit[0]) for orbit in orbits.values() for code in orbit[1:]})))
+    text += array("kLongFolds", (n for t in long_folds for n in (len(t), *map(ord, t))))
+    out.write_text(text)
 
 
 def main():
     out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).with_name("tables.inc"))
-    names, numbers = [], []
-    for name, ranges in properties().items():
-        names.append((name, len(numbers), len(ranges)))
-        last = 0
-        for begin, end in ranges:
-            numbers += [begin - last, end - begin]
-            last = end
-    canonical, compatible = decompositions()
-    pairs = sorted((first, second, code) for (first, second), code in compositions(canonical).items())
     lower = {code: text for code, text in by_line(normalizers.Lowercase()).items() if text != chr(code)}
-    orbits, multiple = folds()
-    text = f"// Written by make_tables.py, of tokenizers {tokenizers.__version__}; do not edit.\n"
-    text += array("kRanges", numbers)
-    text += "constexpr PropertyEntry kProperties[] = {\n" + "".join(
-        f'    {{"{name}", {begin}, {count}}},\n'.replace("\\", "\\\\") for name, begin, count in names) + "};\n"
-    text += array("kCanonical", deltas(mapping(canonical)))
-    text += array("kCompatible", deltas(mapping(compatible)))
-    text += array("kCompositions", deltas(pairs))
-    text += array("kClasses", deltas(sorted(combining_classes().items())))
-    text += array("kLower", deltas(mapping(lower)))
-    text += array("kFolds", (n for orbit in orbits.values() for n in (len(orbit), *orbit)))
-    text += array("kMultipleFolds", (n for t in multiple for n in (len(t), *map(ord, t))))
-    out.write_text(text)
+    write(out, properties(), *decompositions(), combining_classes(), lower, *folds())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -21,9 +22,10 @@ using Table = CodeTable<std::uint16_t>;
 constexpr char32_t kSyllable = 0xac00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11a7;
 constexpr char32_t kLeads = 19, kVowels = 21, kTrails = 28, kSyllables = kLeads * kVowels * kTrails;
 
-/// What a code point is decomposed to is at its number in a list of (length, codes); 0: it is not.
 struct Data {
-  Table classes, canonical, compatible;
+  Codes parts;                  ///< (length, what a code point is decomposed to)
+  Table canonical, compatible;  ///< where in `parts`; 0: the code point is not decomposed
+  Table classes;
   CodeTable<unsigned char> seconds;  ///< 1 for what may be composed with the character before it
   std::unordered_map<std::uint64_t, char32_t> compositions;
 };
@@ -32,38 +34,63 @@ std::uint64_t pair_of(char32_t first, char32_t second) {
   return std::uint64_t{first} << 32 | second;
 }
 
-Table decompositions(std::span<const std::uint32_t> all) {
-  std::vector<std::uint16_t> values(kLastCode + 1);
-  char32_t code = 0;
-  for (std::size_t i = 0; i < all.size(); i += 2 + all[i + 1]) {
-    code += all[i];
-    values[code] = static_cast<std::uint16_t>(i + 1);
-  }
-  return Table(values);
-}
-
 Table combining_classes() {
   std::vector<std::uint16_t> values(kLastCode + 1);
   char32_t code = 0;
-  for (std::size_t i = 0; i < kUnicode.classes.size(); i += 2) {
+  for (std::size_t i = 0; i < kUnicode.classes.size(); i += 3) {
     code += kUnicode.classes[i];
-    values[code] = static_cast<std::uint16_t>(kUnicode.classes[i + 1]);
+    std::fill_n(values.begin() + code, kUnicode.classes[i + 1],
+                static_cast<std::uint16_t>(kUnicode.classes[i + 2]));
   }
   return Table(values);
 }
 
+/// What code points are composed of, by code point.
+using Pairs = std::map<char32_t, std::pair<char32_t, char32_t>>;
+
+Pairs read_pairs() {
+  Pairs pairs;
+  char32_t code = 0;
+  for (std::size_t i = 0; i < kUnicode.compositions.size(); i += 3) {
+    code += kUnicode.compositions[i];
+    pairs[code] = {kUnicode.compositions[i + 1], kUnicode.compositions[i + 2]};
+  }
+  return pairs;
+}
+
+/// Only the first of a pair may itself be composed.
+std::vector<std::uint32_t> decomposed_pair(char32_t code, const Pairs& pairs) {
+  std::vector<std::uint32_t> text;
+  for (auto at = pairs.find(code); at != pairs.end(); at = pairs.find(code)) {
+    text.push_back(at->second.second);
+    code = at->second.first;
+  }
+  text.push_back(code);
+  std::ranges::reverse(text);
+  return text;
+}
+
 Data read_data() {
+  Codes parts{0};
+  std::vector<std::uint16_t> places(kLastCode + 1);
+  const auto add = [&](char32_t code, std::span<const std::uint32_t> text) {
+    places[code] = static_cast<std::uint16_t>(parts.size());
+    parts.push_back(static_cast<char32_t>(text.size()));
+    parts.insert(parts.end(), text.begin(), text.end());
+  };
   std::vector<unsigned char> seconds(kLastCode + 1);
   std::unordered_map<std::uint64_t, char32_t> compositions;
-  char32_t first = 0;
-  for (std::size_t i = 0; i < kUnicode.compositions.size(); i += 3) {
-    first += kUnicode.compositions[i];
-    const char32_t second = kUnicode.compositions[i + 1];
-    compositions.emplace(pair_of(first, second), kUnicode.compositions[i + 2]);
-    seconds[second] = 1;
+  const Pairs pairs = read_pairs();
+  for (const auto& [code, pair] : pairs) {
+    add(code, decomposed_pair(code, pairs));
+    compositions.emplace(pair_of(pair.first, pair.second), code);
+    seconds[pair.second] = 1;
   }
-  return {combining_classes(), decompositions(kUnicode.canonical),
-          decompositions(kUnicode.compatible), CodeTable(seconds), std::move(compositions)};
+  for_each_mapped(kUnicode.canonical, add);
+  const Table canonical(places);
+  for_each_mapped(kUnicode.compatible, add);
+  return {std::move(parts),    canonical,          Table(places),
+          combining_classes(), CodeTable(seconds), std::move(compositions)};
 }
 
 const Data& data() {
@@ -84,17 +111,12 @@ void append_decomposed(char32_t code, bool compatible, const Data& data, Codes& 
     decompose_syllable(code - kSyllable, codes);
     return;
   }
-  auto all = kUnicode.compatible;
-  std::size_t at = compatible ? data.compatible[code] : 0;
-  if (at == 0) {
-    all = kUnicode.canonical;
-    at = data.canonical[code];
-  }
+  const std::size_t at = (compatible ? data.compatible : data.canonical)[code];
   if (at == 0) {
     codes.push_back(code);
     return;
   }
-  const auto parts = all.subspan(at + 1, all[at]);
+  const auto parts = std::span(data.parts).subspan(at + 1, data.parts[at]);
   codes.insert(codes.end(), parts.begin(), parts.end());
 }
 

@@ -1,8 +1,13 @@
 #include "unicode/properties.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
+#include <numeric>
+#include <span>
 #include <unordered_map>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "unicode/tables.h"
@@ -27,32 +32,50 @@ bool has_name(std::string_view names, std::string_view name) {
   return false;
 }
 
-CodeSet codes_of(const PropertyEntry& entry) {
+using Codes = std::vector<char32_t>;
+
+/// Of each entry's own ranges, without its bases.
+std::vector<Codes> read_edges() {
+  std::vector<Codes> all;
+  std::size_t begin = 0;
+  for (const PropertyEntry& entry : kUnicode.properties) {
+    const auto distances = kUnicode.edges.subspan(begin, entry.count);
+    Codes& edges = all.emplace_back(entry.count);
+    std::partial_sum(distances.begin(), distances.end(), edges.begin());
+    begin += entry.count;
+  }
+  return all;
+}
+
+CodeSet codes_of(std::size_t entry) {
+  static const std::vector<Codes> all = read_edges();
+  Codes edges = all[entry];
+  for (std::size_t i = 0; kUnicode.properties[entry].bases >> i != 0; ++i) {
+    if ((kUnicode.properties[entry].bases >> i & 1U) != 0) {
+      Codes both;
+      std::ranges::set_symmetric_difference(edges, all[i], std::back_inserter(both));
+      edges = std::move(both);
+    }
+  }
   CodeSet codes;
-  char32_t next = 0;
-  for (std::uint32_t i = 0; i < entry.count; ++i) {
-    const char32_t first = next + kUnicode.ranges[entry.begin + 2 * i];
-    next = first + kUnicode.ranges[entry.begin + 2 * i + 1];
-    codes.add(first, next - 1);
+  for (std::size_t i = 0; i < edges.size(); i += 2) {
+    codes.add(edges[i], edges[i + 1] - 1);
   }
   return codes;
 }
 
-/// Each with all of its cases.
-std::unordered_map<char32_t, std::span<const std::uint32_t>> read_folds() {
-  std::unordered_map<char32_t, std::span<const std::uint32_t>> folds;
-  for (std::size_t i = 0; i < kUnicode.folds.size(); i += kUnicode.folds[i] + 1) {
-    const auto orbit = kUnicode.folds.subspan(i + 1, kUnicode.folds[i]);
-    for (const std::uint32_t code : orbit) {
-      folds.emplace(code, orbit);
-    }
-  }
+/// What differs by case alone, by the first of it.
+std::map<char32_t, Codes> read_folds() {
+  std::map<char32_t, Codes> folds;
+  for_each_mapped(kUnicode.folds, [&](char32_t code, std::span<const std::uint32_t> first) {
+    folds.try_emplace(first[0], Codes{first[0]}).first->second.push_back(code);
+  });
   return folds;
 }
 
 std::vector<std::u32string> read_long_folds() {
   std::vector<std::u32string> texts;
-  const auto& all = kUnicode.multiple_folds;
+  const auto& all = kUnicode.long_folds;
   for (std::size_t i = 0; i < all.size(); i += all[i] + 1) {
     const auto text = all.subspan(i + 1, all[i]);
     texts.emplace_back(text.begin(), text.end());
@@ -62,22 +85,20 @@ std::vector<std::u32string> read_long_folds() {
 
 std::unordered_map<char32_t, std::string> read_lower() {
   std::unordered_map<char32_t, std::string> lower;
-  char32_t code = 0;
-  for (std::size_t i = 0; i < kUnicode.lower.size(); i += 2 + kUnicode.lower[i + 1]) {
-    code += kUnicode.lower[i];
-    for (const std::uint32_t part : kUnicode.lower.subspan(i + 2, kUnicode.lower[i + 1])) {
+  for_each_mapped(kUnicode.lower, [&](char32_t code, std::span<const std::uint32_t> text) {
+    for (const std::uint32_t part : text) {
       append_character(part, lower[code]);
     }
-  }
+  });
   return lower;
 }
 
 }  // namespace
 
 std::optional<CodeSet> unicode_property(std::string_view name) {
-  for (const PropertyEntry& entry : kUnicode.properties) {
-    if (has_name(entry.names, name)) {
-      return codes_of(entry);
+  for (std::size_t i = 0; i < kUnicode.properties.size(); ++i) {
+    if (has_name(kUnicode.properties[i].names, name)) {
+      return codes_of(i);
     }
   }
   return std::nullopt;
@@ -97,10 +118,10 @@ const CodeSet& unicode_codes(CodeKind kind) {
 CodeSet with_other_cases(const CodeSet& codes) {
   static const auto folds = read_folds();
   CodeSet all = codes;
-  for (const auto& [code, orbit] : folds) {
-    if (codes.contains(code)) {
-      for (const std::uint32_t other : orbit) {
-        all.add(other, other);
+  for (const auto& [first, cases] : folds) {
+    if (std::ranges::any_of(cases, [&](char32_t code) { return codes.contains(code); })) {
+      for (const char32_t code : cases) {
+        all.add(code, code);
       }
     }
   }
