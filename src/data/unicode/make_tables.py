@@ -241,19 +241,26 @@ def run_from(table, code, stride):
 
 
 def mapping(table):
-    """(code, length, text), and (code, 0, how many, stride, character) for runs."""
-    rest = dict(table)
+    """(code, count, length, texts) of code points in a row, and (code, count, 0, stride, character) for runs."""
+    rest, texts = dict(table), []
     while rest:
         code = min(rest)
-        text = rest[code]
+        length = len(rest[code])
         count, stride = max((run_from(rest, code, stride), stride) for stride in (1, 2))
-        if count > 2:
-            yield code, 0, count, stride, ord(text)
+        is_run = count > 2
+        if texts and (is_run or code != first + len(texts) or length != len(texts[0])):
+            yield first, len(texts), len(texts[0]), *map(ord, "".join(texts))
+            texts = []
+        if is_run:
+            yield code, count, 0, stride, ord(rest[code])
         else:
             count = 1
-            yield code, len(text), *map(ord, text)
+            first = first if texts else code
+            texts.append(rest[code])
         for i in range(count):
             del rest[code + i * stride]
+    if texts:
+        yield first, len(texts), len(texts[0]), *map(ord, "".join(texts))
 
 
 def class_runs(classes):

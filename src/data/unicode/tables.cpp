@@ -20,18 +20,16 @@ void for_each_mapped(
   char32_t code = 0;
   while (!mapping.empty()) {
     code += mapping[0];
-    const std::size_t length = mapping[1];
-    if (length > 0) {
-      visit(code, mapping.subspan(2, length));
-      mapping = mapping.subspan(2 + length);
-      continue;
+    const std::size_t count = mapping[1], length = mapping[2];
+    mapping = mapping.subspan(3);
+    for (std::uint32_t i = 0; i < count && length > 0; ++i) {
+      visit(code + i, mapping.subspan(i * length, length));
     }
-    const std::uint32_t count = mapping[2], stride = mapping[3], first = mapping[4];
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::uint32_t mapped = first + i * stride;
+    for (std::uint32_t i = 0; i < count && length == 0; ++i) {
+      const std::uint32_t stride = mapping[0], mapped = mapping[1] + i * stride;
       visit(code + i * stride, {&mapped, 1});
     }
-    mapping = mapping.subspan(5);
+    mapping = mapping.subspan(length == 0 ? 2 : count * length);
   }
 }
 

@@ -17,8 +17,9 @@ struct PropertyEntry {
 };
 
 /// Written and described by make_tables.py. Keys are sorted, and written as differences. A mapping
-/// has rows of code, length, text, and for runs of code, 0, count, stride, character: each code
-/// point, by the stride, becomes one that is as far from the character as it is from the first.
+/// has rows of code, count, length, texts, of code points in a row; and for runs of code, count, 0,
+/// stride, character: each code point, by the stride, becomes one that is as far from the character
+/// as it is from the first.
 struct UnicodeTables {
   std::span<const std::uint32_t> edges;  ///< as differences in each entry
   std::span<const PropertyEntry> properties;
