@@ -90,23 +90,6 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   }
 }
 
-template <class T>
-ReduceFunction of_real(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return reduce<T, ReduceOp::kSum>;
-    case ReduceOp::kAvg:
-      return reduce<T, ReduceOp::kAvg>;
-    case ReduceOp::kMax:
-      return reduce<T, ReduceOp::kMax>;
-    case ReduceOp::kMin:
-      return reduce<T, ReduceOp::kMin>;
-    case ReduceOp::kProduct:
-      return reduce<T, ReduceOp::kProduct>;
-  }
-  return nullptr;
-}
-
 /// Complex numbers have no order.
 template <class T>
 ReduceFunction of_complex(ReduceOp op) {
@@ -120,6 +103,13 @@ ReduceFunction of_complex(ReduceOp op) {
     default:
       return nullptr;
   }
+}
+
+template <class T>
+ReduceFunction of_real(ReduceOp op) {
+  return op == ReduceOp::kMax   ? reduce<T, ReduceOp::kMax>
+         : op == ReduceOp::kMin ? reduce<T, ReduceOp::kMin>
+                                : of_complex<T>(op);
 }
 
 /// 0 and 1: any is the maximum, all the minimum and the product.
