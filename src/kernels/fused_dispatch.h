@@ -5,6 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
+
+#include "fake/fake_observer.h"
 #include "rows/row_kernels.h"
 #include "tessera/kernels/detail/cuda_kernels.h"
 #include "tessera/kernels/fake_mode.h"
@@ -19,13 +22,18 @@ inline bool has_cuda_kernels(const at::Tensor& x) {
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
 }
 
-/// Runs a call of the CUDA kernels on tensors like x: `kernel` is a member of CudaKernels. Nothing
-/// in a FakeMode, nor without elements: a grid of no blocks is an error.
+/// Runs a call of the CUDA kernels, or in a FakeMode tells its observer: `name` and the tensors of
+/// the operator. `kernel` is a member of CudaKernels. Does nothing without elements: a grid of no
+/// blocks is an error.
 template <class Call>
 void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
-                     const at::Tensor& x) {
-  if (!in_fake_mode() && x.numel() > 0) {
-    (cuda_kernels().*kernel)(call, x);
+                     const char* name, std::initializer_list<at::Tensor> inputs,
+                     std::initializer_list<at::Tensor> results) {
+  const at::Tensor& like = *results.begin();
+  if (in_fake_mode()) {
+    observe_fake_call({name, inputs, results});
+  } else if (like.numel() > 0) {
+    (cuda_kernels().*kernel)(call, like);
   }
 }
 

@@ -99,7 +99,7 @@ RmsNormResult rms_norm_on_cuda(const at::Tensor& x, const at::Tensor& weight, do
   call.eps = static_cast<float>(eps);
   call.out = result.out.mutable_data_ptr();
   call.rstd = out<float>(result.rstd);
-  run_cuda_kernel(&CudaKernels::rms_norm, call, x);
+  run_cuda_kernel(&CudaKernels::rms_norm, call, "tessera::rms_norm", {from}, {result.out});
   return result;
 }
 
@@ -128,7 +128,8 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_on_cuda(const at::Tensor& gr
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
   }
-  run_cuda_kernel(&CudaKernels::rms_norm_backward, call, x);
+  run_cuda_kernel(&CudaKernels::rms_norm_backward, call, "tessera::rms_norm_backward", {g, from},
+                  {x_grad});
   return {x_grad, weight.defined() ? weight_grad.to(weight.scalar_type()) : weight_grad};
 }
 

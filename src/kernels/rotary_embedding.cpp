@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "device/rotary.h"
 #include "fused_dispatch.h"
 #include "parallel.h"
 #include "tessera/kernels/fused.h"
@@ -28,17 +29,41 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
+/// Like `composed`, of x with dense heads and of dense tables in fp32.
+at::Tensor on_cuda(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                   bool transposed) {
+  at::Tensor result = at::empty(x.sizes(), x.options());
+  run_cuda_kernel(&CudaKernels::rotary_embedding,
+                  {.x = x.const_data_ptr(),
+                   .batch_stride = x.stride(0),
+                   .position_stride = x.stride(1),
+                   .head_stride = x.stride(2),
+                   .batch = x.size(0),
+                   .sequence = x.size(1),
+                   .heads = x.size(2),
+                   .half = x.size(3) / 2,
+                   .cos = in<float>(cos),
+                   .sin = in<float>(sin),
+                   .transposed = transposed,
+                   .out = result.mutable_data_ptr()},
+                  "tessera::rotary_embedding", {x}, {result});
+  return result;
+}
+
 }  // namespace
 
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed) {
-  if (!has_row_kernels(x)) {
+  if (!has_row_kernels(x) && !has_cuda_kernels(x)) {
     return composed(x, cos, sin, transposed);
   }
   // Heads and positions may have any stride: slices of a joint projection are taken without a copy.
   const at::Tensor from = x.stride(3) == 1 ? x : x.contiguous();
   const at::Tensor c = cos.to(c10::ScalarType::Float).contiguous();
   const at::Tensor s = sin.to(c10::ScalarType::Float).contiguous();
+  if (has_cuda_kernels(x)) {
+    return on_cuda(from, c, s, transposed);
+  }
   at::Tensor result = at::empty(x.sizes(), x.options());
   const std::int64_t sequence = x.size(1);
   const std::int64_t heads = x.size(2);

@@ -74,7 +74,7 @@ at::Tensor silu_mul_on_cuda(const at::Tensor& gate, const at::Tensor& up) {
   at::Tensor result = at::empty(gate.sizes(), gate.options());
   SiluMul call = inputs.call();
   call.out = result.mutable_data_ptr();
-  run_cuda_kernel(&CudaKernels::silu_mul, call, gate);
+  run_cuda_kernel(&CudaKernels::silu_mul, call, "tessera::silu_mul", {gate, up}, {result});
   return result;
 }
 
@@ -91,7 +91,7 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward_on_cuda(const at::Tensor& gr
                    .grad = g.const_data_ptr(),
                    .gate_grad = gate_grad.mutable_data_ptr(),
                    .up_grad = up_grad.mutable_data_ptr()},
-                  gate);
+                  "tessera::silu_mul_backward", {g, gate, up}, {gate_grad, up_grad});
   return {gate_grad, up_grad};
 }
 

@@ -43,6 +43,21 @@ TEST(FakeMode, SeesAConvolutionAndALayerNormAsOneOperatorEach) {
   EXPECT_EQ(names, (std::vector<std::string>{"aten::convolution", "aten::native_layer_norm"}));
 }
 
+TEST(FakeMode, OfAGpuTellsOfTheKernelsThatRunThere) {
+  std::vector<std::string> names;
+  const FakeMode fake(c10::DeviceType::CUDA,
+                      [&](const FakeCall& call) { names.push_back(call.name); });
+  const at::Tensor x = at::empty({3, 2, 2, 4}, at::kBFloat16);
+  const at::Tensor table = at::empty({2, 4});
+  const at::Tensor rstd = rms_norm(x, x[0][0][0], 1e-5).rstd;
+  rms_norm_backward(x, x, x[0][0][0], rstd);
+  rotary_embedding(x, table, table, false);
+  silu_mul_backward(x, silu_mul(x, x), x);
+  EXPECT_EQ(names, (std::vector<std::string>{"tessera::rms_norm", "tessera::rms_norm_backward",
+                                             "tessera::rotary_embedding", "tessera::silu_mul",
+                                             "tessera::silu_mul_backward"}));
+}
+
 TEST(FakeMode, LeavesMemoryAsItWas) {
   const at::Tensor values = at::ones({3});
   {

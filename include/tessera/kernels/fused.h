@@ -10,7 +10,7 @@
 /// Memory-bound operations in one pass over memory, on local tensors, without autograd. fp32 and
 /// bf16 on CPU run on our own vectorised kernels, with fp32 arithmetic and one rounding. Their
 /// order of operations depends neither on the instruction set nor on the number of threads: same
-/// bits. On CUDA silu_mul and rms_norm run on kernels for fp32, bf16 and fp16, one launch each and
+/// bits. On CUDA all but the embedding run on kernels for fp32, bf16 and fp16, one launch each and
 /// two for the gradient of a norm's weight: same bits in every run. Other types, devices and
 /// operations run the same formulas as ATen operators.
 TESSERA_API_BEGIN

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "device/rms_norm.h"
+#include "device/rotary.h"
 #include "device/silu_mul.h"
 
 namespace tessera::kernels {
@@ -11,6 +12,7 @@ namespace tessera::kernels {
 void launch(const RmsNorm& call, Element type, cudaStream_t stream);
 /// Two launches where the weight's gradient is wanted.
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
+void launch(const Rotary& call, Element type, cudaStream_t stream);
 void launch(const SiluMul& call, Element type, cudaStream_t stream);
 void launch(const SiluMulBackward& call, Element type, cudaStream_t stream);
 

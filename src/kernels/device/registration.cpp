@@ -40,6 +40,7 @@ const bool kRegistered = [] {
       .dropout = &dropout_cuda,
       .rms_norm = &run<RmsNorm>,
       .rms_norm_backward = &run<RmsNormBackward>,
+      .rotary_embedding = &run<Rotary>,
       .silu_mul = &run<SiluMul>,
       .silu_mul_backward = &run<SiluMulBackward>,
   });

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "fake/fake_observer.h"
 #include "fake/fake_operators.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/lent_keys.h"
@@ -282,6 +283,13 @@ FakeMode::~FakeMode() {
 
 bool in_fake_mode() {
   return tessera::detail::is_included(kFakeModeKey);
+}
+
+void observe_fake_call(const FakeCall& call) {
+  const Mode* current = mode.load();
+  if (current != nullptr && current->observer != nullptr) {
+    current->observer(call);
+  }
 }
 
 c10::DeviceType fake_device() {

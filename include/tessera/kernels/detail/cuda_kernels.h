@@ -10,6 +10,7 @@ namespace tessera::kernels {
 
 struct RmsNorm;
 struct RmsNormBackward;
+struct Rotary;
 struct SiluMul;
 struct SiluMulBackward;
 
@@ -24,6 +25,7 @@ struct CudaKernels {
   // of one device and type, and not empty.
   void (*rms_norm)(const RmsNorm& call, const at::Tensor& like);
   void (*rms_norm_backward)(const RmsNormBackward& call, const at::Tensor& like);
+  void (*rotary_embedding)(const Rotary& call, const at::Tensor& like);
   void (*silu_mul)(const SiluMul& call, const at::Tensor& like);
   void (*silu_mul_backward)(const SiluMulBackward& call, const at::Tensor& like);
 };
