@@ -14,7 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/agreed_sizes.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"

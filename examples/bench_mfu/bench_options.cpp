@@ -20,7 +20,7 @@ void declare(CLI::App& app, BenchOptions& o) {
   app.add_option("--config", o.configs, "Shapes: config.json files of models")
       ->delimiter(',')
       ->option_text("FILE[,FILE]")
-      ->transform(llama::hub_name(tessera::HubPart::kConfig));
+      ->transform(llama::hub_name(tessera::HubItem::kConfig));
   app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "full", "selective"}));

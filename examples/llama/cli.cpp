@@ -114,10 +114,10 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
   return app.add_flag(names, on, help)->default_function([&on] { return on ? "true" : "false"; });
 }
 
-CLI::Validator hub_name(tessera::HubPart part) {
+CLI::Validator hub_name(tessera::HubItem item) {
   // By an Error that passes CLI11: its message ends with a command.
-  return {[part](std::string& name) {
-            name = tessera::hub_path(name, part);
+  return {[item](std::string& name) {
+            name = tessera::hub_path(name, item);
             return std::string();
           },
           ""};

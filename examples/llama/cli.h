@@ -58,7 +58,7 @@ CLI::Validator number_above_0_to(double most);
 
 /// For an option that names a model or a part of one: a name on Hugging Face's hub becomes the path
 /// in the hub's cache (tessera::hub_path).
-CLI::Validator hub_name(tessera::HubPart part);
+CLI::Validator hub_name(tessera::HubItem item);
 
 using tessera::nearest;
 

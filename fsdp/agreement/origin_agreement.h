@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "group/parameter_group.h"
+#include "parameter_group/parameter_group.h"
 
 namespace tessera::fsdp {
 

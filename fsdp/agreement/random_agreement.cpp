@@ -72,7 +72,7 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
-                                    std::int64_t count, const GroupsToCompare& groups) {
+                                    std::int64_t count, const ParameterGroupsToCompare& groups) {
   // All ranks have taken part in the comparison of an unexpected random operator.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {

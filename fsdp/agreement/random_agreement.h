@@ -13,7 +13,7 @@
 namespace tessera::fsdp {
 
 /// Asked once.
-using GroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
+using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 /// The least and the most that a rank has.
 struct RowRange {
@@ -35,7 +35,7 @@ class RandomAgreement {
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
-                     const GroupsToCompare& groups);
+                     const ParameterGroupsToCompare& groups);
   /// How many rows the ranks had when they last compared them.
   const RowRange& rows() const { return rows_; }
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "comm/data_mesh.h"
-#include "group/parameter_group.h"
+#include "parameter_group/parameter_group.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::fsdp {

@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "plan/applied_plan.h"
+#include "plan/applied_units.h"
 #include "plan/tree_parameters.h"
 #include "tessera/core/error.h"
 #include "tessera/fsdp/wrap_policy.h"
@@ -117,7 +117,7 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
   const ModuleTree tree = plannable_tree(root, "apply_plan");
   const std::vector<Target> targets = TargetFinder(tree).find(plan);
   std::vector<std::vector<ParameterChoice>> choices;
-  AppliedPlan now;
+  AppliedUnits now;
   for (const Target& target : targets) {
     choices.push_back(choices_of(target, mesh));
     now.units.push_back(applied_unit(target, choices.back(), mesh));
@@ -125,7 +125,7 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
     now.modules.insert(target.module);
   }
   // Scripts that build a model and load it again apply the plan twice.
-  if (const auto applied = root.attached<AppliedPlan>()) {
+  if (const auto applied = root.attached<AppliedUnits>()) {
     check_same(applied->units, now.units);
     return;
   }
@@ -137,7 +137,7 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
                                  data_mesh_of(mesh, options), options));
   }
   std::ranges::for_each(specs, make_unit);
-  root.attach(std::make_shared<AppliedPlan>(std::move(now)));
+  root.attach(std::make_shared<AppliedUnits>(std::move(now)));
 }
 
 void apply_plan(nn::ModuleBase& root, const comm::WorldPtr& world, const WrapPlan& plan) {

@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "plan/applied_plan.h"
+#include "plan/applied_units.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -32,7 +32,7 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
 }  // namespace
 
 ModuleTree plannable_tree(const nn::ModuleBase& root, const char* asked) {
-  const auto applied = root.attached<AppliedPlan>();
+  const auto applied = root.attached<AppliedUnits>();
   // Units of this root's plan count as modules: the same policy then gives the same plan.
   ModuleTree tree(root, true, applied ? applied->modules : ModuleTree::Modules());
   TESSERA_CHECK(

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "plan/applied_plan.h"
+#include "plan/applied_units.h"
 #include "plan/named_policy.h"
 #include "plan/tree_parameters.h"
 #include "tessera/core/error.h"

@@ -1,5 +1,5 @@
 // Options as text, in the order of their fields. Their columns in a plan's table are in
-// applied_plan.cpp.
+// applied_units.cpp.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "group/comm_context.h"
+#include "parameter_group/comm_context.h"
 #include "state/gather_order.h"
 #include "state/phases.h"
 #include "tessera/export.h"

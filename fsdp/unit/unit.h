@@ -13,7 +13,7 @@
 #include "tessera/export.h"
 #include "tessera/nn/module.h"
 #include "unit/iteration_state.h"
-#include "unit/unit_groups.h"
+#include "unit/unit_parameter_groups.h"
 #include "unit/unit_spec.h"
 
 TESSERA_API_FOR_TEST_BEGIN
@@ -38,7 +38,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// What Options::ignored named.
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
-  UnitGroups& parameters() { return groups_; }
+  UnitParameterGroups& parameters() { return groups_; }
   std::vector<ParameterGroup>& groups() { return groups_.groups(); }
   CommContext& comm_context() { return groups_.comm_context(); }
   /// All units of the root's model. If no root is known: this one alone.
@@ -109,7 +109,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool may_be_unused_;
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
-  UnitGroups groups_;
+  UnitParameterGroups groups_;
   std::shared_ptr<IterationState> iteration_;  ///< nullptr: no root is known yet
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 

@@ -161,7 +161,7 @@ std::filesystem::path hub_cache() {
   return expanded(variable("XDG_CACHE_HOME").value_or("~/.cache")) / "huggingface" / "hub";
 }
 
-std::string hub_path(const std::string& name, HubPart part) {
+std::string hub_path(const std::string& name, HubItem item) {
   std::error_code error;
   const auto model = parse_name(name);
   if (name.empty() || !model || fs::exists(name, error)) {
@@ -174,12 +174,12 @@ std::string hub_path(const std::string& name, HubPart part) {
                   "'; correct the path, or ", model->fetch());
     return name;
   }
-  if (part == HubPart::kTokenizer) {
+  if (item == HubItem::kTokenizer) {
     check_has(*snapshot, *model, {"tokenizer.json", "tokenizer.model"});
     return snapshot->string();
   }
   check_has(*snapshot, *model, {"config.json"});
-  return part == HubPart::kConfig ? (*snapshot / "config.json").string() : snapshot->string();
+  return item == HubItem::kConfig ? (*snapshot / "config.json").string() : snapshot->string();
 }
 
 void check_hub_weights(const std::filesystem::path& folder) {

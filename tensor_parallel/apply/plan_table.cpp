@@ -144,9 +144,9 @@ NumberedTable table_of(nn::ModuleBase& module, const DeviceMesh& mesh, const Che
 
 /// Parameters and buffers on the meta device count as filled while this lives: a call of their
 /// module computes shapes.
-class FilledOnPaper {
+class FilledOnMeta {
  public:
-  explicit FilledOnPaper(const nn::ModuleBase& module) {
+  explicit FilledOnMeta(const nn::ModuleBase& module) {
     for (const auto& slots : {module.named_slots(), module.named_buffer_slots()}) {
       for (const auto& [name, slot] : slots) {
         if (slot->get().is_meta() && !slot->initialized()) {
@@ -156,9 +156,9 @@ class FilledOnPaper {
       }
     }
   }
-  FilledOnPaper(const FilledOnPaper&) = delete;
-  FilledOnPaper& operator=(const FilledOnPaper&) = delete;
-  ~FilledOnPaper() {
+  FilledOnMeta(const FilledOnMeta&) = delete;
+  FilledOnMeta& operator=(const FilledOnMeta&) = delete;
+  ~FilledOnMeta() {
     for (const nn::SlotPtr& slot : marked_) {
       slot->set_initialized(false);
     }
@@ -205,7 +205,7 @@ PlanTable PlanRecording::record(const std::function<void()>& step) {
 PlanTable record_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
                       const std::function<void()>& step, const std::function<void()>& prepare) {
   PlanRecording recording(module, mesh, plan);
-  const FilledOnPaper filled(module);
+  const FilledOnMeta filled(module);
   if (prepare) {
     prepare();
   }

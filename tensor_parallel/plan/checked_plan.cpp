@@ -12,7 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/layout.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 /// A module in nn::Hooked calls its own parts, without their hooks.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
-      !style.adds_hooks() || dynamic_cast<const nn::HeldPart*>(target.module) == nullptr,
+      !style.adds_hooks() || dynamic_cast<const nn::HeldSubmodule*>(target.module) == nullptr,
       quoted(target.fqn), " is a ", target.module->name(), " inside of a module that nn::Hooked ",
       "holds, which calls it without hooks; colwise_parallel() and rowwise_parallel() without "
       "layouts, and place_parameters(), say how its parameters are split");

@@ -246,7 +246,7 @@ TEST(Hangs, RanksThatWaitForEachOtherAreNamedAtTheLimit) {
                     "each waits for another: make the ranks issue the same collectives");
     EXPECT_CONTAINS(report_of(job.ranks[0]),
                     "waits in the set-up of group 'pair', called by full_tensor, for rank 0");
-    EXPECT_CONTAINS(flight::departure(job.records()), "rank 1 left the common order first",
+    EXPECT_CONTAINS(flight::first_divergence(job.records()), "rank 1 left the common order first",
                     "it calls the set-up of group 'pair', called by full_tensor");
   });
 }

@@ -88,9 +88,9 @@ TEST(HubCachePlace, IsWhatTheVariablesSay) {
 TEST_F(HubCache, FindsTheSnapshotOfMain) {
   Add("config.json");
   Add("tokenizer.json");
-  EXPECT_EQ(hub_path("org/name", HubPart::kModel), snapshot());
-  EXPECT_EQ(hub_path("org/name", HubPart::kTokenizer), snapshot());
-  EXPECT_EQ(hub_path("org/name", HubPart::kConfig), snapshot() / "config.json");
+  EXPECT_EQ(hub_path("org/name", HubItem::kModel), snapshot());
+  EXPECT_EQ(hub_path("org/name", HubItem::kTokenizer), snapshot());
+  EXPECT_EQ(hub_path("org/name", HubItem::kConfig), snapshot() / "config.json");
 }
 
 TEST_F(HubCache, TakesARevisionBehindAnAt) {
@@ -99,9 +99,9 @@ TEST_F(HubCache, TakesARevisionBehindAnAt) {
   WriteFile(model() / "refs" / "v1.0", kCommit);
   WriteFile(model() / "refs" / "refs" / "pr" / "3", kCommit);
   for (const std::string revision : {"v1.0", "refs/pr/3", kCommit}) {
-    EXPECT_EQ(hub_path("org/name@" + revision, HubPart::kModel), snapshot()) << revision;
+    EXPECT_EQ(hub_path("org/name@" + revision, HubItem::kModel), snapshot()) << revision;
   }
-  EXPECT_ERROR(hub_path("org/name@v2", HubPart::kModel), "the model org/name", "no revision v2",
+  EXPECT_ERROR(hub_path("org/name@v2", HubItem::kModel), "the model org/name", "no revision v2",
                "fetch it with: hf download org/name --revision v2");
 }
 
@@ -110,11 +110,11 @@ TEST_F(HubCache, APathWins) {
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(here.path());
   std::filesystem::create_directories("org/name");
-  EXPECT_EQ(hub_path("org/name", HubPart::kModel), "org/name");
+  EXPECT_EQ(hub_path("org/name", HubItem::kModel), "org/name");
   std::filesystem::current_path(before);
   for (const std::string path : {"", "/org/name", "./org/name", "a/b/c", "org/name.json",
                                  "org/tokenizer.model", "..", "../name", "org/na--me", "word"}) {
-    EXPECT_EQ(hub_path(path, HubPart::kModel), path);
+    EXPECT_EQ(hub_path(path, HubItem::kModel), path);
   }
 }
 
@@ -124,23 +124,23 @@ TEST_F(HubCache, FindsAModelOfNoOrganisation) {
   std::filesystem::create_directories(old / "snapshots" / kCommit);
   WriteFile(old / "refs" / "main", kCommit);
   WriteFile(old / "snapshots" / kCommit / "config.json", "{}");
-  EXPECT_EQ(hub_path("gpt2", HubPart::kModel), old / "snapshots" / kCommit);
+  EXPECT_EQ(hub_path("gpt2", HubItem::kModel), old / "snapshots" / kCommit);
 }
 
 TEST_F(HubCache, SaysHowToFetchAMissingModel) {
-  EXPECT_ERROR(hub_path("org/other", HubPart::kModel), "'org/other' is neither here nor in",
+  EXPECT_ERROR(hub_path("org/other", HubItem::kModel), "'org/other' is neither here nor in",
                folder_.path().string(), "fetch it with: hf download org/other");
-  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "org/name in the hub's cache",
+  EXPECT_ERROR(hub_path("org/name", HubItem::kModel), "org/name in the hub's cache",
                "has no config.json", "hf download org/name");
-  EXPECT_ERROR(hub_path("org/name", HubPart::kTokenizer), "has no tokenizer.json");
+  EXPECT_ERROR(hub_path("org/name", HubItem::kTokenizer), "has no tokenizer.json");
   std::filesystem::remove(model() / "refs" / "main");
-  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "no revision main");
+  EXPECT_ERROR(hub_path("org/name", HubItem::kModel), "no revision main");
 }
 
 TEST_F(HubCache, CountsALinkToNothingAsMissing) {
   Add("config.json");
   std::filesystem::remove(model() / "blobs" / "config.json");
-  EXPECT_ERROR(hub_path("org/name", HubPart::kModel), "has no config.json");
+  EXPECT_ERROR(hub_path("org/name", HubItem::kModel), "has no config.json");
 }
 
 TEST_F(HubCache, RefusesHalfOfTheWeights) {

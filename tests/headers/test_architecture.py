@@ -1,5 +1,5 @@
 """docs/architecture.md is true: its arrows are those of CMake, sources include along them only, and
-a room of a layer includes only rooms above it in the table."""
+a subfolder of a layer includes only subfolders above it in the table."""
 import collections
 import os
 import pathlib
@@ -67,32 +67,32 @@ def includes_of(path):
     return re.findall(r'(?m)^#include "([^"]+)"', path.read_text())
 
 
-def rooms_in_order():
-    """The rooms of each layer, "src/nn", as the table lists them: a room uses those before it. "." are the
+def subfolders_in_order():
+    """The subfolders of each layer, "src/nn", as the table lists them: a subfolder uses those before it. "." are the
     files in the layer's own folder."""
     page = (ROOT / "docs/architecture.md").read_text()
-    table = page.split("\n## Rooms\n")[1].split("\n## ")[0]
+    table = page.split("\n## Subfolders\n")[1].split("\n## ")[0]
     sections = re.split(r"(?m)^\| \*\*`([\w/]+)`\*\*", table)
-    return {layer: [room for line in text.splitlines()[1:] for room in re.findall(r"`(\w+|\.)/`", line.split("|")[1])]
+    return {layer: [name for line in text.splitlines()[1:] for name in re.findall(r"`(\w+|\.)/`", line.split("|")[1])]
             for layer, text in zip(sections[1::2], sections[2::2])}
 
 
-class Rooms:
-    """Which file of a layer is in which room. A header in include/ is in the room of the source that bears its
-    name, and includes it; if there is none, in no room: what it includes counts for who includes it."""
+class Subfolders:
+    """Which file of a layer is in which subfolder. A header in include/ is in the subfolder of the source that bears its
+    name, and includes it; if there is none, in no subfolder: what it includes counts for who includes it."""
 
     def __init__(self, root, layer):
         self.root, self.folder = root, root / layer
         self.files = [path for path in sorted(self.folder.rglob("*")) if path.suffix in SOURCES]
         public = root / "include/tessera" / self.folder.name
         self.headers = {path.relative_to(root / "include").as_posix(): path for path in sorted(public.rglob("*.h"))}
-        self.room_of = {path: self._folder_of(path) for path in self.files}
+        self.subfolder_of = {path: self._folder_of(path) for path in self.files}
         sources = collections.defaultdict(list)
         for path in self.files:
             sources[path.stem].append(path)
         for name, path in self.headers.items():
             own = [source for source in sources[path.stem] if source.suffix != ".h" and name in includes_of(source)]
-            self.room_of[path] = self._folder_of(own[0]) if own else None
+            self.subfolder_of[path] = self._folder_of(own[0]) if own else None
 
     def _folder_of(self, path):
         parts = path.relative_to(self.folder).parts
@@ -103,29 +103,29 @@ class Rooms:
         if include in self.headers:
             return self.headers[include]
         places = (self.folder / include, pathlib.Path(os.path.normpath(path.parent / include)))
-        return next((place for place in places if place in self.room_of), None)
+        return next((place for place in places if place in self.subfolder_of), None)
 
-    def _rooms_reached(self, path, include, seen):
+    def _subfolders_reached(self, path, include, seen):
         target = self._target(path, include)
         if target is None or target in seen:
             return set()
-        if self.room_of[target] is not None:
-            return {self.room_of[target]}
-        return {room for further in includes_of(target)
-                for room in self._rooms_reached(target, further, {*seen, target})}
+        if self.subfolder_of[target] is not None:
+            return {self.subfolder_of[target]}
+        return {subfolder for further in includes_of(target)
+                for subfolder in self._subfolders_reached(target, further, {*seen, target})}
 
     def includes(self):
-        """(file, its room, room, include) of each include from room to room."""
-        for path, room in self.room_of.items():
-            for include in includes_of(path) if room is not None else ():
-                for used in self._rooms_reached(path, include, set()) - {room}:
-                    yield path.relative_to(self.root).as_posix(), room, used, include
+        """(file, its subfolder, subfolder, include) of each include from subfolder to subfolder."""
+        for path, subfolder in self.subfolder_of.items():
+            for include in includes_of(path) if subfolder is not None else ():
+                for used in self._subfolders_reached(path, include, set()) - {subfolder}:
+                    yield path.relative_to(self.root).as_posix(), subfolder, used, include
 
     def backward(self, order):
-        """Those that go back: to a room that is not before the file's own in `order`."""
-        place = {room: number for number, room in enumerate(order)}
-        return [f"{file} includes {include}: {room} uses {used}"
-                for file, room, used, include in self.includes() if place[used] >= place[room]]
+        """Those that go back: to a subfolder that is not before the file's own in `order`."""
+        place = {subfolder: number for number, subfolder in enumerate(order)}
+        return [f"{file} includes {include}: {subfolder} uses {used}"
+                for file, subfolder, used, include in self.includes() if place[used] >= place[subfolder]]
 
 
 class Architecture(unittest.TestCase):
@@ -169,33 +169,33 @@ class Architecture(unittest.TestCase):
                 self.assertRegex(text, r"[Vv]ersion|2\.1\d")
                 self.assertRegex(tests, rf"TEST(_F)?\({rows[name]},")
 
-    def test_every_room_is_in_the_table(self):
-        for layer, order in rooms_in_order().items():
+    def test_every_subfolder_is_in_the_table(self):
+        for layer, order in subfolders_in_order().items():
             with self.subTest(layer=layer):
-                rooms = {room for room in Rooms(ROOT, layer).room_of.values() if room is not None}
-                # A layer without rooms has no order to tell.
-                self.assertEqual(set(order) or {"."}, rooms)
+                found = {each for each in Subfolders(ROOT, layer).subfolder_of.values() if each is not None}
+                # A layer without subfolders has no order to tell.
+                self.assertEqual(set(order) or {"."}, found)
                 self.assertEqual(len(order), len(set(order)))
 
-    def test_rooms_include_the_rooms_before_them_only(self):
-        for layer, order in rooms_in_order().items():
+    def test_subfolders_include_the_subfolders_before_them_only(self):
+        for layer, order in subfolders_in_order().items():
             with self.subTest(layer=layer):
-                self.assertEqual(Rooms(ROOT, layer).backward(order or ["."]), [])
+                self.assertEqual(Subfolders(ROOT, layer).backward(order or ["."]), [])
 
     def test_programs_include_no_header_of_the_librarys_own(self):
         for path in [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]:
             with self.subTest(file=path.relative_to(ROOT).as_posix()):
                 self.assertEqual([name for name in includes_of(path) if "/detail/" in name], [])
 
-    def test_every_room_is_drawn(self):
+    def test_every_subfolder_is_drawn(self):
         drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",
                                                           (ROOT / "docs/architecture.svg").read_text()))))
-        rooms = {part for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")
+        names = {part for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")
                  for part in path.parent.relative_to(ROOT).parts} - {"src"}
-        self.assertEqual(rooms - drawn, set())
+        self.assertEqual(names - drawn, set())
 
 
-class RoomsOfALayer(unittest.TestCase):
+class SubfoldersOfALayer(unittest.TestCase):
     """The checker itself, on a layer with an include that goes back."""
 
     def layer(self, files):
@@ -206,28 +206,28 @@ class RoomsOfALayer(unittest.TestCase):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f'#include "{include}"\n' for include in includes))
-        return Rooms(root, "src/layer")
+        return Subfolders(root, "src/layer")
 
     def test_an_include_that_goes_back_is_found(self):
-        rooms = self.layer({"src/layer/low/a.cpp": ["high/b.h"], "src/layer/high/b.h": [], "src/layer/high/b.cpp": ["high/b.h"]})
-        self.assertEqual(rooms.backward(["low", "high"]), ["src/layer/low/a.cpp includes high/b.h: low uses high"])
-        self.assertEqual(rooms.backward(["high", "low"]), [])
+        layer = self.layer({"src/layer/low/a.cpp": ["high/b.h"], "src/layer/high/b.h": [], "src/layer/high/b.cpp": ["high/b.h"]})
+        self.assertEqual(layer.backward(["low", "high"]), ["src/layer/low/a.cpp includes high/b.h: low uses high"])
+        self.assertEqual(layer.backward(["high", "low"]), [])
 
-    def test_a_public_header_is_in_the_room_of_its_source(self):
+    def test_a_public_header_is_in_the_subfolder_of_its_source(self):
         name = "tessera/layer/detail/b.h"
-        rooms = self.layer({"include/" + name: [], "src/layer/high/b.cpp": [name], "src/layer/low/a.cpp": [name],
+        layer = self.layer({"include/" + name: [], "src/layer/high/b.cpp": [name], "src/layer/low/a.cpp": [name],
                             "src/layer/low/b.cpp": []})
-        self.assertEqual(rooms.backward(["low", "high"]), [f"src/layer/low/a.cpp includes {name}: low uses high"])
+        self.assertEqual(layer.backward(["low", "high"]), [f"src/layer/low/a.cpp includes {name}: low uses high"])
 
-    def test_a_header_of_no_room_passes_on_what_it_includes(self):
-        rooms = self.layer({"include/tessera/layer/all.h": ["tessera/layer/b.h", "tessera/layer/all.h"],
+    def test_a_header_of_no_subfolder_passes_on_what_it_includes(self):
+        layer = self.layer({"include/tessera/layer/all.h": ["tessera/layer/b.h", "tessera/layer/all.h"],
                             "include/tessera/layer/b.h": [], "src/layer/high/b.cpp": ["tessera/layer/b.h"],
                             "src/layer/a.cpp": ["tessera/layer/all.h"]})
-        self.assertEqual(rooms.backward([".", "high"]), ["src/layer/a.cpp includes tessera/layer/all.h: . uses high"])
+        self.assertEqual(layer.backward([".", "high"]), ["src/layer/a.cpp includes tessera/layer/all.h: . uses high"])
 
     def test_a_circle_has_no_order(self):
-        rooms = self.layer({"src/layer/one/a.h": ["two/b.h"], "src/layer/two/b.h": ["../one/a.h"]})
-        self.assertEqual([len(rooms.backward(order)) for order in (["one", "two"], ["two", "one"])], [1, 1])
+        layer = self.layer({"src/layer/one/a.h": ["two/b.h"], "src/layer/two/b.h": ["../one/a.h"]})
+        self.assertEqual([len(layer.backward(order)) for order in (["one", "two"], ["two", "one"])], [1, 1])
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/attention_kernel.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/deferred_bias.h",
-                                                         "tessera/nn/detail/held_part.h"}})
+                                                         "tessera/nn/detail/held_submodule.h"}})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "fsdp/group/comm_context.h"
+#include "fsdp/parameter_group/comm_context.h"
 #include "fsdp/unit/unit.h"
 #include "race/checked_world.h"
 

@@ -82,9 +82,9 @@ int export_hf(const Arguments& arguments) {
   TESSERA_CHECK(!arguments.config.empty() || !arguments.model.empty(),
                 "export-hf needs the config.json of the model: pass --config FILE, or --model DIR "
                 "to copy the tokenizer's files as well");
-  const std::string model = hub_path(arguments.model, HubPart::kModel);
+  const std::string model = hub_path(arguments.model, HubItem::kModel);
   const fs::path config_file = model.empty()
-                                   ? fs::path(hub_path(arguments.config, HubPart::kConfig))
+                                   ? fs::path(hub_path(arguments.config, HubItem::kConfig))
                                    : fs::path(model) / "config.json";
   const std::string config =
       files::read_file(config_file, "a Hugging Face config.json", kMaxConfigBytes);

@@ -21,11 +21,11 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
   app.add_option("--model", o.model,
                  "Folder with config.json and *.safetensors, or a name in the hub's cache")
       ->option_text("DIR|ORG/NAME")
-      ->transform(hub_name(tessera::HubPart::kModel));
+      ->transform(hub_name(tessera::HubItem::kModel));
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model (default: the model's own)")
       ->option_text("FILE|ORG/NAME")
-      ->transform(hub_name(tessera::HubPart::kTokenizer));
+      ->transform(hub_name(tessera::HubItem::kTokenizer));
   app.option_defaults()->group("text");
   app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
       ->allow_extra_args(false)

@@ -66,7 +66,7 @@ training::MetricOptions metric_options(const TrainOptions& o) {
 }
 
 /// A run and what accompanies it.
-struct Parts {
+struct RunParts {
   LlamaRun& run;
   training::Recording& recording;
   training::Checkpointer& checkpoints;
@@ -77,7 +77,7 @@ struct Parts {
 };
 
 /// The same on all ranks.
-bool told_to_stop(const Parts& parts) {
+bool told_to_stop(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
   if (!stopped) {
@@ -89,7 +89,7 @@ bool told_to_stop(const Parts& parts) {
   return true;
 }
 
-void evaluate(Parts& parts) {
+void evaluate(RunParts& parts) {
   training::with_averaged_weights(*parts.run.optimizer, [&parts] {
     parts.held_out = held_out_loss(parts.run, [&parts] { return told_to_stop(parts); });
   });
@@ -97,7 +97,7 @@ void evaluate(Parts& parts) {
 
 /// After a step, as --eval-every says. Training goes on as if nothing had been. False if it was
 /// told to stop.
-bool evaluate_if_due(Parts& parts, observe::StepMetrics& metrics) {
+bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
   parts.held_out.reset();
@@ -111,7 +111,7 @@ bool evaluate_if_due(Parts& parts, observe::StepMetrics& metrics) {
   return parts.held_out.has_value();
 }
 
-void save_if_due(Parts& parts, bool stopped) {
+void save_if_due(RunParts& parts, bool stopped) {
   const training::TrainState& state = parts.run.state;
   const std::optional<double> stall = parts.checkpoints.after_step(state, parts.entries, stopped);
   if (stall) {
@@ -122,7 +122,7 @@ void save_if_due(Parts& parts, bool stopped) {
 }
 
 /// The steps that are left. False if it was told to stop.
-bool train_steps(Parts& parts, std::optional<double> peak_flops) {
+bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
   const observe::ModelFlops flops = flops_of(run.config, options.seq);
@@ -142,7 +142,7 @@ bool train_steps(Parts& parts, std::optional<double> peak_flops) {
 }
 
 /// False if it was told to stop.
-bool evaluate_at_end(Parts& parts) {
+bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;
   }
@@ -162,7 +162,7 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   training::Checkpointer checkpoints(checkpoint_options(options), world);
   LlamaRun run(options, world, checkpoints.loads());
   training::MetricLog log(metric_options(options), world);
-  Parts parts{run, recording, checkpoints, log, signals, {}};
+  RunParts parts{run, recording, checkpoints, log, signals, {}};
   if (!options.checkpoint.empty() || checkpoints.loads()) {
     parts.entries = checkpoint_entries(run);
   }

@@ -165,9 +165,9 @@ Json samples_of(const TrainOptions& options) {
 }
 
 /// The samples of a planned run: zeros, just enough for a step. A plan does not depend on tokens.
-class PlannedSamples final : public data::SampleSource {
+class ZeroSamples final : public data::SampleSource {
  public:
-  explicit PlannedSamples(const TrainOptions& options) : options_(options) {}
+  explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
   std::int64_t size() const override { return options_.batch; }
   std::int64_t sequence() const override { return options_.seq; }
   void read(std::int64_t, std::span<std::int64_t> inputs,
@@ -190,7 +190,7 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   }
   TrainingData data;
   data.loader = std::make_shared<data::BatchLoader>(
-      std::vector<data::WeightedSamples>{{std::make_shared<PlannedSamples>(options)}}, batches);
+      std::vector<data::WeightedSamples>{{std::make_shared<ZeroSamples>(options)}}, batches);
   return data;
 }
 

@@ -9,7 +9,7 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// What a name stands for.
-enum class HubPart {
+enum class HubItem {
   kModel,      ///< the folder of a model, with its config.json
   kConfig,     ///< its config.json
   kTokenizer,  ///< the folder of a model, with its tokenizer.json or tokenizer.model
@@ -25,7 +25,7 @@ std::filesystem::path hub_cache();
 /// than main); else that model's snapshot in the cache, or a file of it. Nothing is downloaded, and
 /// a name without "org/" that is not in the cache is returned as a path. Throws Error if the cache
 /// lacks the model, with the command that would fetch it.
-std::string hub_path(const std::string& name, HubPart part);
+std::string hub_path(const std::string& name, HubItem item);
 
 /// Throws Error for a snapshot of the cache whose weights are not all there, with the name of the
 /// first file that it lacks. Other folders are not looked at.

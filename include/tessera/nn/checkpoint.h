@@ -81,24 +81,24 @@ std::uint64_t replayed_count(std::uint64_t& counter);
 namespace detail {
 
 using Rerun = std::function<void(std::span<const at::Tensor> inputs)>;
-class RegionForward;
+class CheckpointedForward;
 
 /// While it lives, autograd keeps placeholders instead of tensors on this thread. In backward, the
 /// first placeholder that is asked for its tensor calls `rerun`. Does nothing where no gradient is
 /// recorded.
-class RecordedRegion {
+class CheckpointedRegionScope {
  public:
-  RecordedRegion(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
-                 Rerun rerun);
-  ~RecordedRegion();
-  RecordedRegion(const RecordedRegion&) = delete;
-  RecordedRegion& operator=(const RecordedRegion&) = delete;
+  CheckpointedRegionScope(const CheckpointOptions& options, std::span<at::Tensor* const> inputs,
+                          Rerun rerun);
+  ~CheckpointedRegionScope();
+  CheckpointedRegionScope(const CheckpointedRegionScope&) = delete;
+  CheckpointedRegionScope& operator=(const CheckpointedRegionScope&) = delete;
 
   /// To be called when the forward has ended without an exception.
   void finish();
 
  private:
-  std::unique_ptr<RegionForward> forward_;
+  std::unique_ptr<CheckpointedForward> forward_;
 };
 
 }  // namespace detail
@@ -130,7 +130,7 @@ auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
     F call = fn;
     std::apply(call, again);
   };
-  detail::RecordedRegion region(options, collect_tensors(arguments), std::move(rerun));
+  detail::CheckpointedRegionScope region(options, collect_tensors(arguments), std::move(rerun));
   if constexpr (std::is_void_v<decltype(std::apply(fn, arguments))>) {
     std::apply(fn, arguments);
     region.finish();

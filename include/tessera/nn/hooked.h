@@ -7,7 +7,7 @@
 
 #include "tessera/export.h"
 #include "tessera/nn/detail/deferred_bias.h"
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 
@@ -94,7 +94,7 @@ class Hooked : public Module<Hooked<Holder>>,
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindTensors> classes)
       : held_(std::move(module)) {
     classes.push_back(&detail::find_tensors<Held>);
-    HeldPart::Maker(std::move(classes)).fill(*this, *held_);
+    HeldSubmodule::Maker(std::move(classes)).fill(*this, *held_);
   }
 
   template <class... Args>

@@ -106,7 +106,7 @@ class MemoryLog final : public ActivityListener {
 
  private:
   class Lanes;
-  struct Part {
+  struct OwnedPart {
     std::size_t owner;
     std::int64_t bytes;
   };
@@ -115,8 +115,8 @@ class MemoryLog final : public ActivityListener {
     std::int64_t bytes = 0;
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
-    std::size_t owner = 0;                ///< in owners_
-    std::map<const void*, Part> parts{};  ///< that were assigned
+    std::size_t owner = 0;                     ///< in owners_
+    std::map<const void*, OwnedPart> parts{};  ///< that were assigned
     /// The number of phases before, and before the block went: of one that lives, the highest.
     int began = 0, ended = 0;
     bool earlier = false;  ///< than the step

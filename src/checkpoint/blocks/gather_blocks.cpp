@@ -21,7 +21,7 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 /// A rank that holds elements which no rank before it holds.
-struct Part {
+struct PartHolder {
   std::size_t index;  ///< in the mesh's ranks
   Sizes coordinate;
   Sizes local_sizes;
@@ -35,9 +35,9 @@ struct Part {
 
 /// The ranks at the first coordinate of each mesh dimension that replicates. Known to all ranks
 /// without communication.
-std::vector<Part> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
+std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
-  std::vector<Part> parts;
+  std::vector<PartHolder> parts;
   for (std::int64_t index = 0; index < shape.numel(); ++index) {
     auto coordinate = shape.coordinate(index);
     bool replica = false;
@@ -150,14 +150,14 @@ class Gather {
   }
 
   // Sizes of the rows [begin, end) of a part; some or all rows may be after its end.
-  Sizes clipped_sizes(const Part& part, std::int64_t begin, std::int64_t end) const {
+  Sizes clipped_sizes(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {
       sizes[0] = std::clamp<std::int64_t>(sizes[0] - begin, 0, end - begin);
     }
     return sizes;
   }
-  std::int64_t elements(const Part& part, std::int64_t begin, std::int64_t end) const {
+  std::int64_t elements(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     return product(clipped_sizes(part, begin, end));
   }
 
@@ -171,7 +171,7 @@ class Gather {
     return local.to(device_, dtype_).contiguous().view({-1});
   }
 
-  std::size_t rank_of(const Part& part) const {
+  std::size_t rank_of(const PartHolder& part) const {
     return static_cast<std::size_t>(spec_.mesh.ranks()[part.index]);
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
@@ -184,8 +184,8 @@ class Gather {
   comm::Communicator& world_;
   c10::DeviceType device_;
   const BlockVisitor& visit_;
-  std::vector<Part> parts_;
-  const Part* mine_ = nullptr;  ///< this rank's, if it has one to send
+  std::vector<PartHolder> parts_;
+  const PartHolder* mine_ = nullptr;  ///< this rank's, if it has one to send
 };
 
 /// Every rank, and rank 0 among them, holds all of it.

@@ -197,7 +197,7 @@ PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::i
   rows.offset[0] += begin;
   rows.sizes[0] = count;
   rows.parts.clear();
-  for (ChunkPart part : chunk.parts) {
+  for (ChunkRows part : chunk.parts) {
     const std::int64_t first = std::max(begin, part.row);
     const std::int64_t last = std::min(begin + count, part.row + part.sizes[0]);
     if (first < last) {

@@ -14,7 +14,7 @@
 namespace tessera::checkpoint {
 
 /// Rows of a chunk, and where they are in the local tensor.
-struct ChunkPart {
+struct ChunkRows {
   std::int64_t row = 0;  ///< of the chunk; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
@@ -26,7 +26,7 @@ struct PlannedChunk {
   int rank = 0;
   int file = 0;  ///< of the rank's, from 1
   std::vector<std::int64_t> offset, sizes;
-  std::vector<ChunkPart> parts;  ///< one after another
+  std::vector<ChunkRows> parts;  ///< one after another
 };
 
 struct SavePlan {

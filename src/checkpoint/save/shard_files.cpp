@@ -20,7 +20,7 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
                   .offset = planned.offset,
                   .sizes = planned.sizes,
                   .blocks = {}};
-  for (const ChunkPart& part : planned.parts) {
+  for (const ChunkRows& part : planned.parts) {
     chunk.blocks.push_back({part.row, local_block(local, Box{{}, part.local_offset, part.sizes})});
   }
   return chunk;

@@ -183,7 +183,7 @@ class ShmCommunicator final : public Communicator {
 
   /// A reduce-scatter into this rank's own part, in place, then an all-gather of the parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
-    const Parts parts = line_parts(bytes_of(tensor), size());
+    const EqualParts parts = line_parts(bytes_of(tensor), size());
     const SplitBuffers buffers{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
     const auto scatter = std::make_shared<ScatterRounds>(group_->info(), slot_bytes(), buffers,
                                                          reduce, tensor.element_size());

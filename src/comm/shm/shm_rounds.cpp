@@ -84,7 +84,7 @@ std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity) {
   return std::max<std::int64_t>(1, (bytes + capacity - 1) / capacity);
 }
 
-Parts line_parts(std::int64_t total, int ranks) {
+EqualParts line_parts(std::int64_t total, int ranks) {
   return {total, round_up_to_line((total + ranks - 1) / ranks)};
 }
 

@@ -37,7 +37,7 @@ struct Piece {
 
 /// Bytes cut into one part for each rank. Parts are equal, but the last ones may be shorter or
 /// empty.
-struct Parts {
+struct EqualParts {
   std::int64_t total;
   std::int64_t part;
 
@@ -45,12 +45,12 @@ struct Parts {
   std::int64_t bytes(int rank) const { return std::min(part, total - offset(rank)); }
 };
 /// Parts that begin at cache lines, so that no two ranks write to one line.
-Parts line_parts(std::int64_t total, int ranks);
+EqualParts line_parts(std::int64_t total, int ranks);
 
 /// A tensor's memory, cut into one part for each rank. `whole`: its first byte. `own`: where this
 /// rank's part is, which may be inside `whole`.
 struct SplitBuffer {
-  Parts parts;
+  EqualParts parts;
   std::byte* whole;
   std::byte* own;
 };

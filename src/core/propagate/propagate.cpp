@@ -1,7 +1,7 @@
 // propagate(): from a rule, which is for one mesh dimension, and the inputs' layouts on a whole
-// mesh, to the layouts that the call runs with. GroupChooser decides what each mesh dimension does;
-// this file turns the decisions into layouts, and takes back those that cannot be. Called once for
-// each new call, by dtensor's plan/plan_by_rule.cpp.
+// mesh, to the layouts that the call runs with. TensorGroupChooser decides what each mesh dimension
+// does; this file turns the decisions into layouts, and takes back those that cannot be. Called
+// once for each new call, by dtensor's plan/plan_by_rule.cpp.
 #include <algorithm>
 #include <map>
 #include <range/v3/range/conversion.hpp>
@@ -50,10 +50,11 @@ std::int64_t size_of(const ShardingRule& rule, const ShardingRule::Factors& fact
 }
 
 /// Decides one group of tensors and writes its part of the result.
-class GroupPropagation {
+class TensorGroupPropagation {
  public:
-  GroupPropagation(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
-                   const std::vector<std::int64_t>& mesh_sizes, const TensorGroup& group)
+  TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
+                         std::span<const LayoutPtr> inputs,
+                         const std::vector<std::int64_t>& mesh_sizes, const TensorGroup& group)
       : rule_(rule),
         inputs_(inputs),
         mesh_sizes_(mesh_sizes),
@@ -229,7 +230,7 @@ class GroupPropagation {
   std::span<const LayoutPtr> inputs_;
   const std::vector<std::int64_t>& mesh_sizes_;
   const TensorGroup& group_;
-  GroupChooser chooser_;
+  TensorGroupChooser chooser_;
   std::vector<Choice> choices_;
   std::map<int, std::vector<Digit>> digits_;  // of the factors that are sharded
 };
@@ -258,7 +259,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
   const std::span<const TensorGroup> groups =
       rule.groups.empty() ? std::span(&all, 1) : std::span(rule.groups);
   for (const TensorGroup& group : groups) {
-    GroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
+    TensorGroupPropagation(rule, call, inputs, mesh_sizes, group).write(result);
   }
   return result;
 }

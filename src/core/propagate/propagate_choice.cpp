@@ -30,10 +30,10 @@ bool is_sharded(const FactorPlacement& placement) {
 
 }  // namespace
 
-GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
-                           std::span<const LayoutPtr> inputs,
-                           std::span<const std::int64_t> mesh_sizes,
-                           const ShardingRule::TensorGroup& group)
+TensorGroupChooser::TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
+                                       std::span<const LayoutPtr> inputs,
+                                       std::span<const std::int64_t> mesh_sizes,
+                                       const ShardingRule::TensorGroup& group)
     : rule_(rule), call_(call), mesh_sizes_(mesh_sizes), group_(group) {
   // Only the in-place pairs of this group matter.
   for (const auto& pair : rule.inplace) {
@@ -60,8 +60,8 @@ GroupChooser::GroupChooser(const ShardingRule& rule, const OpCall& call,
 
 /// Translates a layout into placements of factors, one per mesh dimension. A plain tensor is
 /// replicated everywhere, but proposes nothing (candidates()).
-GroupChooser::Input GroupChooser::read_input(int index, LayoutPtr layout,
-                                             std::int64_t itemsize) const {
+TensorGroupChooser::Input TensorGroupChooser::read_input(int index, LayoutPtr layout,
+                                                         std::int64_t itemsize) const {
   const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
   const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
   Input input{.index = index, .plain = !layout};
@@ -88,8 +88,8 @@ GroupChooser::Input GroupChooser::read_input(int index, LayoutPtr layout,
 
 /// Notes which factor each mesh dimension shards. Where the digits do not line up with the factors,
 /// mesh dimensions are given up (kOtherShard: to be gathered), innermost first, until they do.
-void GroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
-                            std::vector<Digit> digits, std::int64_t size) const {
+void TensorGroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
+                                  std::vector<Digit> digits, std::int64_t size) const {
   if (digits.empty()) {
     return;
   }
@@ -123,7 +123,7 @@ void GroupChooser::read_dim(Input& input, const ShardingRule::Factors& factors,
 }
 
 /// Outermost first: the cost of an inner one depends on how the outer ones divide the outputs.
-std::vector<Choice> GroupChooser::choose(const std::set<int>& unsharded) const {
+std::vector<Choice> TensorGroupChooser::choose(const std::set<int>& unsharded) const {
   std::vector<Choice> choices;
   for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
     choices.push_back(choose_dim(m, choices, unsharded));
@@ -133,8 +133,8 @@ std::vector<Choice> GroupChooser::choose(const std::set<int>& unsharded) const {
 
 /// Replication is always a candidate and may still be refused (an in-place output that is sharded):
 /// it is chosen then, and dtensor copies the result into the input's layout.
-Choice GroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
-                                const std::set<int>& unsharded) const {
+Choice TensorGroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
+                                      const std::set<int>& unsharded) const {
   std::optional<Choice> best;
   Cost lowest;
   for (const Choice& candidate : candidates(mesh_dim, unsharded)) {
@@ -152,8 +152,8 @@ Choice GroupChooser::choose_dim(std::size_t mesh_dim, const std::vector<Choice>&
 
 /// The placements that some input has already, in the order of inputs_: of candidates with the same
 /// cost the first one wins.
-std::vector<Choice> GroupChooser::candidates(std::size_t mesh_dim,
-                                             const std::set<int>& unsharded) const {
+std::vector<Choice> TensorGroupChooser::candidates(std::size_t mesh_dim,
+                                                   const std::set<int>& unsharded) const {
   std::vector<Choice> result;
   const auto add = [&](Choice choice) {
     if (std::find(result.begin(), result.end(), choice) == result.end()) {
@@ -190,7 +190,7 @@ std::vector<Choice> GroupChooser::candidates(std::size_t mesh_dim,
 
 /// Without a reduction every output must have the factor: nothing else would say how to put the
 /// shards together.
-bool GroupChooser::may_shard(int factor) const {
+bool TensorGroupChooser::may_shard(int factor) const {
   const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
   if (properties.unsharded) {
     return false;
@@ -203,7 +203,8 @@ bool GroupChooser::may_shard(int factor) const {
 
 /// Whether an output would be partial with reductions that do not commute: a layout says in which
 /// order they are done, and no operator makes them in another.
-bool GroupChooser::mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
+bool TensorGroupChooser::mixes_reductions(const Choice& choice,
+                                          const std::vector<Choice>& before) const {
   return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
     const FactorPlacement placement = output_placement(output, choice);
     if (placement.kind != FactorPlacement::kPartial) {
@@ -217,7 +218,7 @@ bool GroupChooser::mixes_reductions(const Choice& choice, const std::vector<Choi
 }
 
 /// Whether outputs that are written in place get the placement of their input.
-bool GroupChooser::keeps_inplace(std::size_t mesh_dim, const Choice& choice) const {
+bool TensorGroupChooser::keeps_inplace(std::size_t mesh_dim, const Choice& choice) const {
   return std::all_of(inplace_.begin(), inplace_.end(), [&](const auto& pair) {
     const auto input = std::find_if(inputs_.begin(), inputs_.end(),
                                     [&](const Input& i) { return i.index == pair.input; });
@@ -228,7 +229,7 @@ bool GroupChooser::keeps_inplace(std::size_t mesh_dim, const Choice& choice) con
 
 /// In this order: a tensor that has the factor is sharded; one that is added to a sum counts once
 /// (Partial); one in which the operator is linear may stay partial; the rest is replicated.
-FactorPlacement GroupChooser::wanted_placement(int input, const Choice& choice) const {
+FactorPlacement TensorGroupChooser::wanted_placement(int input, const Choice& choice) const {
   if (choice.kind == Choice::kFactor) {
     const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
     if (has_factor(factors, choice.index)) {
@@ -250,7 +251,7 @@ FactorPlacement GroupChooser::wanted_placement(int input, const Choice& choice) 
 
 /// An output that lacks the chosen factor is partial by its reduction; may_shard() has made sure
 /// that there is one.
-FactorPlacement GroupChooser::output_placement(int output, const Choice& choice) const {
+FactorPlacement TensorGroupChooser::output_placement(int output, const Choice& choice) const {
   if (choice.kind == Choice::kLinear) {
     return {FactorPlacement::kPartial, -1, rule_.linear[static_cast<std::size_t>(choice.index)].op};
   }
@@ -264,16 +265,16 @@ FactorPlacement GroupChooser::output_placement(int output, const Choice& choice)
   return reduction ? FactorPlacement{FactorPlacement::kPartial, -1, *reduction} : FactorPlacement{};
 }
 
-bool GroupChooser::is_unread(int input) const {
+bool TensorGroupChooser::is_unread(int input) const {
   return contains(rule_.unread, input);
 }
 
-bool GroupChooser::is_hint(int input) const {
+bool TensorGroupChooser::is_hint(int input) const {
   return is_unread(input) && !rule_.size_arguments.empty();
 }
 
-GroupChooser::Cost GroupChooser::cost(std::size_t mesh_dim, const Choice& choice,
-                                      const std::vector<Choice>& before) const {
+TensorGroupChooser::Cost TensorGroupChooser::cost(std::size_t mesh_dim, const Choice& choice,
+                                                  const std::vector<Choice>& before) const {
   double bytes = 0;
   for (const Input& input : inputs_) {
     bytes += moved_bytes(input, mesh_dim, choice);
@@ -287,8 +288,8 @@ GroupChooser::Cost GroupChooser::cost(std::size_t mesh_dim, const Choice& choice
 }
 
 /// Bytes that one rank sends to give `input` the placement that `choice` needs.
-double GroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
-                                 const Choice& choice) const {
+double TensorGroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
+                                       const Choice& choice) const {
   const FactorPlacement& have = input.placements[mesh_dim];
   const FactorPlacement want = wanted_placement(input.index, choice);
   if (have == want || have.kind == FactorPlacement::kReplicate) {
@@ -319,8 +320,8 @@ double GroupChooser::moved_bytes(const Input& input, std::size_t mesh_dim,
 
 /// Bytes that one rank will send when the outputs that `choice` makes partial are reduced. They are
 /// taken to be reduce-scattered, and to have elements of 4 bytes.
-double GroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& choice,
-                                   const std::vector<Choice>& before) const {
+double TensorGroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& choice,
+                                         const std::vector<Choice>& before) const {
   double total = 0;
   for (int output : group_.outputs) {
     if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
@@ -344,8 +345,8 @@ double GroupChooser::pending_bytes(std::size_t mesh_dim, const Choice& choice,
   return total;
 }
 
-std::vector<Digit> GroupChooser::carried_digits(int factor,
-                                                const std::vector<Choice>& choices) const {
+std::vector<Digit> TensorGroupChooser::carried_digits(int factor,
+                                                      const std::vector<Choice>& choices) const {
   const Choice wanted{Choice::kFactor, factor};
   const std::vector<Digit>* best = nullptr;
   std::ptrdiff_t most = 0;

@@ -33,10 +33,11 @@ struct Choice {
 
 /// Chooses, mesh dimension by mesh dimension, how to run one group of a rule's tensors
 /// (propagate()). Refers to its arguments, which must outlive it.
-class GroupChooser {
+class TensorGroupChooser {
  public:
-  GroupChooser(const ShardingRule& rule, const OpCall& call, std::span<const LayoutPtr> inputs,
-               std::span<const std::int64_t> mesh_sizes, const ShardingRule::TensorGroup& group);
+  TensorGroupChooser(const ShardingRule& rule, const OpCall& call,
+                     std::span<const LayoutPtr> inputs, std::span<const std::int64_t> mesh_sizes,
+                     const ShardingRule::TensorGroup& group);
 
   /// One choice per mesh dimension, outermost first. The factors in `unsharded` are not sharded.
   std::vector<Choice> choose(const std::set<int>& unsharded) const;

@@ -40,7 +40,7 @@ class Lexer {
  public:
   explicit Lexer(std::string_view source) : source_(plain_lines(source)) {}
 
-  std::vector<Part> run() {
+  std::vector<TemplatePart> run() {
     while (at_ < source_.size()) {
       const std::size_t tag = next_tag();
       std::string text = source_.substr(at_, tag - at_);
@@ -50,7 +50,7 @@ class Lexer {
       }
       strip_begin(text);
       if (!text.empty()) {
-        parts_.push_back({Part::Kind::kText, line_, std::move(text), {}});
+        parts_.push_back({TemplatePart::Kind::kText, line_, std::move(text), {}});
       }
       go_to(tag);
       if (is_tag) {
@@ -112,7 +112,11 @@ class Lexer {
     const std::size_t sign =
         at_ + 2 < source_.size() && (source_[at_ + 2] == '-' || source_[at_ + 2] == '+') ? 1 : 0;
     go_to(at_ + 2 + sign);
-    Part part{kind == '{' ? Part::Kind::kExpression : Part::Kind::kStatement, line, "", {}};
+    TemplatePart part{
+        kind == '{' ? TemplatePart::Kind::kExpression : TemplatePart::Kind::kStatement,
+        line,
+        "",
+        {}};
     const std::string_view end = kind == '{' ? "}}" : "%}";
     int open = 0;
     while (true) {
@@ -218,12 +222,12 @@ class Lexer {
   std::size_t at_ = 0;
   int line_ = 1;
   bool strips_ = false;  ///< white space at the begin of the next text
-  std::vector<Part> parts_;
+  std::vector<TemplatePart> parts_;
 };
 
 }  // namespace
 
-std::vector<Part> parts_of(std::string_view source) {
+std::vector<TemplatePart> parts_of(std::string_view source) {
   return Lexer(source).run();
 }
 

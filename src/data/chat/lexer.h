@@ -13,7 +13,7 @@ struct Token {
 };
 
 /// A part of a template: text, "{{ ... }}" or "{% ... %}".
-struct Part {
+struct TemplatePart {
   enum class Kind { kText, kExpression, kStatement };
   Kind kind = Kind::kText;
   int line = 1;
@@ -23,6 +23,6 @@ struct Part {
 
 /// The parts of a template, without comments and without the white space that Jinja leaves out, by
 /// transformers' options (trim_blocks, lstrip_blocks). Throws Error for what does not end.
-std::vector<Part> parts_of(std::string_view source);
+std::vector<TemplatePart> parts_of(std::string_view source);
 
 }  // namespace tessera::data::chat

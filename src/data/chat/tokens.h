@@ -13,7 +13,7 @@ namespace tessera::data::chat {
 /// Reads the tokens of one tag.
 class Tokens {
  public:
-  explicit Tokens(const Part& part) : part_(part) {}
+  explicit Tokens(const TemplatePart& part) : part_(part) {}
 
   int line() const { return part_.line; }
   const Token& peek() const { return part_.tokens[at_]; }
@@ -48,7 +48,7 @@ class Tokens {
   }
 
  private:
-  const Part& part_;
+  const TemplatePart& part_;
   std::size_t at_ = 0;
 };
 

@@ -198,51 +198,51 @@ void run_agreed_or_gathered(PlannedCall& call) {
 
 /// The one place that distinguishes the kinds of plans. run_allowed checks what depends on this
 /// thread's scopes, since no key has it.
-void execute(PlannedCall& call, PlanKind kind) {
+void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
-    case PlanKind::kPlain:
+    case CallKind::kPlain:
       return run_plain(call);
-    case PlanKind::kDecomposed:
+    case CallKind::kDecomposed:
       return run_decomposed(call);
-    case PlanKind::kDirect:
-    case PlanKind::kLocal:
-    case PlanKind::kFailTogether:
+    case CallKind::kDirect:
+    case CallKind::kLocal:
+    case CallKind::kFailTogether:
       return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
-    case PlanKind::kAgreed:
+    case CallKind::kAgreed:
       return run_allowed(call, run_agreed_or_gathered);
-    case PlanKind::kForm:
+    case CallKind::kForm:
       return run_allowed(call, run_form);
-    case PlanKind::kRandomInplace:
+    case CallKind::kRandomInplace:
       return run_allowed(call, run_random_inplace);
-    case PlanKind::kNativeDropout:
+    case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
-    case PlanKind::kForeach:
+    case CallKind::kForeach:
       // Every call checks which tensors are the same: two calls with one key may differ in that.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
       check_policy(call);  // of the whole, before its first position is written
       return run_by_position(call);
-    case PlanKind::kBackwardZeros:
+    case CallKind::kBackwardZeros:
       if (!write_to_backward_zeros(call)) {
         execute(call, call.plan.otherwise);
       }
       return;
-    case PlanKind::kNewZeros:
+    case CallKind::kNewZeros:
       execute(call, call.plan.otherwise);
       return note_backward_zeros(call.stack.back().toTensor());
-    case PlanKind::kRecorded:
+    case CallKind::kRecorded:
       if (!is_to_be_recorded(call.info, call.arguments())) {
         return execute(call, call.plan.otherwise);
       }
       return run_allowed(call,
-                         [](PlannedCall& allowed) { run_local(allowed, PlanKind::kRecorded); });
+                         [](PlannedCall& allowed) { run_local(allowed, CallKind::kRecorded); });
   }
 }
 
 /// The other plans cost next to nothing to make, and would displace plans that do.
 bool is_kept(const CallPlan& plan) {
-  return plan.kind != PlanKind::kPlain && plan.kind != PlanKind::kDecomposed;
+  return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }
 
 /// Whether an operator mode sees the call. A mode may keep results and return them later, which

@@ -93,7 +93,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   /// Whether only wrapping is left to do, and how is known: the first call of a plan finds out.
   static bool is_ready(const CallPlan& plan) {
-    if (plan.kind != PlanKind::kDirect ||
+    if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }

@@ -88,10 +88,10 @@ void keep_view_arguments(LocalRun& run) {
 
 /// Autograd has recorded the call on the wrappers: it must not see local tensors. The write-back is
 /// inside the guard too, since it copies between local tensors.
-void run_on_local_tensors(LocalRun& run, PlanKind kind) {
+void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
-  if (kind == PlanKind::kFailTogether) {
+  if (kind == CallKind::kFailTogether) {
     run_or_fail_together(run.call.plan.replicated.mesh, run.call.info.name,
                          [&run] { run_operator(run); });
   } else {
@@ -181,10 +181,10 @@ void run_operator(LocalRun& run) {
 /// Versions are read before the operator, whose kernel may bump them itself; what it did not bump
 /// is bumped once the values are written back. Results are wrapped last, from what the stack then
 /// holds.
-void run_local(PlannedCall& call, PlanKind kind) {
+void run_local(PlannedCall& call, CallKind kind) {
   const ForeachVersionCounts counts(call);
   LocalRun run(call);
-  run.recorded = kind == PlanKind::kRecorded;
+  run.recorded = kind == CallKind::kRecorded;
   const OrdinaryViewScope ordinary(run);
   localize_arguments(run);
   rewrite_arguments(run);
@@ -201,7 +201,7 @@ bool run_agreed(PlannedCall& call) {
   const DeviceMesh mesh = call.plan.replicated.mesh;
   bool failed = false;
   try {
-    run_local(call, PlanKind::kAgreed);
+    run_local(call, CallKind::kAgreed);
   } catch (const c10::Error&) {  // the operator's own; an Error of a peer's failure passes
     failed = true;
   }

@@ -12,7 +12,7 @@ namespace tessera::detail {
 
 /// Runs a call on the local tensors, as the kinds kDirect, kLocal, kFailTogether, kAgreed and
 /// kRecorded of its plan say. Collective if the plan moves data, and as kFailTogether.
-void run_local(PlannedCall& call, PlanKind kind);
+void run_local(PlannedCall& call, CallKind kind);
 
 /// Runs a call that may throw, for what it finds in the values, on some ranks alone: run_local,
 /// then one all-reduce of one number over the whole mesh. True if no rank threw c10::Error. Else

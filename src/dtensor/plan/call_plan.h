@@ -21,7 +21,7 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
 /// How a call is run. Decided by plan_call from the call's key; the switch in fallback.cpp runs it.
-enum class PlanKind : std::uint8_t {
+enum class CallKind : std::uint8_t {
   kPlain,          ///< nothing is distributed: the operator itself, below our key
   kDecomposed,     ///< the operator is written in terms of others; each is dispatched
   kDirect,         ///< the operator on the local tensors, the results wrapped: nothing else
@@ -47,7 +47,7 @@ struct CallPlan {
   struct Input {
     TensorSpecPtr spec;          ///< its own spec (a plain tensor: replicated)
     LayoutPtr target = nullptr;  ///< the layout to bring it to; nullptr: its own
-    PlanPtr plan;                ///< to `target`
+    RedistributionPlanPtr plan;  ///< to `target`
     /// Where the operator leaves a new value of the tensor that has to be brought back to it: the
     /// layout of that value. Else nullptr.
     LayoutPtr written = nullptr;
@@ -80,8 +80,8 @@ struct CallPlan {
   };
 
   // What the steps of a run ask. `kind` is decided last, from all the rest.
-  PlanKind kind = PlanKind::kLocal;
-  PlanKind otherwise = PlanKind::kLocal;  ///< of kinds that ask: one that does not
+  CallKind kind = CallKind::kLocal;
+  CallKind otherwise = CallKind::kLocal;  ///< of kinds that ask: one that does not
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
   bool seeded = false;          ///< draws from a generator that all ranks seed alike

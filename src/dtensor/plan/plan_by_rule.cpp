@@ -248,7 +248,7 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
     return;
   }
   input.target = target;
-  PlanPtr steps = plan_for(input.spec, target);
+  RedistributionPlanPtr steps = plan_for(input.spec, target);
   // On mesh dimensions of size 1 the same local tensor will do.
   const bool same = std::ranges::all_of(
       steps->steps, [](const Step& step) { return step.kind == StepKind::kRelabel; });

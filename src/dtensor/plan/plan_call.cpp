@@ -168,43 +168,43 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
 }
 
 /// The kind, among those that do not depend on which tensors the arguments are.
-PlanKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
+CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                   Values arguments) {
   if (plan.form != nullptr) {
-    return PlanKind::kForm;
+    return CallKind::kForm;
   }
   if (!plan.has_rule) {
-    return PlanKind::kLocal;
+    return CallKind::kLocal;
   }
   // A rank with one matrix or one position must not fail alone.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split)) {
     if (may_fail_apart(info, arguments)) {
-      return PlanKind::kAgreed;
+      return CallKind::kAgreed;
     }
     if ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
         writes_expanded(info, bound)) {
-      return PlanKind::kFailTogether;
+      return CallKind::kFailTogether;
     }
   }
-  return is_direct(plan, info) ? PlanKind::kDirect : PlanKind::kLocal;
+  return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
 /// The kind, among all: one that depends on what no key has, if that could matter; `otherwise` is
 /// for the other case.
-PlanKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
+CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
   };
   if (info.writes_lists && std::ranges::any_of(plan.inputs, is_copied)) {
-    return PlanKind::kForeach;
+    return CallKind::kForeach;
   }
   if (info.functional && plan.moves) {
-    return PlanKind::kBackwardZeros;
+    return CallKind::kBackwardZeros;
   }
   if (info.is_own) {
-    return PlanKind::kRecorded;
+    return CallKind::kRecorded;
   }
-  return info.traits.has(Trait::kNewZeros) ? PlanKind::kNewZeros : plan.otherwise;
+  return info.traits.has(Trait::kNewZeros) ? CallKind::kNewZeros : plan.otherwise;
 }
 
 /// Whether the ranks of `mesh_dim` do different parts of the work.
@@ -243,7 +243,7 @@ bool brings_generator(const OperatorInfo& info, Values arguments) {
 
 /// Random operators whose numbers depend on the element's place in the whole tensor: nothing is
 /// gathered. Not if the caller passes a generator: the numbers must come from it.
-std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values arguments) {
+std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
     return std::nullopt;
@@ -251,7 +251,7 @@ std::optional<PlanKind> kind_by_element(const OperatorInfo& info, Values argumen
   if (brings_generator(info, arguments)) {
     return std::nullopt;
   }
-  return dropout ? PlanKind::kNativeDropout : PlanKind::kRandomInplace;
+  return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
 /// For view(self, size): planned with the number that its -1 stands for. A plan passes local sizes
@@ -264,10 +264,10 @@ std::vector<c10::IValue> with_complete_sizes(Values arguments) {
 
 /// Sets has_rule although no rule is used: nothing must be gathered. Dropout of a pending reduction
 /// waits for the reduction: dropping terms is not dropping sums.
-void plan_by_element(CallPlan& plan, PlanKind kind) {
+void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = plan.otherwise = kind;
   plan.has_rule = true;
-  if (kind == PlanKind::kNativeDropout) {
+  if (kind == CallKind::kNativeDropout) {
     CallPlan::Input& x = plan.inputs.front();
     bring_to(plan, x, gradient_layout(x.spec->sharding.layout));
   }
@@ -278,12 +278,12 @@ void plan_by_element(CallPlan& plan, PlanKind kind) {
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Values arguments) {
   CallPlan plan;
   if (!any_distributed(info, arguments)) {
-    plan.kind = PlanKind::kPlain;
+    plan.kind = CallKind::kPlain;
     return plan;
   }
   // Its operators are planned one by one when they reach this key.
   if (info.decomposes) {
-    plan.kind = PlanKind::kDecomposed;
+    plan.kind = CallKind::kDecomposed;
     return plan;
   }
   std::vector<c10::IValue> completed;
@@ -320,7 +320,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   // The kinds come last: they depend on everything above.
   plan.otherwise = own_kind(plan, info, bound, arguments);
   plan.kind = kind_of(plan, info);
-  if (plan.kind == PlanKind::kRecorded) {
+  if (plan.kind == CallKind::kRecorded) {
     plan_gradients(plan);
   }
   return plan;

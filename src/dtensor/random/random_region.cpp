@@ -22,7 +22,8 @@ namespace detail {
 namespace {
 
 bool replays_here() {
-  const ActiveRegion* here = CarriedScope<Carried::kRandomRegion, ActiveRegion>::active();
+  const ActiveRandomRegion* here =
+      CarriedScope<Carried::kRandomRegion, ActiveRandomRegion>::active();
   return here != nullptr && here->replays;
 }
 
@@ -236,7 +237,8 @@ RandomPlace RandomRegion::find_place(const RandomCall& call) const {
 
 const RandomRegionPtr& random_region() {
   static const RandomRegionPtr none;
-  const ActiveRegion* here = CarriedScope<Carried::kRandomRegion, ActiveRegion>::active();
+  const ActiveRandomRegion* here =
+      CarriedScope<Carried::kRandomRegion, ActiveRandomRegion>::active();
   return here != nullptr ? here->region : none;
 }
 

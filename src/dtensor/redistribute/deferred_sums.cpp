@@ -1,6 +1,6 @@
 // Sums that tensor parallelism still needs for many small gradients, in one all-reduce. FSDP's
-// reduction of a group adds them (fsdp/group/gradient_reduction.cpp); the object is in the context
-// that its units share.
+// reduction of a group adds them (fsdp/parameter_group/gradient_reduction.cpp); the object is in
+// the context that its units share.
 
 #include "tessera/dtensor/detail/deferred_sums.h"
 

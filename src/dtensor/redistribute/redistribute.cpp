@@ -31,14 +31,14 @@ constexpr std::size_t kCachedPlans = 2048;
 
 /// Spec and layout are interned, so that keys are compared and hashed by pointer. The key owns
 /// them: an address in use is not taken by another.
-struct PlanKey {
+struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
-  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+  friend bool operator==(const RedistributionKey&, const RedistributionKey&) = default;
 };
 
-struct PlanKeyHash {
-  std::size_t operator()(const PlanKey& key) const {
+struct RedistributionKeyHash {
+  std::size_t operator()(const RedistributionKey& key) const {
     return std::hash<const void*>{}(key.spec.get()) * 31 + std::hash<LayoutPtr>{}(key.target);
   }
 };
@@ -46,7 +46,8 @@ struct PlanKeyHash {
 /// One cache per thread: it holds meshes, which belong to a rank, and a process may run several
 /// ranks as threads.
 auto& plans() {
-  thread_local BoundedCache<PlanKey, RedistributionPlan, PlanKeyHash> plans(kCachedPlans);
+  thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(
+      kCachedPlans);
   return plans;
 }
 
@@ -123,8 +124,8 @@ void clear_plans() {
   plans().clear();
 }
 
-PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
-  return plans().get({spec, target}, [](const PlanKey& key) {
+RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
+  return plans().get({spec, target}, [](const RedistributionKey& key) {
     return plan_redistribution(key.spec->sharding.layout, key.target, key.spec->sizes,
                                static_cast<std::int64_t>(c10::elementSize(key.spec->dtype)));
   });
@@ -139,7 +140,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
   return run_steps(plan.steps, std::move(local), mesh, sizes);
 }
 
-TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
   std::size_t last = steps.size();  // one past the last collective

@@ -15,7 +15,7 @@ namespace tessera::detail {
 
 // On one mesh.
 
-using PlanPtr = std::shared_ptr<const RedistributionPlan>;
+using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
 /// Whether a step is a collective.
 inline bool communicates(const Step& step) {
@@ -24,7 +24,7 @@ inline bool communicates(const Step& step) {
 }
 
 /// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
-PlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
+RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
 /// Empties that cache.
 void clear_plans();
 
@@ -36,7 +36,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 
 /// The same, but only starts the last collective. nullptr, and nothing is done, for a plan without
 /// one.
-TransferPtr start_plan(PlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 
 /// Plans and runs the redistribution of a tensor of `spec` to `target`.

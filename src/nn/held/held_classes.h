@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 
 namespace tessera::nn {
 

@@ -20,7 +20,7 @@
 #include "held/held_classes.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 #include "tessera/nn/initialization.h"
 
 namespace tessera::nn {

@@ -12,11 +12,11 @@
 namespace tessera::nn {
 namespace {
 
-using Parts = std::vector<std::string_view>;
+using Texts = std::vector<std::string_view>;
 
 /// "layers.*.w" -> "layers", "*", "w"; "" has no segment.
-Parts split_at_dots(std::string_view text) {
-  Parts segments;
+Texts split_at_dots(std::string_view text) {
+  Texts segments;
   while (!text.empty()) {
     // npos becomes the end, so that the last segment needs no case.
     const std::size_t dot = std::min(text.find('.'), text.size());
@@ -40,8 +40,8 @@ std::size_t length_of_set(std::string_view pattern) {
 }
 
 /// What stands for one character each, and stars: "[qk]_*" -> "[qk]", "_", "*".
-Parts split_into_tokens(std::string_view segment) {
-  Parts tokens;
+Texts split_into_tokens(std::string_view segment) {
+  Texts tokens;
   while (!segment.empty()) {
     const std::size_t length = segment.front() == '[' ? length_of_set(segment) : 1;
     tokens.push_back(segment.substr(0, length));
@@ -79,7 +79,7 @@ bool matches_character(std::string_view token, char character) {
 /// not help, since what stands between two stars was found at its first place; so no pair of a part
 /// and an item is compared twice.
 template <class Items, class MatchesOne>
-std::optional<std::vector<std::size_t>> match_with_stars(const Parts& pattern, const Items& items,
+std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
                                                          std::string_view star,
                                                          const MatchesOne& matches_one) {
   std::vector<std::size_t> begins(pattern.size() + 1, items.size());
@@ -117,7 +117,7 @@ bool matches_segment(std::string_view pattern, std::string_view name) {
   return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character).has_value();
 }
 
-auto match_segments(const Parts& pattern, const Parts& names) {
+auto match_segments(const Texts& pattern, const Texts& names) {
   return match_with_stars(pattern, names, "**", &matches_segment);
 }
 
@@ -126,8 +126,8 @@ bool is_wildcard(std::string_view token) {
 }
 
 /// Those of a pattern, in order.
-Parts wildcards_of(std::string_view pattern) {
-  Parts wildcards;
+Texts wildcards_of(std::string_view pattern) {
+  Texts wildcards;
   for (const std::string_view segment : split_at_dots(pattern)) {
     if (segment == "**") {
       wildcards.push_back(segment);
@@ -142,7 +142,7 @@ Parts wildcards_of(std::string_view pattern) {
   return wildcards;
 }
 
-std::string joined(const Parts& names, std::size_t begin, std::size_t end) {
+std::string joined(const Texts& names, std::size_t begin, std::size_t end) {
   std::string text;
   for (std::size_t i = begin; i < end; ++i) {
     text += (i == begin ? "" : ".") + std::string(names[i]);
@@ -153,7 +153,7 @@ std::string joined(const Parts& names, std::size_t begin, std::size_t end) {
 /// What the wildcards stand for in a segment, which matches.
 void add_captures(std::string_view pattern, std::string_view name,
                   std::vector<std::string>& captures) {
-  const Parts tokens = split_into_tokens(pattern);
+  const Texts tokens = split_into_tokens(pattern);
   const auto begins = *match_with_stars(tokens, name, "*", &matches_character);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (is_wildcard(tokens[i])) {
@@ -165,8 +165,8 @@ void add_captures(std::string_view pattern, std::string_view name,
 /// What the wildcards stand for in a name; nullopt if it does not match.
 std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
                                                     std::string_view fqn) {
-  const Parts segments = split_at_dots(pattern);
-  const Parts names = split_at_dots(fqn);
+  const Texts segments = split_at_dots(pattern);
+  const Texts names = split_at_dots(fqn);
   const auto begins = match_segments(segments, names);
   if (!begins) {
     return std::nullopt;
@@ -203,7 +203,7 @@ std::string filled_in(std::string_view pattern, const std::vector<std::string>& 
 }
 
 void check_pair(std::string_view from, std::string_view to) {
-  const Parts asked = wildcards_of(from), given = wildcards_of(to);
+  const Texts asked = wildcards_of(from), given = wildcards_of(to);
   TESSERA_CHECK(
       given.size() <= asked.size() && std::equal(given.begin(), given.end(), asked.begin()),
       "the names of '", from, "' were to become '", to,

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/held_part.h"
+#include "tessera/nn/detail/held_submodule.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -52,8 +52,8 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
       continue;
     }
     TESSERA_CHECK(
-        dynamic_cast<const HeldPart*>(module) == nullptr, "activation checkpointing selects '", fqn,
-        "', a ", module->name(),
+        dynamic_cast<const HeldSubmodule*>(module) == nullptr, "activation checkpointing selects '",
+        fqn, "', a ", module->name(),
         " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
         "module that nn::Hooked holds");
     module->checkpoint_calls(what.options);

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "recompute/checkpointed_region.h"
 #include "recompute/frame.h"
-#include "recompute/region.h"
 
 namespace tessera::nn::detail {
 
@@ -16,7 +16,7 @@ namespace tessera::nn::detail {
 struct StopRecomputation {};
 
 /// The recomputation of a frame, while it lives: takes the tensors that autograd would keep.
-class Replay final : public Region {
+class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame);
 

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "compare/difference.h"
-#include "compare/parts.h"
+#include "compare/rank_parts.h"
 #include "compare/recording.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
@@ -81,7 +81,8 @@ class ComparedRun : public std::enable_shared_from_this<ComparedRun> {
   nn::NamedSlots parameters_in_backward_order() const;
 
   void take(Kind kind, const std::string& name, const at::Tensor& tensor);
-  void compare(Kind kind, const std::string& name, const Parts& parts, const std::string& layout);
+  void compare(Kind kind, const std::string& name, const RankParts& parts,
+               const std::string& layout);
   void end_comparison(std::int64_t step);
   void say(const std::string& text) const;
 
@@ -249,7 +250,7 @@ void ComparedRun::take(Kind kind, const std::string& name, const at::Tensor& ten
     // The gradient of the mean over all samples; the rank's own loss is one part of it.
     own = own.div(grid_.batches);
   }
-  const Parts parts = gather_parts(own, mesh_, grid_, is_of_batch(kind));
+  const RankParts parts = gather_parts(own, mesh_, grid_, is_of_batch(kind));
   if (recording_ == nullptr) {
     return;
   }
@@ -261,7 +262,7 @@ void ComparedRun::take(Kind kind, const std::string& name, const at::Tensor& ten
   }
 }
 
-void ComparedRun::compare(Kind kind, const std::string& name, const Parts& parts,
+void ComparedRun::compare(Kind kind, const std::string& name, const RankParts& parts,
                           const std::string& layout) {
   const std::optional<RecordedTensor> recorded = recording_->find(name);
   if (!recorded) {

@@ -122,7 +122,7 @@ double largest_of(const at::Tensor& tensor) {
   return as_doubles(tensor).nan_to_num(0, 0, 0).abs().max().item<double>();
 }
 
-std::optional<std::string> difference(const Parts& parts, const Parts& recorded,
+std::optional<std::string> difference(const RankParts& parts, const RankParts& recorded,
                                       const Allowance& allowance) {
   std::optional<Worst> least;
   for (const Reading& theirs : readings(recorded)) {

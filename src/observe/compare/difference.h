@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "compare/parts.h"
+#include "compare/rank_parts.h"
 
 namespace tessera::observe {
 
@@ -19,7 +19,7 @@ struct Allowance {
 
 /// How `parts` and `recorded` differ, in the common reading in which they differ least: one line.
 /// nullopt: they agree.
-std::optional<std::string> difference(const Parts& parts, const Parts& recorded,
+std::optional<std::string> difference(const RankParts& parts, const RankParts& recorded,
                                       const Allowance& allowance);
 
 /// The largest finite absolute value; 0 of an empty tensor.

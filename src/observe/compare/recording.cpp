@@ -94,7 +94,7 @@ std::string Recording::manifest() const {
   return nlohmann::json{{"mesh", mesh_}, {"steps", steps_}, {"tensors", tensors}}.dump(1) + "\n";
 }
 
-void Recording::add(const std::string& name, const Parts& parts, const std::string& layout) {
+void Recording::add(const std::string& name, const RankParts& parts, const std::string& layout) {
   std::vector<at::Tensor> distinct;
   Entry entry{name,
               fmt::format("{:05}_{}.safetensors", entries_.size(), as_file_name(name)),

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "compare/parts.h"
+#include "compare/rank_parts.h"
 
 namespace tessera::observe {
 
 /// A tensor of a recorded run.
 struct RecordedTensor {
-  Parts parts;
+  RankParts parts;
   std::string layout;  ///< for messages
 };
 
@@ -37,7 +37,7 @@ class Recording {
   std::int64_t steps() const { return steps_; }
 
   /// `name`: what the tensor is, "step 1: the output of 'norm'"; unique.
-  void add(const std::string& name, const Parts& parts, const std::string& layout);
+  void add(const std::string& name, const RankParts& parts, const std::string& layout);
   void finish(const std::string& mesh, std::int64_t steps);
 
   /// nullopt if the recorded run had none of this name.

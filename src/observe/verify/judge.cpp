@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "compare/difference.h"
-#include "compare/parts.h"
+#include "compare/rank_parts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
 #include "tessera/mesh/device_mesh.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "compare/difference.h"
-#include "compare/parts.h"
+#include "compare/rank_parts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
@@ -151,7 +151,8 @@ void PairingRanks::join_parts(std::vector<Pair>& pairs) const {
 
 /// Chooses the way in which the joined parts differ least from one rank's tensor.
 void PairingRanks::join(Pair& pair) const {
-  const Parts parts = gather_parts(pair.on_mesh, peers_, BatchGrid(peers_, {}), /*of_batch=*/false);
+  const RankParts parts =
+      gather_parts(pair.on_mesh, peers_, BatchGrid(peers_, {}), /*of_batch=*/false);
   double least = std::numeric_limits<double>::infinity();
   for (const Reading& reading : readings(parts)) {
     // Other readings are the ranks' copies.

@@ -61,7 +61,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       continue;
     }
     owned_.push_back(i);
-    std::vector<Part>& parts = parts_.emplace_back();
+    std::vector<RankShard>& parts = parts_.emplace_back();
     for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
       parts.push_back(part(i, rank));
     }
@@ -69,7 +69,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
 }
 
 /// What `rank`, an index in the mesh, holds of a matrix: a pure function of the layout.
-MatrixExchange::Part MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
+MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
   const std::vector<std::int64_t> at = mesh_.shape().coordinate(rank);
@@ -142,7 +142,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   std::int64_t offset = 0;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
-      const Part& part = parts_[k][rank];
+      const RankShard& part = parts_[k][rank];
       if (!part.sent) {
         continue;
       }
@@ -165,7 +165,7 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
-      const Part& part = parts_[k][rank];
+      const RankShard& part = parts_[k][rank];
       at::Tensor piece = at::empty(part.sizes, wholes[k].options());
       for (const Box& box : part.boxes) {
         block(piece, box.local_offset, box.sizes)

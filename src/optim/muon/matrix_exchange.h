@@ -43,14 +43,14 @@ class MatrixExchange {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
 
  private:
-  struct Part {
+  struct RankShard {
     std::vector<std::int64_t> sizes;
     std::vector<Box> boxes;
     std::int64_t numel = 0;
     bool sent = false;  ///< the owner takes this copy
   };
   bool sends(std::size_t matrix, std::int64_t rank) const;
-  Part part(std::size_t matrix, std::int64_t rank) const;
+  RankShard part(std::size_t matrix, std::int64_t rank) const;
   std::vector<at::Tensor> gather(const std::vector<at::Tensor>& locals) const;
   std::vector<at::Tensor> scatter(const std::vector<at::Tensor>& wholes,
                                   const std::vector<at::Tensor>& locals) const;
@@ -61,9 +61,9 @@ class MatrixExchange {
   std::vector<SpreadMatrix> matrices_;
   std::vector<std::int64_t> owners_;
   std::int64_t self_;
-  std::vector<bool> sends_;               ///< of this rank, for each matrix
-  std::vector<std::size_t> owned_;        ///< matrices of this rank
-  std::vector<std::vector<Part>> parts_;  ///< beside owned_: of each rank
+  std::vector<bool> sends_;                    ///< of this rank, for each matrix
+  std::vector<std::size_t> owned_;             ///< matrices of this rank
+  std::vector<std::vector<RankShard>> parts_;  ///< beside owned_: of each rank
 };
 
 }  // namespace tessera::optim

@@ -86,7 +86,7 @@ TEST(Departure, NamesTheRankThatCallsSomethingElse) {
     ranks.call(rank, kAll, rank == 1 ? "barrier" : "all_gather", CallState::kWaiting);
   }
   EXPECT_EQ(
-      departure(ranks.reports()),
+      first_divergence(ranks.reports()),
       "rank 1 left the common order first, after all_reduce (call 1 of group '0-2'): it calls "
       "barrier (call 2 of group '0-2'); ranks 0, 2 call all_gather (call 2 of group '0-2')");
 }
@@ -97,7 +97,7 @@ TEST(Departure, NamesTheRankThatContinuesInAnotherGroup) {
   ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
   ranks.call(2, kAll, "all_reduce", CallState::kWaiting);
   ranks.call(1, {0, 1}, "set-up", CallState::kWaiting);
-  EXPECT_CONTAINS(departure(ranks.reports()),
+  EXPECT_CONTAINS(first_divergence(ranks.reports()),
                   "rank 1 left the common order first, after the set-up of group '0-2'",
                   "it calls the set-up of group '0, 1'");
 }
@@ -106,14 +106,15 @@ TEST(Departure, BlamesNeitherOfTwoRanks) {
   Ranks ranks(2);
   ranks.call(0, {0, 1}, "all_reduce");
   ranks.call(1, {0, 1}, "barrier");
-  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part from the beginning: rank 0 calls");
+  EXPECT_CONTAINS(first_divergence(ranks.reports()),
+                  "the ranks part from the beginning: rank 0 calls");
 }
 
 TEST(Departure, IsNoneWhereARankIsOnlyBehind) {
   Ranks ranks(3);
   ranks.all_call(kAll, "all_reduce");
   ranks.call(0, kAll, "all_reduce", CallState::kWaiting);
-  EXPECT_EQ(departure(ranks.reports()), "");
+  EXPECT_EQ(first_divergence(ranks.reports()), "");
 }
 
 TEST(Departure, IsFoundAfterRecordsHaveForgottenTheirBeginnings) {
@@ -122,10 +123,10 @@ TEST(Departure, IsFoundAfterRecordsHaveForgottenTheirBeginnings) {
     ranks.all_call({0, 1}, "all_reduce");
   }
   ranks[0].calls.erase(ranks[0].calls.begin(), ranks[0].calls.begin() + 3);
-  EXPECT_EQ(departure(ranks.reports()), "");
+  EXPECT_EQ(first_divergence(ranks.reports()), "");
   ranks.call(0, {0, 1}, "all_gather");
   ranks.call(1, {0, 1}, "barrier");
-  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part after all_reduce (call 4");
+  EXPECT_CONTAINS(first_divergence(ranks.reports()), "the ranks part after all_reduce (call 4");
 }
 
 TEST(Deadlock, IsACircleOfWaits) {
@@ -193,12 +194,12 @@ TEST(Departure, IsNoneWhereOnlyTheTurnsOfThreadsDiffer) {
   save(0);
   ranks.call(0, both, "all_reduce", CallState::kDone, kMainThread);
   ranks.call(1, both, "all_reduce", CallState::kDone, kMainThread);
-  EXPECT_EQ(departure(ranks.reports()), "") << "the save of rank 1 has not begun";
+  EXPECT_EQ(first_divergence(ranks.reports()), "") << "the save of rank 1 has not begun";
   save(1);
-  EXPECT_EQ(departure(ranks.reports()), "");
+  EXPECT_EQ(first_divergence(ranks.reports()), "");
   ranks.call(0, both, "all_reduce", CallState::kWaiting, kMainThread);
   ranks.call(1, both, "barrier", CallState::kWaiting, kMainThread);
-  EXPECT_CONTAINS(departure(ranks.reports()), "the ranks part after all_reduce (call 1",
+  EXPECT_CONTAINS(first_divergence(ranks.reports()), "the ranks part after all_reduce (call 1",
                   "rank 0 calls all_reduce (call 2", "rank 1 calls barrier (call 2");
 }
 

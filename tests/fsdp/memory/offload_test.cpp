@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "fsdp/group/comm_context.h"
+#include "fsdp/parameter_group/comm_context.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/comm/streams.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/group/comm_context.h"
+#include "fsdp/parameter_group/comm_context.h"
 #include "fsdp/unit/unit.h"
 #include "tessera/comm/streams.h"
 

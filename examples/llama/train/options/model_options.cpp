@@ -11,14 +11,14 @@ void declare_model(CLI::App& app, TrainOptions& o) {
   app.add_option("--model", o.model,
                  "Hugging Face folder: config.json and *.safetensors; or a name in the hub's cache")
       ->option_text("DIR|ORG/NAME")
-      ->transform(hub_name(tessera::HubPart::kModel));
+      ->transform(hub_name(tessera::HubItem::kModel));
   app.add_option("--config", o.config, "config.json alone; weights are initialised from --seed")
       ->option_text("FILE|ORG/NAME")
-      ->transform(hub_name(tessera::HubPart::kConfig));
+      ->transform(hub_name(tessera::HubItem::kConfig));
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model, for texts (the model's own, or bytes)")
       ->option_text("FILE|ORG/NAME")
-      ->transform(hub_name(tessera::HubPart::kTokenizer));
+      ->transform(hub_name(tessera::HubItem::kTokenizer));
   app.add_option("--dropout", o.dropout,
                  "Dropout of what attention and MLP add to the residual (0)")
       ->check(number_between(0.0, 0.999));

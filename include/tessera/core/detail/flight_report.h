@@ -104,9 +104,9 @@ std::int64_t last_work(const RankReport& report, std::uint64_t group);
 std::vector<int> deadlock(const std::vector<RankReport>& reports, int rank, std::int64_t at,
                           std::int64_t least, std::uint64_t group = 0);
 /// Where a rank left the order of calls that the others keep; "": nowhere.
-std::string departure(const std::vector<RankReport>& reports);
-/// All of it: the departure, and a line for each rank or for those that do the same. `at`: says for
-/// how long they have done so at that time; nullopt: since when.
+std::string first_divergence(const std::vector<RankReport>& reports);
+/// All of it: the divergence, and a line for each rank or for those that do the same. `at`: says
+/// for how long they have done so at that time; nullopt: since when.
 std::vector<std::string> explain(const std::vector<RankReport>& reports,
                                  std::optional<std::int64_t> at = std::nullopt);
 

@@ -138,7 +138,7 @@ class LocalPartsScope {
   bool before_ = false;
 };
 
-struct ActiveRegion {
+struct ActiveRandomRegion {
   RandomRegionPtr region;
   bool replays = false;
 };
@@ -150,7 +150,7 @@ class RandomRegionScope {
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);
 
  private:
-  CarriedScope<Carried::kRandomRegion, ActiveRegion> scope_;
+  CarriedScope<Carried::kRandomRegion, ActiveRandomRegion> scope_;
   IncludeKeys guard_;
 };
 

@@ -1,0 +1,154 @@
+// Where each shard is in a flat buffer, and the copies between such buffers and unsharded tensors.
+// A flat buffer of one rank has the padded shards one after another; a gathered one has a row of
+// that form for each rank. Nothing here communicates.
+
+#include "parameter_group/flat_buffer_layout.h"
+
+#include <ATen/ops/_foreach_copy.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::fsdp {
+namespace {
+
+/// A piece of an unsharded tensor and its place in the buffer, of equal sizes.
+struct Piece {
+  at::Tensor unsharded;
+  at::Tensor packed;
+};
+
+/// The rows of ranks [first, last), which are all full, split on dimension 0: one piece.
+Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
+                std::int64_t ranks) {
+  // As (ranks, rows, ...): on both sides a strided view of the same shape, and no copy is needed to
+  // build it.
+  std::vector<std::int64_t> sizes = segment.shape.sizes;
+  sizes[0] = segment.shape.chunk();
+  sizes.insert(sizes.begin(), ranks);
+  const at::Tensor packed = buffer.narrow(0, 0, ranks)
+                                .narrow(1, segment.offset, segment.shape.padded_numel())
+                                .unflatten(1, at::IntArrayRef(sizes).slice(1));
+  return {unsharded.narrow(0, 0, ranks * sizes[1]).unflatten(0, {ranks, sizes[1]}), packed};
+}
+
+Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
+              std::int64_t rank) {
+  const ShardShape& shape = segment.shape;
+  return {shape.rows_of(unsharded, rank),
+          shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
+}
+
+/// Ranks whose shards are full, split on dimension 0, are one strided copy; others one each.
+std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
+                             const Segment& segment) {
+  const ShardShape& shape = segment.shape;
+  std::vector<Piece> pieces;
+  std::int64_t rank = 0;
+  if (shape.splits_rows() && shape.padded_numel() > 0) {
+    // Ranks with a full chunk; at most one after them has fewer rows, the others none.
+    rank = shape.sizes[0] / shape.chunk();
+    pieces.push_back(full_rows(unsharded, buffer, segment, rank));
+  }
+  // Empty ranks come last, as in torch.chunk, so the loop may end at the first.
+  for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
+    pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
+                               : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
+  }
+  return pieces;
+}
+
+/// Clears the rest of a segment's room: that of the short rank and of the empty ranks.
+void clear_padding(const at::Tensor& buffer, const Segment& segment) {
+  const std::int64_t room = segment.shape.padded_numel();
+  for (std::int64_t rank = segment.shape.ranks - 1; rank >= 0; --rank) {
+    const std::int64_t used = segment.shape.numel(rank);
+    // From the last rank backwards: before a full one all are full.
+    if (used == room) {
+      return;
+    }
+    buffer.select(0, rank).narrow(0, segment.offset + used, room - used).zero_();
+  }
+}
+
+}  // namespace
+
+std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes) {
+  std::vector<Segment> segments;
+  for (const ShardShape& shape : shapes) {
+    // Padded, so that the offsets are the same on every rank and one collective fits all.
+    segments.push_back({shape, flat_numel(segments)});
+  }
+  return segments;
+}
+
+std::int64_t flat_numel(const std::vector<Segment>& segments) {
+  return segments.empty() ? 0 : segments.back().offset + segments.back().shape.padded_numel();
+}
+
+at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank) {
+  // A view without the padding.
+  return flat.narrow(0, segment.offset, segment.shape.numel(rank))
+      .view(segment.shape.shard_sizes(rank));
+}
+
+FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::ScalarType dtype,
+                                   const MixedPrecisionPolicy& policy, const ShardHome& home,
+                                   c10::Device device)
+    : segments_(segments_of(shapes)),
+      dtype_(dtype),
+      // Integers and booleans are not computed with in a floating-point type.
+      compute_dtype_(c10::isFloatingType(dtype) ? policy.param_dtype.value_or(dtype) : dtype),
+      // As FSDP2: without reduce_dtype a reduction has the computation's type.
+      reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
+                                               : compute_dtype_),
+      home_(home),
+      device_(device) {}
+
+bool FlatBufferLayout::splits_rows() const {
+  return std::ranges::all_of(segments_,
+                             [](const Segment& segment) { return segment.shape.splits_rows(); });
+}
+
+/// One call for all pieces: on a GPU a few kernels, not one for each piece.
+void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
+            const std::vector<at::Tensor>& unsharded) {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
+    if (!segments[i].shape.dim && !pieces.empty()) {
+      pieces.erase(pieces.begin() + 1, pieces.end());  // every rank sent the same
+    }
+    for (Piece& piece : pieces) {
+      to.push_back(std::move(piece.unsharded));
+      from.push_back(std::move(piece.packed));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+}
+
+void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
+          const at::Tensor& buffer) {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    // A parameter that this rank did not use: zeros, as its peers expect.
+    if (!unsharded[i].defined()) {
+      buffer.narrow(1, segments[i].offset, segments[i].shape.padded_numel()).zero_();
+      continue;
+    }
+    clear_padding(buffer, segments[i]);
+    for (Piece& piece : pieces_of(unsharded[i], buffer, segments[i])) {
+      to.push_back(std::move(piece.packed));
+      from.push_back(std::move(piece.unsharded));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,123 @@
+// A tree of slots beside a tree of libtorch's modules. A swap of a slot reaches the member that
+// forward reads, and libtorch's own table, so that nobody keeps the unsharded tensor.
+
+#include "tessera/nn/detail/held_submodule.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "held/held_classes.h"
+#include "tessera/core/error.h"
+#include "tessera/nn/visit_modules.h"
+
+namespace tessera::nn {
+namespace {
+
+bool has_tensors(const torch::nn::Module& module) {
+  return !module.parameters().empty() || !module.buffers().empty();
+}
+
+/// The member of that name, if it holds `tensor`; else the end.
+auto find_member(const detail::HeldTensors& members, const std::string& name,
+                 const at::Tensor& tensor) {
+  return std::ranges::find_if(members, [&](const auto& each) {
+    return each.first == name && each.second().is_same(tensor);
+  });
+}
+
+}  // namespace
+
+HeldSubmodule::HeldSubmodule(std::shared_ptr<torch::nn::Module> module, const std::string& fqn,
+                             Maker& maker)
+    : ModuleBase(module->name()), module_(std::move(module)) {
+  maker.fill(*this, *module_, fqn);
+}
+
+void HeldSubmodule::train(bool on) {
+  ModuleBase::train(on);
+  module_->train(on);
+}
+
+void HeldSubmodule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
+                                const std::string& fqn) {
+  add_parameters(holder, module, fqn);
+  add_buffers(holder, module, fqn);
+  for (const auto& child : module.named_children()) {
+    if (has_tensors(*child.value())) {
+      holder.register_module(child.key(), part_of(child.value(), join_fqn(fqn, child.key())));
+    }
+  }
+}
+
+detail::HeldTensors HeldSubmodule::Maker::tensors_of(torch::nn::Module& module) const {
+  detail::HeldTensors found;
+  find_in_libtorch(module, found);
+  for (const detail::FindTensors find : classes_) {
+    find(module, found);
+  }
+  return found;
+}
+
+/// The tensor stays the same one until it is sharded: optimizers and members that have it see then
+/// that it was replaced.
+void HeldSubmodule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
+                                          const std::string& fqn) {
+  const detail::HeldTensors members = tensors_of(module);
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+    const std::string& name = parameter.key();
+    const at::Tensor& tensor = parameter.value();
+    const auto found = find_member(members, name, tensor);
+    TESSERA_CHECK(
+        found != members.end(), "parameter '", join_fqn(fqn, name), "' of a ", module.name(),
+        " is read by its forward through a member that is not known, where no shard could "
+        "reach it; name the member in nn::kSlotMembers of that class and pass the class, "
+        "nn::adopt<Class>(module), or derive it from nn::Module");
+    const auto [tied, is_new] = slots_.try_emplace(tessera::detail::identity_of(tensor));
+    if (is_new) {
+      tied->second = std::make_shared<ParameterSlot>(tensor, !tensor.is_meta());
+    }
+    holder.add_slot(name, tied->second,
+                    [&module, name, member = found->second](const at::Tensor& swapped) {
+                      parameter_table(module)[name] = swapped;
+                      member() = swapped;
+                    });
+  }
+}
+
+/// The tensor itself, which forward writes in place. The statistics of norms are small: on the meta
+/// device they get memory, and the values that they begin with, at once.
+void HeldSubmodule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
+                                       const std::string& fqn) {
+  const detail::HeldTensors members = tensors_of(module);
+  for (const auto& buffer : module.named_buffers(/*recurse=*/false)) {
+    const std::string& name = buffer.key();
+    at::Tensor tensor = buffer.value();
+    if (tensor.is_meta()) {
+      const auto found = find_member(members, name, tensor);
+      TESSERA_CHECK(found != members.end(), "buffer '", join_fqn(fqn, name), "' of a ",
+                    module.name(),
+                    " would be on the meta device, where nothing can re-make it; construct it "
+                    "outside the MetaDevice scope");
+      tensor = at::zeros(tensor.sizes(), at::dtype(tensor.scalar_type()).device(at::kCPU))
+                   .fill_(first_of_statistic(name));
+      found->second() = tensor;
+    }
+    holder.register_buffer(name, tensor);
+  }
+}
+
+std::shared_ptr<ModuleBase> HeldSubmodule::Maker::part_of(
+    const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
+  if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
+    return ours;  // has slots and hooks
+  }
+  if (const auto found = parts_.find(module.get()); found != parts_.end()) {
+    return found->second;
+  }
+  auto part = std::make_shared<HeldSubmodule>(module, fqn, *this);
+  parts_.emplace(module.get(), part);
+  return part;
+}
+
+}  // namespace tessera::nn
