@@ -31,7 +31,7 @@ void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&
                      std::initializer_list<at::Tensor> results) {
   const at::Tensor& like = *results.begin();
   if (in_fake_mode()) {
-    observe_fake_call({name, inputs, results});
+    observe_fake_call({name, {inputs.begin(), inputs.end()}, inputs, results});
   } else if (like.numel() > 0) {
     (cuda_kernels().*kernel)(call, like);
   }
