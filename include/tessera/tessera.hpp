@@ -28,6 +28,7 @@
 #include "tessera/core/flight.h"
 #include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
+#include "tessera/core/keep_freed_memory.h"
 #include "tessera/core/layout.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/core/mesh_shape.h"

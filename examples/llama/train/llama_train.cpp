@@ -15,6 +15,7 @@
 #include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/train.h"
+#include "tessera/core/keep_freed_memory.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/evaluation.h"
 #include "tessera/training/metric_log.h"
@@ -181,6 +182,7 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
   if (options.verify) {
     log.line(verify(run));
   }
+  keep_freed_memory();
   const bool finished = train_steps(parts, peak_flops) && evaluate_at_end(parts);
   const std::exception_ptr unsaved = checkpoints.finish(run.state, parts.entries);
   if (finished) {
