@@ -2,20 +2,122 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "command_line/devices.h"
 #include "command_line/place.h"
 #include "command_line/settings.h"
-#include "command_line/torchrun_only.h"
-#include "command_line/words.h"
 #include "tessera/core/error.h"
 
 namespace tessera::run {
 namespace {
+
+// A command line's words in two: the launcher's own, and the program with its arguments.
+
+struct Words {
+  std::vector<std::string> own;
+  std::vector<std::string> program;  ///< and its arguments, as they were given
+};
+
+// torchrun has both forms of every name.
+std::string with_dashes(const std::string& word) {
+  const auto equals = std::min(word.find('='), word.size());
+  std::string name = word.substr(0, equals);
+  if (name.starts_with("--")) {
+    std::replace(name.begin(), name.end(), '_', '-');
+  }
+  return name + word.substr(equals);
+}
+
+// Whether the option's value is the next word: not in --name=value, nor in -n3.
+bool takes_next(const CLI::App& app, const std::string& word) {
+  const CLI::Option* option = app.get_option_no_throw(word);
+  return option != nullptr && option->get_expected_max() > 0;
+}
+
+/// The program begins behind the first "--", or as with torchrun at the first word that is neither
+/// an option of `app` nor an option's value. Names of options in `own` have dashes, also where they
+/// were written with underscores.
+Words split_words(const CLI::App& app, int argc, const char* const* argv) {
+  Words words;
+  int next = 1;
+  for (; next < argc && argv[next][0] == '-' && std::string_view(argv[next]) != "--"; ++next) {
+    words.own.push_back(with_dashes(argv[next]));
+    if (takes_next(app, words.own.back()) && next + 1 < argc) {
+      words.own.emplace_back(argv[++next]);
+    }
+  }
+  if (next < argc && std::string_view(argv[next]) == "--") {
+    ++next;
+  }
+  words.program.assign(argv + next, argv + argc);
+  return words;
+}
+
+// Options of torchrun's that tessera-run cannot do: a command line that has one is refused, with
+// what to do instead.
+
+struct TorchrunOnly {
+  const char* names;
+  const char* variable;
+  bool has_value;
+  const char* advice;
+};
+
+constexpr TorchrunOnly kTorchrunOnly[] = {
+    {"--module,-m", "PET_MODULE", false,
+     "tessera-run starts programs: write python3 -m MODULE behind the options"},
+    {"--run-path", "PET_RUN_PATH", false,
+     "tessera-run starts programs: write python3 SCRIPT behind the options"},
+    {"--rdzv-conf", "PET_RDZV_CONF", true,
+     "ranks meet without such settings: leave it out, and give --timeout SECONDS for how long they "
+     "wait"},
+    {"--local-addr", "PET_LOCAL_ADDR", true,
+     "ranks find this node's address by that of node 0: leave it out, or set GLOO_SOCKET_IFNAME to "
+     "the network interface"},
+    {"--signals-to-handle", "PET_SIGNALS_TO_HANDLE", true,
+     "every signal that ends a job and SIGUSR1 and SIGUSR2 reach the ranks: leave it out"},
+    {"--numa-binding", nullptr, true, "leave it out, and start the program by numactl"},
+    {"--virtual-local-rank", "PET_VIRTUAL_LOCAL_RANK", false,
+     "a rank takes the GPU of its LOCAL_RANK: leave it out"},
+    {"--role", "PET_ROLE", true, "all ranks have one role: leave it out"},
+    {"--event-log-handler", "PET_EVENT_LOG_HANDLER", true,
+     "it names a part of Python's torch: leave it out"},
+    {"--logs-specs", nullptr, true, "it names a part of Python's torch: leave it out"},
+    {"--log-line-prefix-template", "PET_LOG_LINE_PREFIX_TEMPLATE", true,
+     "the lines of a rank begin with [rank N]: leave it out"},
+    {"--print-completion", nullptr, true, "leave it out; tessera-run --help lists the options"},
+    {"--duplicate-stdout-filters", "PET_DUPLICATE_STDOUT_FILTERS", true,
+     "leave it out, and search the files that --tee writes"},
+    {"--duplicate-stderr-filters", "PET_DUPLICATE_STDERR_FILTERS", true,
+     "leave it out, and search the files that --tee writes"},
+};
+
+std::string first_name(const TorchrunOnly& option) {
+  const std::string names = option.names;
+  return names.substr(0, names.find(','));
+}
+
+/// So that their values are not taken for the program. --help does not list them.
+void declare_torchrun_only(CLI::App& app) {
+  for (const auto& option : kTorchrunOnly) {
+    (option.has_value ? app.add_option(option.names) : app.add_flag(option.names))->group("");
+  }
+}
+
+/// Throws Error where one is given, on the command line or as PET_<NAME>.
+void refuse_torchrun_only(const CLI::App& app) {
+  for (const auto& option : kTorchrunOnly) {
+    const auto setting = option.has_value ? find_setting(app, first_name(option), option.variable)
+                                          : find_switch(app, first_name(option), option.variable);
+    TESSERA_CHECK(!setting, setting->text, " is torchrun's alone; ", option.advice);
+  }
+}
 
 // A slip of the keyboard should not start a million processes.
 constexpr int kMostRanks = 4096;

@@ -1,6 +1,5 @@
 #include "rendezvous.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -14,7 +13,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <thread>
 #include <utility>
 

@@ -13,7 +13,6 @@
 #include <fstream>
 #include <map>
 #include <string>
-#include <utility>
 
 #include "rendezvous.h"
 #include "tessera/core/error.h"

@@ -1,9 +1,6 @@
 #include "place.h"
 
 #include <CLI/CLI.hpp>
-#include <limits>
-#include <optional>
-#include <string_view>
 
 #include "settings.h"
 #include "tessera/core/error.h"

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/core/error.h"
