@@ -6,9 +6,6 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <string>
-#include <utility>
-
 #include "equal_copies.h"
 #include "gathered_input.h"
 #include "tessera/core/error.h"

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iomanip>
 #include <iostream>
-#include <string>
 
 #include "tessera/tessera.hpp"
 

@@ -9,8 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include "tessera/core/error.h"
-
 namespace tessera::comm {
 namespace {
 

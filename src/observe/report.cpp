@@ -10,9 +10,6 @@
 #include <cstddef>
 #include <functional>
 #include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/observe/axis.h"
 #include "tessera/observe/page.h"

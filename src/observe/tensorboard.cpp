@@ -9,7 +9,6 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <span>

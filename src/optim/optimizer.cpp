@@ -3,7 +3,6 @@
 
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/slot_keeper.h"

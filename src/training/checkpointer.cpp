@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <iostream>
-#include <optional>
 #include <system_error>
 #include <utility>
 

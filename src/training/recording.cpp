@@ -4,12 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -26,7 +23,6 @@
 #include "tessera/observe/kernel_profile.h"
 #include "tessera/observe/memory_log.h"
 #include "tessera/observe/memory_report.h"
-#include "tessera/observe/metrics.h"
 #include "tessera/optim/optimizer.h"
 
 namespace tessera::training {

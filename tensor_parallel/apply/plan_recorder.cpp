@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <unordered_set>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>

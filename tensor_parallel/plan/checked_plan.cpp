@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <utility>
 
 #include "plan/plan_text.h"
 #include "tessera/core/error.h"

@@ -1,9 +1,7 @@
 #include "blocks/blocks.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
-#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

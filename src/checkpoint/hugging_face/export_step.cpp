@@ -5,7 +5,6 @@
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -3,11 +3,8 @@
 
 #include "hugging_face/send_parameters.h"
 
-#include <utility>
-
 #include "all_ranks.h"
 #include "blocks/gather_blocks.h"
-#include "tessera/comm/world.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "checksum/granules.h"

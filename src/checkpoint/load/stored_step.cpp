@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "blocks/blocks.h"
 #include "step/files_of_step.h"

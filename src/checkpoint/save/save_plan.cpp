@@ -5,14 +5,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "tessera/comm/detail/ranks_of_world.h"
 #include "tessera/core/detail/crc32c.h"

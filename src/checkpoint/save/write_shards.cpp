@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "blocks/blocks.h"
 #include "checksum/granules.h"

@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <span>
-#include <utility>
 
 #include "all_ranks.h"
 #include "blocks/blocks.h"

@@ -1,7 +1,5 @@
 #include <c10/core/Device.h>
 
-#include <utility>
-
 #include "all_ranks.h"
 #include "step/objects.h"
 #include "tessera/checkpoint/state_dict.h"

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "all_ranks.h"

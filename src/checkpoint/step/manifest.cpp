@@ -9,7 +9,6 @@
 #include <charconv>
 #include <set>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "blocks/blocks.h"

@@ -15,7 +15,6 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "step/manifest.h"
 #include "tessera/checkpoint/checkpoint.h"

@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 
 #include <filesystem>
-#include <string>
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/cuda_presence.h"

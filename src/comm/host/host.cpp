@@ -13,7 +13,6 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
-#include <string>
 #include <vector>
 
 #include "host/job_variables.h"

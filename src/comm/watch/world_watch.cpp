@@ -4,19 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <span>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "host/host.h"
 #include "host/job_variables.h"

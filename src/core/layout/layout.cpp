@@ -9,7 +9,6 @@
 #include <ostream>
 #include <shared_mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "layout/digits.h"
 #include "tessera/core/error.h"

@@ -4,7 +4,6 @@
 #include "propagate/factor_digits.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <range/v3/view/reverse.hpp>
 #include <range/v3/view/zip.hpp>
 #include <utility>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <string>
 #include <variant>
 
 #include "tessera/comm/agreement.h"

@@ -7,11 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "rank/below_autograd.h"
 #include "rank/rank_thread.h"
 #include "tessera/comm/agreement.h"

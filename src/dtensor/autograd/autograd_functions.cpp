@@ -5,7 +5,6 @@
 
 #include "autograd/autograd_functions.h"
 
-#include <memory>
 #include <string>
 #include <utility>
 

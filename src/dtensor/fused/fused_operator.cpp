@@ -6,7 +6,6 @@
 #include <c10/core/GradMode.h>
 
 #include <mutex>
-#include <utility>
 
 #include "autograd/autograd_functions.h"
 #include "tensor/distributed_impl.h"

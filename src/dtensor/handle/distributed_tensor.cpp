@@ -13,11 +13,8 @@
 #include <bit>
 #include <exception>
 #include <functional>
-#include <ostream>
-#include <string>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "agreement/agreement.h"
 #include "autograd/autograd_functions.h"

@@ -4,7 +4,6 @@
 
 #include "overrides/composite_kernels.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
@@ -18,8 +17,6 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "operators/bound_call.h"
 #include "plan/call_plan.h"

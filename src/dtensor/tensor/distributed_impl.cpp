@@ -8,7 +8,6 @@
 
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "rank/below_autograd.h"
 #include "tessera/core/error.h"

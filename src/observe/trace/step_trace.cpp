@@ -7,18 +7,11 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <filesystem>
 #include <map>
-#include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/ranks_of_world.h"
-#include "tessera/comm/trace.h"
 #include "tessera/core/atomic_file.h"
 #include "texts_on_first.h"
 

@@ -7,21 +7,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "compare/difference.h"
 #include "compare/rank_parts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/observe/verify.h"
 #include "verify/pairs.h"
 
 namespace tessera::observe {

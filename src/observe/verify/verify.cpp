@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"

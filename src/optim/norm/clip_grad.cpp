@@ -11,9 +11,6 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "norm/grad_terms.h"
 #include "tessera/comm/agreement.h"
@@ -21,10 +18,8 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/slot_keeper.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/parameter.h"
 
 namespace tessera::optim {
 namespace {
