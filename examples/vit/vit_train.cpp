@@ -69,7 +69,6 @@ void train(const Options& o, const vit::Config& config) {
   }
   training::MetricLog log({.metrics = o.metrics, .steps = o.steps}, world);
   log.open(run.state.step);
-  keep_freed_memory();
   while (run.state.step < o.steps) {
     log.write(run.step(), /*tokens=*/0);
     checkpoints.after_step(run.state, entries);
