@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "bpe/merge_symbols.h"
 #include "pipeline/byte_alphabet.h"
 #include "tessera/core/error.h"
 #include "unicode/utf8.h"

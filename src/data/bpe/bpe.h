@@ -55,6 +55,10 @@ struct BpeWorkspace {
   std::vector<Candidate> candidates;
 };
 
+/// Merges workspace.ids until no pair of neighbours has a merge: the lowest rank first, of equal
+/// ones the leftmost.
+void merge_symbols(const MergeTable& merges, BpeWorkspace& workspace);
+
 /// Byte-pair encoding (Sennrich et al., 2016) of words. Immutable.
 class Bpe {
  public:

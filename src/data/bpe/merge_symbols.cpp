@@ -1,8 +1,7 @@
-#include "bpe/merge_symbols.h"
-
 #include <algorithm>
 #include <limits>
 
+#include "bpe/bpe.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {

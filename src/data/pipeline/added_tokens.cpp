@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "pipeline/white_space.h"
 #include "unicode/properties.h"
 #include "unicode/utf8.h"
 

@@ -3,7 +3,6 @@
 #include <string_view>
 
 #include "pipeline/replacement.h"
-#include "pipeline/white_space.h"
 #include "unicode/normalization.h"
 #include "unicode/properties.h"
 #include "unicode/utf8.h"

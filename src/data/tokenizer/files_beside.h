@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipeline/added_tokens.h"
+#include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
 
@@ -35,5 +36,11 @@ struct FilesBeside {
 
 /// Reads the folder that a tokenizer's file is in. Throws Error for files that can't be read so.
 FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
+
+/// hugging_face_tokenizer() with what is beside the file. Throws Error too where the two contradict
+/// each other.
+TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
+/// The same of sentencepiece_tokenizer().
+TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
 
 }  // namespace tessera::data

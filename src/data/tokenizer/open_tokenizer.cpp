@@ -7,7 +7,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tessera/data/tokenizer.h"
-#include "tokenizer/forms.h"
+#include "tokenizer/files_beside.h"
 
 namespace tessera::data {
 namespace {

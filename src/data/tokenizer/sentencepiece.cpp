@@ -16,7 +16,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tokenizer/forms.h"
+#include "tokenizer/files_beside.h"
 #include "unicode/utf8.h"
 
 namespace tessera::data {

@@ -1,12 +1,16 @@
 // Meta's tokenizer.model of Llama 3 and 4, in tiktoken's form: one line for each token, with its
 // bytes in base64 and its rank.
 
-#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "bpe/bpe_tokenizer.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tokenizer/base64.h"
 #include "tokenizer/tiktoken_models.h"
 
 namespace tessera::data {
@@ -19,6 +23,34 @@ constexpr std::size_t kMaxTokenBytes = 1000;
 /// A token is looked up in two parts at each of its places: the square of its bytes, summed over
 /// all tokens. Llama 3's come to 10 million.
 constexpr std::size_t kMaxMergeWork = 1'000'000'000;
+
+constexpr std::string_view kBase64Alphabet =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// The bytes of a text in base64 (RFC 4648, with padding); nothing if it is not.
+std::optional<std::string> decode_base64(std::string_view text) {
+  if (text.size() % 4 != 0) {
+    return std::nullopt;
+  }
+  const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
+  text.remove_suffix(padding);
+  std::string bytes;
+  std::uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    const std::size_t digit = kBase64Alphabet.find(c);
+    if (digit == std::string_view::npos) {
+      return std::nullopt;
+    }
+    bits = bits << 6 | static_cast<std::uint32_t>(digit);
+    count += 6;
+    if (count >= 8) {
+      count -= 8;
+      bytes.push_back(static_cast<char>(bits >> count & 0xffU));
+    }
+  }
+  return bytes;
+}
 
 /// The tokens of the file by rank, which is their id.
 std::vector<std::string> read_ranks(std::string_view text) {

@@ -8,7 +8,7 @@
 #include "pipeline/post_processor.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/input_file.h"
-#include "tokenizer/forms.h"
+#include "tokenizer/files_beside.h"
 #include "tokenizer/join_files_beside.h"
 
 namespace tessera::data {

@@ -93,6 +93,10 @@ std::unordered_map<char32_t, std::string> read_lower() {
   return lower;
 }
 
+bool is_space(char32_t code) {
+  return unicode_codes(CodeKind::kStrippedSpace).contains(code);
+}
+
 }  // namespace
 
 std::optional<CodeSet> unicode_property(std::string_view name) {
@@ -137,6 +141,25 @@ void append_lower(char32_t code, std::string& text) {
   static const auto lower = read_lower();
   const auto found = lower.find(code);
   found == lower.end() ? append_character(code, text) : void(text += found->second);
+}
+
+std::size_t leading_space(std::string_view text) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const std::size_t bytes = first_character(text.substr(at)).bytes;
+    if (!is_space(code_point(text.substr(at, bytes)))) {
+      break;
+    }
+    at += bytes;
+  }
+  return at;
+}
+
+std::size_t without_trailing_space(std::string_view text) {
+  while (!text.empty() && is_space(code_point(last_character(text)))) {
+    text.remove_suffix(last_character(text).size());
+  }
+  return text.size();
 }
 
 }  // namespace tessera::data

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -38,5 +39,10 @@ const std::vector<std::u32string>& long_case_folds();
 
 /// Appends the lower case of a character.
 void append_lower(char32_t code, std::string& text);
+
+/// How many bytes of valid UTF-8 are white space (Unicode's White_Space) at its begin.
+std::size_t leading_space(std::string_view text);
+/// How many bytes come before that at its end.
+std::size_t without_trailing_space(std::string_view text);
 
 }  // namespace tessera::data

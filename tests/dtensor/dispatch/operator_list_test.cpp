@@ -73,27 +73,29 @@ Partition partition() {
   return result;
 }
 
-void write_family(std::ostream& out, const RuleFamily& family) {
-  out << "\n### " << family.name << " (" << family.operators.size() << ")\n\n";
-  std::vector<std::string> names;
-  for (const auto op : family.operators) {
-    names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
-  }
-  for (const auto& [name, list] : by_operator(names)) {
-    out << "* `" << name << "`" << list << "\n";
-  }
-}
-
 /// A line for each first letter.
-void write_names(std::ostream& out, const char* title, const char* text,
-                 const std::vector<std::string>& names) {
-  out << "\n## " << title << " (" << names.size() << ")\n\n" << text;
+void write_names(std::ostream& out, const std::vector<std::string>& names) {
   char initial = 0;
   for (const auto& [name, list] : by_operator(names)) {
     out << (name.front() == initial ? ", " : "\n* ") << "`" << name << "`" << list;
     initial = name.front();
   }
   out << "\n";
+}
+
+void write_family(std::ostream& out, const RuleFamily& family) {
+  out << "\n### " << family.name << " (" << family.operators.size() << ")\n";
+  std::vector<std::string> names;
+  for (const auto op : family.operators) {
+    names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
+  }
+  write_names(out, names);
+}
+
+void write_list(std::ostream& out, const char* title, const char* text,
+                const std::vector<std::string>& names) {
+  out << "\n## " << title << " (" << names.size() << ")\n\n" << text;
+  write_names(out, names);
 }
 
 /// The meaning of a trait for callers of the operator.
@@ -174,17 +176,17 @@ std::string render() {
   for (const auto& family : rule_families()) {
     write_family(out, family);
   }
-  write_names(out, "With their own function",
-              "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
-  write_names(out, "Composed of others",
-              "libtorch writes them in terms of other operators, each of which is run as listed "
-              "here.\n",
-              lists.composed);
-  write_names(out, "Without a rule: the default",
-              "The arguments are gathered, with a warning, or refused in a strict scope, and the "
-              "result is\nreplicated. (A few, such as `equal`, exchange no more than their result "
-              "where both have one layout.)\n",
-              lists.defaults);
+  write_list(out, "With their own function",
+             "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
+  write_list(out, "Composed of others",
+             "libtorch writes them in terms of other operators, each of which is run as listed "
+             "here.\n",
+             lists.composed);
+  write_list(out, "Without a rule: the default",
+             "The arguments are gathered, with a warning, or refused in a strict scope, and the "
+             "result is\nreplicated. (A few, such as `equal`, exchange no more than their result "
+             "where both have one layout.)\n",
+             lists.defaults);
   write_traits(out);
   return out.str();
 }
