@@ -33,8 +33,8 @@ class StatementParser {
     TESSERA_CHECK(++depth_ <= kMaxDepth, "the template's blocks are too deep");
     std::vector<Statement> all;
     for (; at_ < parts_.size(); ++at_) {
-      const Part& part = parts_[at_];
-      if (part.kind == Part::Kind::kStatement &&
+      const TemplatePart& part = parts_[at_];
+      if (part.kind == TemplatePart::Kind::kStatement &&
           std::ranges::find(ends, part.tokens[0].text) != ends.end()) {
         break;
       }
@@ -54,15 +54,15 @@ class StatementParser {
     };
   }
 
-  Statement statement(const Part& part) {
-    if (part.kind == Part::Kind::kText) {
+  Statement statement(const TemplatePart& part) {
+    if (part.kind == TemplatePart::Kind::kText) {
       return [text = part.text](State& state) {
         state.out += text;
         return Flow::kNext;
       };
     }
     Tokens tokens(part);
-    if (part.kind == Part::Kind::kExpression) {
+    if (part.kind == TemplatePart::Kind::kExpression) {
       Expression value = whole(tokens);
       return [value](State& state) {
         state.out += value(state).shown();
@@ -312,7 +312,7 @@ class StatementParser {
 
   static constexpr std::size_t kTopScopes = 1;
 
-  std::vector<Part> parts_;
+  std::vector<TemplatePart> parts_;
   std::size_t at_ = 0;
   int depth_ = 0;
   bool marks_generated_ = false;

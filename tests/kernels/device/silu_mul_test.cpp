@@ -43,13 +43,13 @@ void expect_forward(const std::vector<T>& out, const T* gate, const T* up) {
 }
 
 template <class T>
-struct Gradients {
+struct SiluGradients {
   std::vector<T> gate, up;
 };
 
 template <class T, int N>
-Gradients<T> backward(const SiluMul& in, const std::vector<T>& grad) {
-  Gradients<T> result{std::vector<T>(grad.size()), std::vector<T>(grad.size())};
+SiluGradients<T> backward(const SiluMul& in, const std::vector<T>& grad) {
+  SiluGradients<T> result{std::vector<T>(grad.size()), std::vector<T>(grad.size())};
   const SiluMulBackward call{in, grad.data(), result.gate.data(), result.up.data()};
   for (std::int64_t row = 0; row < in.rows; ++row) {
     for (int thread = 0; thread < 3; ++thread) {
@@ -60,7 +60,7 @@ Gradients<T> backward(const SiluMul& in, const std::vector<T>& grad) {
 }
 
 template <class T>
-void expect_backward(const Gradients<T>& found, const std::vector<T>& grad, const T* gate,
+void expect_backward(const SiluGradients<T>& found, const std::vector<T>& grad, const T* gate,
                      const T* up) {
   for (std::size_t i = 0; i < grad.size(); ++i) {
     const double g = static_cast<float>(gate[i]);
@@ -150,7 +150,7 @@ TYPED_TEST(SiluMulOnDevice, KeepsNaN) {
       EXPECT_TRUE(std::isnan(static_cast<float>(value)));
     }
   }
-  const Gradients<T> of_nan = backward<T, kVector<T>>(call_of(b, b), a);
+  const SiluGradients<T> of_nan = backward<T, kVector<T>>(call_of(b, b), a);
   EXPECT_TRUE(std::isnan(static_cast<float>(of_nan.gate[8])));
   EXPECT_TRUE(std::isnan(static_cast<float>(of_nan.up[8])));
 }
