@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "examples/bench_mfu/results.h"
+#include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
 #include "tessera/core/atomic_file.h"
 
@@ -18,9 +19,28 @@ namespace {
 
 using namespace bench;
 
-std::int64_t tokens_needed(const std::vector<Trial>& trials, std::int64_t seq) {
-  const auto largest = std::ranges::max_element(trials, {}, &Trial::batch);
-  return largest->batch * seq + 1;
+std::int64_t tokens_needed(const std::vector<Trial>& trials) {
+  std::int64_t most = 0;
+  for (const Trial& trial : trials) {
+    most = std::max(most, trial.batch * trial.seq);
+  }
+  return most + 1;
+}
+
+void write_shapes(const BenchOptions& options) {
+  for (const std::string& name : options.shapes) {
+    const std::filesystem::path config = config_of_shape(options, name);
+    std::filesystem::create_directories(config.parent_path());
+    tessera::files::write_file(config, std::string(shape_of(name).config));
+  }
+}
+
+std::string published(const BenchOptions& options) {
+  std::string text;
+  for (const std::string& name : options.shapes) {
+    text += "published, " + name + ": " + std::string(shape_of(name).published) + "\n";
+  }
+  return text;
 }
 
 /// Runs of as many ranks are measured against one peak, the first one's: each one's own would be
@@ -50,7 +70,8 @@ int measure_all(std::vector<std::string> arguments) {
   const std::filesystem::path out = options.out;
   std::filesystem::create_directories(out);
   const std::filesystem::path tokens = out / "tokens.bin";
-  write_tokens(tokens, tokens_needed(trials, options.seq));
+  write_shapes(options);
+  write_tokens(tokens, tokens_needed(trials));
   std::vector<Result> results;
   Peaks peaks;
   for (const Trial& trial : trials) {
@@ -59,10 +80,11 @@ int measure_all(std::vector<std::string> arguments) {
     results.push_back(measure(trial, peaks.options_of(trial, options), folder, tokens));
     peaks.add(results.back());
     // After each: what was measured outlives an interruption.
-    tessera::files::write_file(out / "results.json", to_json(results, options));
+    tessera::files::write_file(out / "results.json", to_json(results));
   }
   tessera::files::write_file(out / "results.html", to_html(results, options));
-  std::cout << to_table(results) << "written: " << (out / "results.json").string() << ", "
+  std::cout << to_table(results) << published(options)
+            << "written: " << (out / "results.json").string() << ", "
             << (out / "results.html").string() << std::endl;
   const auto failed = [](const Result& result) { return !result.error.empty(); };
   return std::ranges::any_of(results, failed) ? 1 : 0;

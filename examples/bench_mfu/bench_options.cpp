@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "examples/bench_mfu/shapes.h"
 #include "examples/llama/cli.h"
 #include "examples/llama/named_files.h"
 #include "tessera/core/error.h"
@@ -21,6 +22,11 @@ void declare(CLI::App& app, BenchOptions& o) {
       ->delimiter(',')
       ->option_text("FILE[,FILE]")
       ->transform(llama::hub_name(tessera::HubItem::kConfig));
+  app.add_option("--shape", o.shapes,
+                 "Shapes with published figures, which are printed beside ours; their --seq, and "
+                 "their --batch on each rank, unless given")
+      ->delimiter(',')
+      ->check(CLI::IsMember(shape_names()));
   app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "full", "selective"}));
@@ -29,11 +35,12 @@ void declare(CLI::App& app, BenchOptions& o) {
                  "parallelism between them")
       ->delimiter(',')
       ->option_text("DPxTP[,DPxTP]");
-  app.add_option("--batch", o.batches, "Sequences a step over all ranks (4)")
+  app.add_option("--batch", o.batches, "Sequences a step over all ranks (4, or the shape's)")
       ->delimiter(',')
       ->option_text("N[,N]")
       ->check(number_above_0());
-  app.add_option("--seq", o.seq, "Tokens a sequence (128)")->check(number_above_0());
+  app.add_option("--seq", o.seq, "Tokens a sequence (128, or the shape's)")
+      ->check(number_above_0());
   app.add_option("--steps", o.steps, "Steps of each run (6)")->check(number_above_0());
   app.add_option("--warmup", o.warmup, "Of them, the first that do not count (2)")
       ->check(llama::number_of_at_least_0());
@@ -75,6 +82,9 @@ void check_outputs(const BenchOptions& o) {
   for (const std::string& config : o.configs) {
     files.push_back({"--config", config, /*is_read=*/true});
   }
+  for (const std::string& name : o.shapes) {
+    files.push_back({"config.json of --shape " + name, config_of_shape(o, name).string()});
+  }
   for (const char* name : {"results.json", "results.html"}) {
     files.push_back({std::string(name) + " of --out", o.out + "/" + name});
   }
@@ -91,7 +101,8 @@ BenchOptions parse_bench_options(std::vector<std::string> arguments) {
       "bench_mfu");
   declare(app, o);
   llama::parse_command_line(app, std::move(arguments));
-  TESSERA_CHECK(!o.configs.empty(), "no shape is given; pass --config FILE");
+  TESSERA_CHECK(!o.configs.empty() || !o.shapes.empty(),
+                "no shape is given; pass --config FILE or --shape NAME");
   TESSERA_CHECK(o.warmup < o.steps, "--warmup ", o.warmup, " leaves none of --steps ", o.steps,
                 "; give more steps");
   check_outputs(o);
@@ -104,17 +115,34 @@ std::string Trial::shape() const {
                                                       : name;
 }
 
+std::filesystem::path config_of_shape(const BenchOptions& options, const std::string& name) {
+  return std::filesystem::path(options.out) / "shapes" / (name + ".json");
+}
+
 std::vector<Trial> trials_of(const BenchOptions& o) {
   std::vector<Trial> trials;
-  for (const std::string& config : o.configs) {
-    for (const std::string& mesh : o.meshes) {
-      const Degrees degrees = degrees_of(mesh);
+  const auto add = [&](const std::filesystem::path& config, std::int64_t seq,
+                       const auto& batches_of) {
+    for (const std::string& text : o.meshes) {
+      const Degrees mesh = degrees_of(text);
       for (const std::string& ac : o.ac) {
-        for (const std::int64_t batch : o.batches) {
-          trials.push_back({.config = config, .ac = ac, .batch = batch, .mesh = degrees});
+        for (const std::int64_t batch : o.batches.empty() ? batches_of(mesh) : o.batches) {
+          trials.push_back({.config = config,
+                            .ac = ac,
+                            .batch = batch,
+                            .seq = o.seq > 0 ? o.seq : seq,
+                            .mesh = mesh});
         }
       }
     }
+  };
+  for (const std::string& config : o.configs) {
+    add(config, 128, [](const Degrees&) { return std::vector<std::int64_t>{4}; });
+  }
+  for (const std::string& name : o.shapes) {
+    const Shape& shape = shape_of(name);
+    add(config_of_shape(o, name), shape.seq,
+        [&](const Degrees& mesh) { return std::vector<std::int64_t>{shape.batch * mesh.ranks()}; });
   }
   return trials;
 }

@@ -11,9 +11,10 @@ namespace bench {
 
 /// The flags of bench_mfu; see its --help.
 struct BenchOptions {
-  std::vector<std::string> configs, ac{"none"}, meshes{"1x1"};
-  std::vector<std::int64_t> batches{4};
-  std::int64_t seq = 128, steps = 6, warmup = 2;
+  std::vector<std::string> configs, shapes, ac{"none"}, meshes{"1x1"};
+  std::vector<std::int64_t> batches;  ///< empty: those of the shapes, 4 of a config
+  std::int64_t seq = 0;               ///< 0: those of the shapes, 128 of a config
+  std::int64_t steps = 6, warmup = 2;
   std::string device = "cpu", peak_flops = "measure";
   std::vector<std::string> flags;  ///< of llama_train, as they are
   std::string out = "bench_mfu";
@@ -33,13 +34,17 @@ struct Degrees {
 struct Trial {
   std::filesystem::path config;
   std::string ac;
-  std::int64_t batch = 0;
+  std::int64_t batch = 0;  ///< over all ranks
+  std::int64_t seq = 0;
   Degrees mesh{};
 
   /// The model's name: that of the file, or of the folder of a config.json.
   std::string shape() const;
 };
-/// All combinations: shapes, then meshes, activation checkpointing, batches.
+/// Where the config.json of a shape of --shape is written.
+std::filesystem::path config_of_shape(const BenchOptions& options, const std::string& name);
+
+/// All combinations: configs and shapes, then meshes, activation checkpointing, batches.
 std::vector<Trial> trials_of(const BenchOptions& options);
 
 }  // namespace bench

@@ -71,7 +71,7 @@ std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
                                  "--cp",     std::to_string(trial.mesh.cp),
                                  "--tp",     std::to_string(trial.mesh.tp),
                                  "--batch",  std::to_string(trial.batch),
-                                 "--seq",    std::to_string(o.seq),
+                                 "--seq",    std::to_string(trial.seq),
                                  "--steps",  std::to_string(o.steps),
                                  "--ac",     trial.ac,
                                  "--device", o.device};

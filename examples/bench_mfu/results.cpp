@@ -79,8 +79,10 @@ std::string bar(const char* kind, const std::optional<double>& share, double lon
 std::string row(const Result& result, double longest) {
   const Trial& trial = result.trial;
   const Figures& figures = result.figures;
-  std::string html = fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>",
-                                 escaped(trial.shape()), mesh_text(trial), trial.ac, trial.batch);
+  std::string html = fmt::format(
+      "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td>"
+      "<td class=\"n\">{}</td>",
+      escaped(trial.shape()), mesh_text(trial), trial.ac, trial.batch, trial.seq);
   if (!result.error.empty()) {
     return html +
            fmt::format("<td class=\"error\" colspan=\"5\">{}</td></tr>\n", escaped(result.error));
@@ -106,18 +108,18 @@ double longest_bar(const std::vector<Result>& results) {
 
 std::string to_table(const std::vector<Result>& results) {
   constexpr auto kFormat =
-      "{:<16} {:>6} {:>10} {:>6} {:>10} {:>8} {:>8} {:>8} {:>12} {:>11} {:>13}\n";
-  std::string text = fmt::format(kFormat, "model", "mesh", "ac", "batch", "tokens/s", "MFU",
+      "{:<16} {:>6} {:>10} {:>6} {:>6} {:>10} {:>8} {:>8} {:>8} {:>12} {:>11} {:>13}\n";
+  std::string text = fmt::format(kFormat, "model", "mesh", "ac", "batch", "seq", "tokens/s", "MFU",
                                  "causal", "HFU", "peak TFLOP/s", "active GiB", "reserved GiB");
   for (const Result& result : results) {
     const Trial& trial = result.trial;
     const Figures& figures = result.figures;
     if (!result.error.empty()) {
-      text += fmt::format("{:<16} {:>6} {:>10} {:>6}   {}\n", trial.shape(), mesh_text(trial),
-                          trial.ac, trial.batch, result.error);
+      text += fmt::format("{:<16} {:>6} {:>10} {:>6} {:>6}   {}\n", trial.shape(), mesh_text(trial),
+                          trial.ac, trial.batch, trial.seq, result.error);
       continue;
     }
-    text += fmt::format(kFormat, trial.shape(), mesh_text(trial), trial.ac, trial.batch,
+    text += fmt::format(kFormat, trial.shape(), mesh_text(trial), trial.ac, trial.batch, trial.seq,
                         fmt::format("{:.0f}", figures.tokens_per_s), percent(figures.mfu),
                         percent(figures.mfu_causal), percent(figures.hfu), tera(figures.peak_flops),
                         gib(figures.active_bytes), gib(figures.reserved_bytes));
@@ -125,7 +127,7 @@ std::string to_table(const std::vector<Result>& results) {
   return text;
 }
 
-std::string to_json(const std::vector<Result>& results, const BenchOptions& options) {
+std::string to_json(const std::vector<Result>& results) {
   ordered_json runs = ordered_json::array();
   for (const Result& result : results) {
     const Trial& trial = result.trial;
@@ -134,7 +136,7 @@ std::string to_json(const std::vector<Result>& results, const BenchOptions& opti
     runs.push_back({{"model", trial.shape()},
                     {"ac", trial.ac},
                     {"batch", trial.batch},
-                    {"seq", options.seq},
+                    {"seq", trial.seq},
                     {"dp", trial.mesh.dp},
                     {"cp", trial.mesh.cp},
                     {"tp", trial.mesh.tp},
@@ -160,15 +162,16 @@ std::string to_html(const std::vector<Result>& results, const BenchOptions& opti
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>bench_mfu</title>"
       "<style>{}</style></head><body><main>\n<h1>Model FLOPs utilization</h1>\n"
-      "<p>{}, sequences of {} tokens; the share of a rank's peak, medians of {} steps"
+      "<p>{}; the share of a rank's peak, medians of {} steps"
       "<span class=\"key\"><i class=\"a\"></i>MFU<i class=\"b\"></i>MFU, causal"
       "<i class=\"c\"></i>HFU</span></p>\n"
       "<div class=\"card\"><table><thead><tr><th>model</th><th>dp (x cp) x tp</th><th>ac</th>"
-      "<th class=\"n\">batch</th><th>share of the peak</th><th class=\"n\">peak TFLOP/s</th><th "
+      "<th class=\"n\">batch</th><th class=\"n\">tokens a sequence</th><th>share of the "
+      "peak</th><th class=\"n\">peak TFLOP/s</th><th "
       "class=\"n\">tokens/s</th>"
       "<th class=\"n\">active GiB</th><th class=\"n\">reserved GiB</th></tr></thead>\n"
       "<tbody>{}</tbody></table></div>\n</main></body></html>\n",
-      kStyle, options.device, options.seq, options.steps - options.warmup, rows);
+      kStyle, options.device, options.steps - options.warmup, rows);
 }
 
 }  // namespace bench

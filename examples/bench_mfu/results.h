@@ -13,7 +13,7 @@ namespace bench {
 std::string to_table(const std::vector<Result>& results);
 /// {"runs": [{model, ac, batch, seq, dp, cp, tp, step_time_s, tokens_per_s, peak_flops, mfu,
 /// mfu_causal, hfu, active_bytes, reserved_bytes, error}]}; null is what is not known.
-std::string to_json(const std::vector<Result>& results, const BenchOptions& options);
+std::string to_json(const std::vector<Result>& results);
 /// A page that needs no other file: bars of the three shares, with the figures beside them, light
 /// or dark as the reader's system is.
 std::string to_html(const std::vector<Result>& results, const BenchOptions& options);

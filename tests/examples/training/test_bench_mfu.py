@@ -63,6 +63,21 @@ class BenchMfu(programs.InFolder):
         self.assertIn("--tp 3", bad["error"])
         self.assertIn("--tp 3", done.stdout)
 
+    def test_published_shapes_have_their_sizes(self):
+        parameters = {"llmq-1.5b": 1.54e9, "llmq-7b": 7.62e9, "torchtitan-8b": 8.03e9}
+        # No run begins: a CPU has no use for models of this size.
+        done = programs.run([programs.BIN / "bench_mfu", "--shape", ",".join(parameters), "--mesh", "2x1", "--out",
+                             self.folder / "out", "--flags=--no-such-flag"])
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([(run["model"], run["batch"], run["seq"]) for run in self.runs()],
+                         [("llmq-1.5b", 32, 1024), ("llmq-7b", 8, 1024), ("torchtitan-8b", 2, 8192)])
+        self.assertIn("published, llmq-7b: llmq on one H100, bf16: 14,000 tokens/s", done.stdout)
+        for name, count in parameters.items():
+            plan = self.folder / "plan.json"
+            programs.succeed([programs.BIN / "llama_plan", "--config", self.folder / f"out/shapes/{name}.json", "--gpu",
+                              "h100", "--seq", 8, "--batch", 1, "--json", plan])
+            self.assertAlmostEqual(json.loads(plan.read_text())["parameters_bytes"] / 4 / count, 1, delta=0.005)
+
     def test_bad_flags_are_one_line(self):
         for mesh in ("2x", "x2", "2x0", "1x1x1x1", "axb"):
             self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
