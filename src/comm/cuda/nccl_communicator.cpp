@@ -83,7 +83,9 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    return [event = reached_, health = group_->health()] {
+    // On the watchdog's thread, whose own GPU would be the first: it would get a context there.
+    return [event = reached_, health = group_->health(), device = group_->device()] {
+      const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();
       if (!done) {
         health->check();

@@ -1,10 +1,20 @@
 #include "tessera/data/prefetch_loader.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
 
+#include <optional>
 #include <utility>
 
 namespace tessera::data {
+namespace {
+
+/// The calling thread's GPU: a guard without an index changes nothing.
+c10::Device current_gpu() {
+  return c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device();
+}
+
+}  // namespace
 
 PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::int64_t first,
                                std::int64_t last, bool pinned, bool beside)
@@ -12,11 +22,15 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::i
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
+  // A thread begins on the first GPU, where page-locked memory would make another context.
+  const auto gpu = pinned_ ? std::optional(current_gpu()) : std::nullopt;
   // A copy of all that it needs: this object may be moved meanwhile.
-  batch_ = std::async(beside_ ? std::launch::async : std::launch::deferred,
-                      [loader = loader_, first = first_, last = last_, pinned = pinned_, step] {
-                        return loader->load(step, first, last, pinned);
-                      });
+  batch_ =
+      std::async(beside_ ? std::launch::async : std::launch::deferred,
+                 [loader = loader_, first = first_, last = last_, pinned = pinned_, step, gpu] {
+                   const c10::OptionalDeviceGuard guard(gpu);
+                   return loader->load(step, first, last, pinned);
+                 });
   if (!beside_) {
     batch_.wait();  // computes it
   }

@@ -166,6 +166,13 @@ def test_each_rank_uses_another_device(case):
         assert {row["device"] for row in report["streams"]} == {rank}
 
 
+@of_cases(CASES)
+def test_no_thread_makes_a_context_on_another_device(case):
+    """It would take some hundred MiB there."""
+    for rank, report in enumerate(reports(case)):
+        assert [row["device"] for row in report["contexts"]] == [rank], report["contexts"]
+
+
 @of_cases(NCCL)
 def test_groups_are_shut_down_in_one_order(case):
     """NCCL may wait for all ranks of a host when a communicator ends."""
