@@ -12,7 +12,8 @@ that llama_train's steps wait for their data is printed beside.
 Another script may take the peer's place: it is started by torch.distributed.run with --peer-args,
 in which {metrics} is the JSONL file to write, and the flags --model --tokens --steps --batch --seq
 --dp --tp --threads. --flags are llama_train's, for example --flags='--zero 2'; with --against, the
-other side is llama_train with those flags instead of a peer.
+other side is llama_train with those flags instead of a peer, and with --against-bin that of another
+build: --against-bin OLD/build/bin compares a tree with an earlier one.
 """
 import argparse
 import pathlib
@@ -75,8 +76,8 @@ def measure(command, metrics):
             max(peaks.values()))
 
 
-def ours(flags, common, metrics, world):
-    return [programs.BIN / "tessera-run", "--nproc", world, "--", programs.BIN / "llama_train",
+def ours(flags, common, metrics, world, folder=programs.BIN):
+    return [folder / "tessera-run", "--nproc", world, "--", folder / "llama_train",
             *common, "--metrics", metrics, *shlex.split(flags)]
 
 
@@ -96,7 +97,21 @@ def parse_arguments():
     parser.add_argument("--peer-args", default="train --metrics {metrics}")
     parser.add_argument("--flags", default="")
     parser.add_argument("--against")
+    parser.add_argument("--against-bin", type=pathlib.Path)
     return parser.parse_args()
+
+
+def sides(args, common, metrics, world):
+    """The two commands."""
+    mesh = f"--dp {args.dp} --tp {args.tp} "
+    other_build = args.against_bin is not None
+    if args.against is None and not other_build:
+        # A peer keeps what sequence parallelism has gathered.
+        return (ours(mesh + "--no-sp-regather " + args.flags, common, metrics, world),
+                theirs(args, common, metrics, world))
+    flags = args.against if args.against is not None else mesh + args.flags
+    return (ours(mesh + args.flags, common, metrics, world),
+            ours(flags, common, metrics, world, args.against_bin if other_build else programs.BIN))
 
 
 def main():
@@ -111,11 +126,7 @@ def main():
         metrics = folder / "metrics.jsonl"
         common = ["--model", model, "--tokens", tokens, "--steps", args.steps, "--batch", args.batch,
                   "--seq", args.seq]
-        # A peer keeps what sequence parallelism has gathered.
-        kept = "--no-sp-regather " if args.against is None else ""
-        first = ours(f"--dp {args.dp} --tp {args.tp} {kept}{args.flags}", common, metrics, world)
-        second = (theirs(args, common, metrics, world) if args.against is None
-                  else ours(args.against, common, metrics, world))
+        first, second = sides(args, common, metrics, world)
         for i in range(args.rounds):
             a, waited, loss_a, peak_a = measure(first, metrics)
             b, _, loss_b, peak_b = measure(second, metrics)
