@@ -294,6 +294,23 @@ def test_attention_runs_as_logged(case):
     assert logged in used if case.cp > 1 else used == {logged}
 
 
+def test_fused_operators_are_one_launch_each():
+    """And none is a chain of libtorch's kernels: those of their formulas are not launched at all."""
+    case = next(case for case in CASES if case.name == "cp")  # recomputes nothing
+    layers = programs.SMALL["num_hidden_layers"]
+
+    def launches(*parts):
+        return a_step(case, lambda report: sum(count for name, count in report["launches"].items()
+                                               if any(part in name for part in parts)))
+
+    expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
+                "rms_norm_kernel": 2 * layers + 1, "rms_norm_backward_kernel": 2 * layers + 1,
+                "rms_norm_weight_kernel": 2 * layers + 1,
+                "rotary_kernel": 4 * layers}  # queries and keys, forward and backward
+    assert {name: launches("::" + name + "<") for name in expected} == expected
+    assert launches("silu_kernel", "sigmoid", "rsqrt") == 0
+
+
 def test_every_exit_is_clean():
     """An abort at exit that comes now and then: TESSERA_EXITS says how often it is looked for."""
     count = int(os.environ.get("TESSERA_EXITS", 10))
