@@ -60,7 +60,7 @@ inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   }
   using namespace tensor_parallel;
   parallelize_module(*net, mesh["tp"], {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
-  fsdp::fully_shard({net->up.get(), net->down.get()}, mesh["dp"]);
+  fsdp::fully_shard({&*net->up, &*net->down}, mesh["dp"]);
   fsdp::fully_shard(*net, mesh["dp"]);
   return net;
 }
