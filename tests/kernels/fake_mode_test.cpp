@@ -10,12 +10,10 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "tessera/kernels/fused.h"
-#include "tessera/kernels/operator_timer.h"
 
 namespace tessera::kernels {
 namespace {
@@ -76,16 +74,6 @@ TEST(FakeMode, ComputesWithIntegersAndAnswersOneForOtherNumbers) {
   EXPECT_TRUE(indices.lt(5).all().item<bool>());
   EXPECT_EQ(at::empty({}).item<double>(), 1);
   EXPECT_TRUE(in_fake_mode());
-}
-
-TEST(OperatorTimer, OperatorsComputeAndAreTimed) {
-  std::vector<std::string> names;
-  const OperatorTimer timer([&](const FakeCall& call, double seconds) {
-    names.push_back(call.name);
-    EXPECT_GE(seconds, 0);
-  });
-  EXPECT_EQ(at::mm(at::ones({1, 4}), at::ones({4, 1})).item<float>(), 4);
-  EXPECT_EQ(std::ranges::count(names, "aten::mm"), 1);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include "planning/net.h"
 #include "tessera/observe/tensor_memory.h"
 #include "tessera/optim/adamw.h"
-#include "tessera/planning/calibrate.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -157,24 +156,6 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
   EXPECT_NEAR(plan.ranks.front().metrics.step_time_s, flops / 1e9, 1e-6 * flops / 1e9);
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
-}
-
-TEST(Plan, OperatorsTakeTheHostsTimeOnACalibratedMachine) {
-  RunRanks(1, [](Rank& rank) {
-    const auto make = [](const comm::WorldPtr& world) {
-      const DeviceMesh mesh = init_device_mesh(world, {1, 1}, {"dp", "tp"});
-      const auto net = make_net(mesh);
-      planning::detail::allocate(*net);
-      const auto optimizer = planning::detail::make_optimizer({}, *net);
-      return planning::Run{net, mesh, [=] { train_net(*net, *optimizer, mesh); }};
-    };
-    planning::Machine machine = planning::calibrate(make, rank.world(), {});
-    EXPECT_GT(machine.flops_fp32, 0);
-    EXPECT_GT(machine.memory_bandwidth, 0);
-    machine.host_latency_s = 1000;
-    const planning::RankPlan plan = planning::plan_rank(make, 1, 0, {.machine = machine});
-    EXPECT_GT(plan.time->total, 1000);
-  });
 }
 
 TEST(Plan, SaysWhetherItFitsAndWhatToTry) {

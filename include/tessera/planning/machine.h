@@ -24,7 +24,6 @@ struct Machine {
   double memory_bandwidth = 0;       ///< bytes a second
   double memory_share = 0.8;         ///< of it that other operators reach
   double operator_latency_s = 2e-6;  ///< the least that an operator takes
-  double host_latency_s = 0;         ///< of an operator, before it; 0: the host is ahead
   std::int64_t ranks_per_node = 8;
   double link_bandwidth = 0;         ///< bytes a second out of a device, to those of its node
   double network_bandwidth = 0;      ///< bytes a second out of a device, to other nodes
@@ -44,8 +43,6 @@ std::vector<std::string> machine_names();
 /// known one: like = "h200". `asked`: what messages call it. Throws Error for another name, an
 /// unknown key, or a number that is missing or not positive.
 Machine machine_of(const std::string& name, const std::string& asked = "machine");
-/// A file for machine_of().
-std::string to_toml(const Machine& machine);
 
 }  // namespace tessera::planning
 TESSERA_API_END

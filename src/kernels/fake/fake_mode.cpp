@@ -10,7 +10,6 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,7 +19,6 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/wrapped_number.h"
-#include "tessera/kernels/operator_timer.h"
 
 namespace tessera::kernels {
 namespace {
@@ -29,9 +27,8 @@ using tessera::detail::kFakeModeKey;
 using torch::jit::Stack;
 
 struct Mode {
-  c10::DeviceType device = c10::DeviceType::CPU;
-  FakeMode::Observer observer{};
-  OperatorTimer::Observer timed{};  ///< of an OperatorTimer: operators run
+  c10::DeviceType device;
+  FakeMode::Observer observer;
 };
 
 /// The one in force.
@@ -207,48 +204,25 @@ void run_out(const c10::OperatorHandle& op, Stack& stack) {
   return_written(op, stack, written);
 }
 
-FakeCall call_of(const c10::OperatorHandle& op, Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
-  Stack written = written_arguments(op, stack);
-  return {.name = op.schema().name(),
-          .arguments = torch::jit::last(stack, count).vec(),
-          .inputs = tensors_of(stack, count),
-          .results = tensors_of(written, written.size())};
-}
-
-/// After the call.
-void add_results(FakeCall& call, const c10::OperatorHandle& op, Stack& stack) {
-  if (call.results.empty()) {
-    call.results = tensors_of(stack, op.schema().returns().size());
-  }
-}
-
-/// Its parts are not timed, and the library's own kernels compute.
-void run_timed(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack& stack) {
-  FakeCall call = call_of(op, stack);
-  tessera::detail::KeysOfThread keys = tessera::detail::keys_of_thread();
-  keys.included_ = keys.included_.remove(kFakeModeKey);
-  const auto start = std::chrono::steady_clock::now();
-  {
-    const tessera::detail::RestoreKeys not_here(keys);
-    op.redispatchBoxed(below, &stack);
-  }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  add_results(call, op, stack);
-  mode.load()->timed(call, seconds.count());
-}
-
 /// Without its values, and without autograd, which has seen the call.
 void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::size_t count = op.schema().arguments().size();
   const bool observed = mode.load()->observer != nullptr;
-  FakeCall call = observed ? call_of(op, stack) : FakeCall{};
+  FakeCall call;
+  Stack written = written_arguments(op, stack);
+  if (observed) {
+    call = {.name = op.schema().name(),
+            .arguments = torch::jit::last(stack, count).vec(),
+            .inputs = tensors_of(stack, count),
+            .results = tensors_of(written, written.size())};
+  }
   switch (kind) {
     case FakeKind::kOut:
       run_out(op, stack);
       break;
     case FakeKind::kInPlace:
-      return_written(op, stack, written_arguments(op, stack));
+      return_written(op, stack, written);
       break;
     case FakeKind::kOwnRule:
       make_fake_results(op, stack);
@@ -257,19 +231,18 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
       run_functional(op, stack);
   }
   if (observed) {
-    add_results(call, op, stack);
+    if (written.empty()) {
+      call.results = tensors_of(stack, op.schema().returns().size());
+    }
     mode.load()->observer(call);
   }
 }
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const FakeKind kind = fake_kind(op);
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey);
   if (kind == FakeKind::kThrough || !is_fake(*stack, op.schema().arguments().size())) {
-    return op.redispatchBoxed(below, stack);
-  }
-  if (mode.load()->timed) {
-    return run_timed(op, below, *stack);
+    return op.redispatchBoxed(
+        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }
   TESSERA_CHECK(kind != FakeKind::kUnknown, "a FakeMode came to ", op.operator_name(),
                 ", of which libtorch tells no sizes without computing it; add its rule to "
@@ -294,29 +267,17 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   }
 }
 
-void begin(Mode begun) {
-  const Mode* expected = nullptr;
-  auto own = std::make_unique<const Mode>(std::move(begun));
-  TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
-                "a FakeMode or an OperatorTimer was begun within another one; end that first");
-  static_cast<void>(own.release());
-}
-
 }  // namespace
 
 FakeMode::FakeMode(c10::DeviceType device, Observer observer) : included_(kFakeModeKey) {
-  begin({.device = device, .observer = std::move(observer)});
+  const Mode* expected = nullptr;
+  auto own = std::make_unique<const Mode>(Mode{device, std::move(observer)});
+  TESSERA_CHECK(mode.compare_exchange_strong(expected, own.get()),
+                "a FakeMode was begun within another one; end that first");
+  static_cast<void>(own.release());
 }
 
 FakeMode::~FakeMode() {
-  delete mode.exchange(nullptr);
-}
-
-OperatorTimer::OperatorTimer(Observer observer) : included_(kFakeModeKey) {
-  begin({.timed = std::move(observer)});
-}
-
-OperatorTimer::~OperatorTimer() {
   delete mode.exchange(nullptr);
 }
 

@@ -60,7 +60,6 @@ constexpr std::array kFields{Field{"memory_bytes", &Machine::memory_bytes},
                              Field{"memory_bandwidth", &Machine::memory_bandwidth},
                              Field{"memory_share", &Machine::memory_share},
                              Field{"operator_latency_s", &Machine::operator_latency_s},
-                             Field{"host_latency_s", &Machine::host_latency_s},
                              Field{"link_bandwidth", &Machine::link_bandwidth},
                              Field{"network_bandwidth", &Machine::network_bandwidth},
                              Field{"network_share", &Machine::network_share},
@@ -157,15 +156,6 @@ Machine machine_of(const std::string& name, const std::string& asked) {
     unknown_machine(name, asked);
   }
   return read_machine(name, asked);
-}
-
-std::string to_toml(const Machine& machine) {
-  std::string text =
-      fmt::format("name = \"{}\"\nranks_per_node = {}\n", machine.name, machine.ranks_per_node);
-  for (const Field& field : kFields) {
-    text += fmt::format("{} = {:.6e}\n", field.name, machine.*field.value);
-  }
-  return text;
 }
 
 }  // namespace tessera::planning

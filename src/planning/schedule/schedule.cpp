@@ -36,21 +36,13 @@ double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
          size_of(weight, 0);
 }
 
+bool is_attention(std::string_view name) {
+  return name.starts_with("aten::_scaled_dot_product");
+}
+
 /// What fills a tensor does not read it.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
-}
-
-/// How many ranks of a group share the node of its first one.
-std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
-  const std::int64_t node = ranks.front() / per_node;
-  return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
-}
-
-}  // namespace
-
-bool is_attention(std::string_view name) {
-  return name.starts_with("aten::_scaled_dot_product");
 }
 
 double bytes_of(const FakeCall& call) {
@@ -67,6 +59,13 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
+/// How many ranks of a group share the node of its first one.
+std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
+  const std::int64_t node = ranks.front() / per_node;
+  return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
+}
+
+/// How often a rank's link carries its input, in a ring of `n` ranks.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -76,6 +75,8 @@ double ring_share(std::string_view collective, double n) {
   }
   return collective == "broadcast" ? 1 : (n - 1) / n;
 }
+
+}  // namespace
 
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
@@ -145,7 +146,6 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
     seconds = std::max(seconds, flops / (rate * share));
     step_.flops += flops;
   }
-  seconds += machine_->host_latency_s;
   double& now = lane(current_).time;
   if (!has_lanes_ || current_ == Lane::kCompute) {
     step_.compute += seconds;

@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/fake_world.h"
@@ -71,10 +70,5 @@ class Schedule {
 /// FLOPs of an operator if it is a matrix product, a convolution or attention (with a mask it
 /// counts half), else 0.
 double product_flops(const kernels::FakeCall& call);
-bool is_attention(std::string_view name);
-/// What an operator reads and writes.
-double bytes_of(const kernels::FakeCall& call);
-/// How often a rank's link carries its input, in a ring of `n` ranks.
-double ring_share(std::string_view collective, double n);
 
 }  // namespace tessera::planning
