@@ -193,7 +193,7 @@ TEST(Tokenizer, IsFoundInTheModelsFolder) {
   const testing::TemporaryFolder folder;
   const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_ERROR(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false),
-               "a tokenizer.json or tokenizer.model beside the model");
+               "no tokenizer.json or tokenizer.model is beside the model");
   testing::WriteFile(folder / "tokenizer.json",
                      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
   EXPECT_EQ(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false)->vocabulary(), 2);
