@@ -1,4 +1,4 @@
-// The kernels of random.cu, as device/registration.cpp registers them.
+// The kernels of random.cu, as cuda_registration.cpp registers them.
 #pragma once
 
 #include "tessera/kernels/detail/random.h"

@@ -22,9 +22,9 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // From the start: a signal while ranks meet or load is not lost. A run that saves nothing just
-  // ends.
-  std::optional<tessera::StopSignals> signals;
+  // From the start: a signal while ranks meet or load is not lost. To the end, so never deleted:
+  // one that comes late does not kill a rank that has saved. A run that saves nothing just ends.
+  static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty() && options.print_plan.empty()) {
     signals.emplace();
   }

@@ -136,7 +136,7 @@ def test_a_rank_without_memory_says_so_and_the_others_name_it(folder, monkeypatc
     assert "rank 1 gave up" in run.done.stderr or "ending the other ranks" in run.done.stderr
 
 
-@pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (10, "the backward of ")])
+@pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (9, "the backward of ")])
 def test_a_step_without_memory_names_the_unit(folder, monkeypatch, malloc, where):
     """What a larger batch asks of the device; the model itself fits into the first requests."""
     run = train(folder, monkeypatch, fault=f"malloc:{malloc}@1", timeout=60, flags=["--batch", 16, "--seq", 512])

@@ -218,7 +218,7 @@ class Experiments(programs.InFolder):
                 (MESHES + 'lr = nan\n', {}, "a finite number"),
                 (MESHES + 'accumulate = "4"\nseq = "4"\n', {}, 'seq = "4" is no whole number'),
                 (MESHES + 'text = "some.toml"\nconfig = "odd.json"\n', {}, "has text without a tokenizer, and odd.json a vocabulary of 1009"),
-                (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has a name that the experiment gives"),
+                (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has a name that the experiment itself gives"),
                 (MESHES + "= 1\n", {}, "can't read")]:
             with self.subTest(message):
                 done = self.run_file(self.write(body, **names))

@@ -152,7 +152,7 @@ class PlanSearch(programs.InFolder):
                                    (["--search", "--gpus", 8, "--tp", 3], "can't be laid out"),
                                    (["--search", "--gpus", 0], "--gpus"),
                                    (["--html", self.folder / "no" / "p.html"], "p.html"),
-                                   (["--html", "p", "--json", "./p"], "--json and --html are both p; give each a place"),
+                                   (["--html", "p", "--json", "./p"], "--json and --html are both p; give each its own path"),
                                    (["--json", self.folder / "config.json"], "--config and --json are both ")]:
             done = programs.run(self.command(DEEP, [*RUN, *arguments]))
             self.assertEqual(done.returncode, 1)

@@ -60,8 +60,8 @@ class BenchMfu(programs.InFolder):
         self.assertGreater(good["mfu"], 0)
         self.assertIsNone(good["error"])
         self.assertIsNone(bad["mfu"])
-        self.assertIn("--tp 3", bad["error"])
-        self.assertIn("--tp 3", done.stdout)
+        self.assertIn("tensor-parallel degree of 3", bad["error"])
+        self.assertIn("tensor-parallel degree of 3", done.stdout)
 
     def test_published_shapes_have_their_sizes(self):
         parameters = {"llmq-1.5b": 1.54e9, "llmq-7b": 7.62e9, "torchtitan-8b": 8.03e9}
