@@ -93,7 +93,7 @@ void check_copies_of_gradients(const std::vector<ParameterGroup>& groups,
 using Numbers = std::vector<std::int64_t>;
 
 /// Sent instead of the text, whose length differs; the ranks print only their own.
-std::int64_t hash_of(const std::string& text) {
+std::int64_t hash_of_line(const std::string& text) {
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
@@ -115,7 +115,7 @@ std::vector<std::string> lines_of(const std::vector<const ParameterGroup*>& grou
 std::string compare(const DeviceMesh& mesh, c10::Device device,
                     const std::vector<std::string>& lines, const std::string& earlier) {
   Numbers hashes;
-  std::ranges::transform(lines, std::back_inserter(hashes), hash_of);
+  std::ranges::transform(lines, std::back_inserter(hashes), hash_of_line);
   const auto differs_from_first = [](const std::vector<Numbers>& all, std::size_t i) {
     const auto found = std::ranges::find_if(
         all, [&](const Numbers& numbers) { return numbers[i] != all.front()[i]; });

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kBytes = std::size_t{64} << 20;
 
 /// Pages that the system had to clear for a vector of kBytes.
-long pages_cleared() {
+[[maybe_unused]] long pages_cleared() {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);
   const std::vector<char> bytes(kBytes, 1);

@@ -70,7 +70,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   const float* cos = p.cos + place * 2 * p.half;
   const float* sin = p.sin + place * 2 * p.half;
   // Divided as 32 bits: a position has fewer elements.
-  const int vectors = static_cast<int>((p.half + N - 1) / N);
+  const auto vectors = static_cast<int>((p.half + N - 1) / N);
   const int count = vectors * static_cast<int>(p.heads);
   for (int item = first; item < count; item += step) {
     const int head = item / vectors;

@@ -165,7 +165,7 @@ TEST(BadInput, BatchNormOfARanksOwnRowsIsWarnedOfOnce) {
     nn::Child<nn::Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 4};
   };
   for (const int ranks : {1, 2}) {
-    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
+    RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
       WarningsOfBatchNorm warnings;
       const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
       Normed model, copied;
