@@ -85,7 +85,7 @@ void train(const Options& o, const vit::Config& config) {
 void plan(const Options& o, const vit::Config& config) {
   const auto make = [&](const comm::WorldPtr& world) -> planning::Run {
     const auto run = std::make_shared<Run>(o, config, world);
-    // Of a rank: its rows of the batch, and its tokens of each between the blocks.
+    // The sizes of a rank: its rows of the batch, and the tokens of each that it holds.
     const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
       return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
               chunk_size(1 + config.patches(), o.tp, at[1])};

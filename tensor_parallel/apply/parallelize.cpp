@@ -102,7 +102,7 @@ class PendingGradients : public std::enable_shared_from_this<PendingGradients> {
       return;
     }
     backward_ = backward;
-    terms_.clear();  // of a backward that failed
+    terms_.clear();  // terms that a failed backward left
     tessera::detail::call_at_end_of_backward([self = shared_from_this()] { self->settle(); });
   }
   /// Sums the kept terms and adds the sums to the leaves' .grad. Collective.

@@ -5,7 +5,7 @@
 
 namespace tessera::kernels {
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256;  // in a block
 
 /// Calls body.operator()<T, N>() with the type of the elements, and how many of them an access
 /// takes: 16 bytes, or one element where addresses are not multiples of that.

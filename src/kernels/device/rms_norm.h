@@ -27,7 +27,7 @@ struct RmsNormBackward {
   float* terms = nullptr;       ///< (rms_norm_blocks, size): terms of the weight's gradient
 };
 
-constexpr int kRmsNormThreads = 256;     // of a block
+constexpr int kRmsNormThreads = 256;     // in a block
 constexpr std::int64_t kShortRow = 512;  // up to here a warp takes a row, and else a block
 
 /// The blocks of the backward. Each sums its rows' terms of the weight's gradient: how many there

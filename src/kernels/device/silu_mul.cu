@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr std::int64_t kMostBlocks = 65535;  // of a grid's second dimension
+constexpr std::int64_t kMostBlocks = 65535;  // a grid's limit in its second dimension
 
 __device__ std::int64_t thread_of_row() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -44,7 +44,7 @@ struct Case {
   double rstd(std::int64_t row) const {
     return 1 / std::sqrt(mean([&](std::int64_t i) { return x_at(row, i) * x_at(row, i); }) + kEps);
   }
-  /// Of what `term` is for each element of a row.
+  /// The mean over a row of what `term` gives for each element.
   template <class Term>
   double mean(Term&& term) const {
     double sum = 0;
