@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <initializer_list>
+#include <vector>
 
 #include "fake/fake_observer.h"
 #include "rows/row_kernels.h"
@@ -31,7 +32,8 @@ void run_cuda_kernel(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&
                      std::initializer_list<at::Tensor> results) {
   const at::Tensor& like = *results.begin();
   if (in_fake_mode()) {
-    observe_fake_call({name, {inputs.begin(), inputs.end()}, inputs, results});
+    const std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
+    observe_fake_call({name, arguments, inputs, results});
   } else if (like.numel() > 0) {
     (cuda_kernels().*kernel)(call, like);
   }

@@ -45,8 +45,11 @@ TEST(FakeMode, SeesAConvolutionAndALayerNormAsOneOperatorEach) {
 
 TEST(FakeMode, OfAGpuTellsOfTheKernelsThatRunThere) {
   std::vector<std::string> names;
-  const FakeMode fake(c10::DeviceType::CUDA,
-                      [&](const FakeCall& call) { names.push_back(call.name); });
+  const FakeMode fake(c10::DeviceType::CUDA, [&](const FakeCall& call) {
+    names.push_back(call.name);
+    EXPECT_EQ(call.arguments.size(), call.inputs.size());
+    EXPECT_TRUE(call.arguments.front().isTensor());
+  });
   const at::Tensor x = at::empty({3, 2, 2, 4}, at::kBFloat16);
   const at::Tensor table = at::empty({2, 4});
   const at::Tensor rstd = rms_norm(x, x[0][0][0], 1e-5).rstd;
