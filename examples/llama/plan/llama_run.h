@@ -1,5 +1,5 @@
-// What is Llama's in a plan: its runs, which layouts its heads allow, its FLOPs, and the flags by
-// which a layout is asked for.
+// What is Llama's in a plan: its runs, which training layouts its heads allow, its FLOPs, and the
+// flags by which a layout is asked for.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace llama {
 /// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
-/// Layouts of `gpus` ranks. What was given as a flag stays as it is.
+/// Training layouts of `gpus` ranks. What was given as a flag stays as it is.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
                                        std::int64_t gpus);

@@ -42,14 +42,14 @@ struct SearchSpace {
   std::function<std::string(const TrainingLayout& layout)> text{};
 };
 
-/// A layout and what is estimated of it.
+/// A training layout and what is estimated of it.
 struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
   bool frontier = false;  ///< it fits, and no other takes less memory and no more time
 };
-/// A layout that was not estimated.
+/// A training layout that was not estimated.
 struct RefusedLayout {
   TrainingLayout layout{};
   std::string reason{};
