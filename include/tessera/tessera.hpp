@@ -159,6 +159,7 @@
 #include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/run_names.h"
+#include "tessera/training/same_options.h"
 #include "tessera/training/step.h"
 #include "tessera/training/step_meter.h"
 #include "tessera/training/stop.h"

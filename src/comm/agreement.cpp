@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 
 namespace tessera::comm {
@@ -138,6 +139,15 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
     texts.push_back(to_text(output[rank], lengths[static_cast<std::size_t>(rank)].front()));
   }
   return texts;
+}
+
+std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own) {
+  const auto hash = std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string>{}(own)});
+  const auto hashes = gather_on_hosts(group, {hash});
+  if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
+    return {};
+  }
+  return gather_texts(group, c10::kCPU, own);
 }
 
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own) {

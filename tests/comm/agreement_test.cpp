@@ -57,6 +57,16 @@ TEST(Agreement, GathersTextsOfAnyLength) {
   });
 }
 
+TEST(Agreement, SendsTextsOnlyWhereTheyDiffer) {
+  RunRanks(3, [](Rank& rank) {
+    const CommunicatorPtr group = group_of_all(*rank.world());
+    EXPECT_THAT(texts_that_differ(*group, "alike"), IsEmpty());
+    EXPECT_TRUE(rank.world()->traffic().table().empty());
+    const std::string own = rank.rank() == 1 ? "" : "alike";
+    EXPECT_THAT(texts_that_differ(*group, own), ElementsAre("alike", "", "alike"));
+  });
+}
+
 TEST(Agreement, NamesTheRanksThatDifferFromTheFirst) {
   RunRanks(4, [](Rank& rank) {
     const std::int64_t own = rank.rank() % 2;

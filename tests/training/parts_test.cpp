@@ -11,6 +11,7 @@
 #include "tessera/training/evaluation.h"
 #include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
+#include "tessera/training/same_options.h"
 #include "tessera/training/step_meter.h"
 #include "tessera/training/stop.h"
 #include "testing/errors.h"
@@ -27,6 +28,19 @@ std::vector<nlohmann::json> records_of(const std::filesystem::path& file) {
     records.push_back(nlohmann::json::parse(line));
   }
   return records;
+}
+
+TEST(SameOptions, NameWhatOneRankHasOtherwise) {
+  RunRanks(3, [](Rank& rank) {
+    using training::check_same_options;
+    check_same_options(*rank.world(), {{"--lr", "0.1"}, {"--steps", "3"}});
+    const std::string own = rank.rank() == 2 ? "0.2" : "0.1";
+    EXPECT_ERROR(check_same_options(*rank.world(), {{"--a", "x"}, {"--lr", own}}),
+                 "rank 2 has --lr 0.2, but rank 0 has --lr 0.1; start all ranks with the same");
+    const std::string resume = rank.rank() == 1 ? "auto" : "";
+    EXPECT_ERROR(check_same_options(*rank.world(), {{"--resume", resume}}),
+                 "rank 1 has --resume auto, but rank 0 has no --resume");
+  });
 }
 
 TEST(EvaluationTest, IsTheMeanOverBatchesAndRanks) {

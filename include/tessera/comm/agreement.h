@@ -36,6 +36,10 @@ std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
+/// The texts of all ranks if some differ; empty if all are equal. Between the hosts, as
+/// gather_on_hosts(), by a hash; the texts are sent only if they differ.
+std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
+
 /// The text of rank `root`, which may hold any bytes; those of the others are not looked at. Two
 /// broadcasts: the length, then the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
