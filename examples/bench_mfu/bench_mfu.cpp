@@ -1,6 +1,6 @@
 // Measures how much of a device's arithmetic training uses, over shapes, meshes, activation
-// checkpointing and batches. Each run is a llama_train of its own: one that runs out of memory ends
-// alone.
+// checkpointing and batches. Each run is a separate process: one that runs out of memory does not
+// end the others.
 
 #include <algorithm>
 #include <filesystem>
@@ -43,8 +43,8 @@ std::string published(const BenchOptions& options) {
   return text;
 }
 
-/// Runs of as many ranks are measured against one peak, the first one's: each one's own would be
-/// another with what else the machine does.
+/// With --peak-flops measure the first run of each number of ranks measures the peak, and later
+/// ones use it: measured anew it would vary with the machine's load.
 class Peaks {
  public:
   BenchOptions options_of(const Trial& trial, BenchOptions options) const {

@@ -18,6 +18,7 @@ using llama::number_above_0;
 namespace {
 
 void declare(CLI::App& app, BenchOptions& o) {
+  app.option_defaults()->group("model");
   app.add_option("--config", o.configs, "Shapes: config.json files of models")
       ->delimiter(',')
       ->option_text("FILE[,FILE]")
@@ -27,6 +28,7 @@ void declare(CLI::App& app, BenchOptions& o) {
                  "their --batch on each rank, unless given")
       ->delimiter(',')
       ->check(CLI::IsMember(shape_names()));
+  app.option_defaults()->group("parallelism");
   app.add_option("--ac", o.ac, "Activation checkpointing: none, selective, full (none)")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "full", "selective"}));
@@ -35,6 +37,7 @@ void declare(CLI::App& app, BenchOptions& o) {
                  "parallelism between them")
       ->delimiter(',')
       ->option_text("DPxTP[,DPxTP]");
+  app.option_defaults()->group("training");
   app.add_option("--batch", o.batches, "Sequences a step over all ranks (4, or the shape's)")
       ->delimiter(',')
       ->option_text("N[,N]")
@@ -42,9 +45,10 @@ void declare(CLI::App& app, BenchOptions& o) {
   app.add_option("--seq", o.seq, "Tokens a sequence (128, or the shape's)")
       ->check(number_above_0());
   app.add_option("--steps", o.steps, "Steps of each run (6)")->check(number_above_0());
-  app.add_option("--warmup", o.warmup, "Of them, the first that do not count (2)")
+  app.add_option("--warmup", o.warmup, "The first of --steps, which are not measured (2)")
       ->check(llama::number_of_at_least_0());
   app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
+  app.option_defaults()->group("metrics");
   app.add_option(
          "--peak-flops", o.peak_flops,
          "What MFU is against: FLOP/s of a device, or measure: by matrix products (measure)")
@@ -70,11 +74,12 @@ std::vector<std::int64_t> numbers_of(const std::string& mesh) {
 }
 
 Degrees degrees_of(const std::string& mesh) {
-  const std::vector<std::int64_t> of = numbers_of(mesh);
-  const bool positive = std::ranges::all_of(of, [](std::int64_t degree) { return degree > 0; });
-  TESSERA_CHECK(positive && (of.size() == 2 || of.size() == 3) && !mesh.ends_with('x'), "--mesh ",
-                mesh, " is no mesh; give degrees as DPxTP, such as 2x1, or as DPxCPxTP");
-  return {.dp = of.front(), .cp = of.size() == 3 ? of[1] : 1, .tp = of.back()};
+  const std::vector<std::int64_t> degrees = numbers_of(mesh);
+  const bool positive =
+      std::ranges::all_of(degrees, [](std::int64_t degree) { return degree > 0; });
+  TESSERA_CHECK(positive && (degrees.size() == 2 || degrees.size() == 3) && !mesh.ends_with('x'),
+                "--mesh ", mesh, " is no mesh; give degrees as DPxTP, such as 2x1, or as DPxCPxTP");
+  return {.dp = degrees.front(), .cp = degrees.size() == 3 ? degrees[1] : 1, .tp = degrees.back()};
 }
 
 void check_outputs(const BenchOptions& o) {

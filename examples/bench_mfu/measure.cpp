@@ -83,8 +83,8 @@ std::vector<std::string> run_flags(const Trial& trial, const BenchOptions& o) {
   return flags;
 }
 
-/// FLOPs of a step on all ranks, as llama_plan counts them in the operators of that step. It shows
-/// them beside a step's time, for which it wants a machine: any one.
+/// FLOPs of a step on all ranks, as llama_plan counts them in the operators of that step. It prints
+/// them with a machine only, and they are the same for any.
 double flops_of_step(std::vector<std::string> flags, const std::filesystem::path& folder) {
   const std::filesystem::path plan = folder / "plan.json";
   flags.insert(flags.begin(), program("llama_plan"));
@@ -159,7 +159,7 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
                                  "--metrics", (folder / "metrics.jsonl").string()});
   Result result{.trial = trial};
   try {
-    // On a CPU llama_train counts what tensors have where this says so.
+    // Has llama_train report peak_active_bytes on a CPU, too.
     setenv("TESSERA_COUNT_MEMORY", "1", 1);
     const double flops = flops_of_step(flags, folder);
     const int code = run(command, folder / "run.log");

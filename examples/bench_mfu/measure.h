@@ -28,7 +28,7 @@ struct Figures {
 struct Result {
   Trial trial;
   Figures figures{};
-  std::string error{};  ///< why there are none; ""
+  std::string error{};  ///< why there are no figures; "" if there are
 };
 
 /// Runs the programs that are beside this one; their files go to `folder`. `tokens`: token shard

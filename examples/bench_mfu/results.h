@@ -1,4 +1,4 @@
-// The results as a table, as JSON and as a picture.
+// The results as a table, as JSON and as a page.
 
 #pragma once
 

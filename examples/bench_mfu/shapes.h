@@ -1,4 +1,4 @@
-// Shapes with published figures, to hold ours against.
+// Shapes with published figures, to compare ours with.
 
 #pragma once
 

@@ -67,11 +67,9 @@ void refuse_two_values(const CLI::App& app) {
 }
 
 /// What is the same for all programs, and for every flag of one.
-void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives, const FlagNames& first) {
+void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
-  if (!first.empty()) {
-    app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
-  }
+  app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
   declare_config_file(app, alternatives);
   for (CLI::Option* option : app.get_options()) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -156,7 +154,7 @@ void fail_unknown(const std::string& what, std::string_view name, const CLI::App
 
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives, const FlagNames& first) {
-  prepare(app, alternatives, first);
+  prepare(app, alternatives);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
   try {
     app.parse(arguments);

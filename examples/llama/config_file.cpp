@@ -205,7 +205,8 @@ ResolvedFlag resolve(CLI::Option& option) {
                     .section = option.get_group(),
                     .is_list = option.get_items_expected_max() > 1,
                     .is_number = starts_with_any(option.get_type_name(), {"INT", "UINT", "FLOAT"}),
-                    .is_switch = option.get_items_expected_max() == 0};
+                    .is_switch = option.get_items_expected_max() == 0,
+                    .is_path = is_path(option)};
   flag.values = option.count() > 0 ? option.reduced_results() : default_values(option);
   for (std::string& value : flag.values) {
     write_alike(value, option);

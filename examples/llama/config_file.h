@@ -24,7 +24,7 @@ struct ResolvedFlag {
   std::string section;                ///< of the file: the option's group
   std::vector<std::string> values{};  ///< none: it is not given, and has no default
   std::string note{};                 ///< why a file must leave it out; "" where it need not
-  bool is_list = false, is_number = false, is_switch = false;
+  bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
 
 /// A flag that a file must leave out, and why.

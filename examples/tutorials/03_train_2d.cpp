@@ -17,7 +17,7 @@ struct Mlp : nn::Module<Mlp> {
     up = register_module("up", std::make_shared<nn::Linear>(64, 250));
     down = register_module("down", std::make_shared<nn::Linear>(250, 64));
   }
-  /// Returns the loss: in forward a plain tensor beside distributed ones is the same on every rank.
+  /// Takes the target, too, and returns the loss: in forward plain tensors count as replicated.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& target) {
     return at::mse_loss((*down)(at::relu((*up)(x))), target);
   }

@@ -66,7 +66,7 @@ void run_rank() {
   }
   optim::AdamW optimizer(*model, {.lr = 1e-2, .weight_decay = 0});
 
-  // Which quarter of an image is the brightest.
+  // The label of an image: which quarter is the brightest.
   constexpr std::int64_t kRows = 16;
   const at::Tensor images =
       at::sin(at::arange(kRows * 64, at::kFloat).square().mul(0.37)).view({kRows, 1, 8, 8});

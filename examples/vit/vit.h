@@ -155,7 +155,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
          {{"head", colwise_parallel()}}});
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
-      plan.emplace_back("norm", replicate_parallel());  // gathers the class token's sequence
+      plan.emplace_back("norm",
+                        replicate_parallel());  // every rank gets all tokens; forward takes one
     }
     return plan;
   }

@@ -28,15 +28,16 @@ struct Run {
 
   /// The next step, on this rank's rows of the batch.
   observe::StepMetrics step() {
-    const StrictScope strict;  // refuses what the plan does not say
+    const StrictScope strict;  // refuses communication that no style and no FSDP unit makes
     meter.begin();
     const vit::Images images =
         vit::stripes(model->config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
     meter.data_ready();
     const training::StepResult result = training::step(
         state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {
-          return tensor_parallel::cross_entropy((*model)(images.pixels), images.labels,
-                                                {.over = mesh["dp"]});  // numbers of rows differ
+          return tensor_parallel::cross_entropy(
+              (*model)(images.pixels), images.labels,
+              {.over = mesh["dp"]});  // ranks may have different numbers of rows
         });
     return meter.end(state, result, o.lr * result.lr_factor);
   }
@@ -51,7 +52,7 @@ struct Run {
 };
 
 void train(const Options& o, const vit::Config& config) {
-  observe::count_tensor_memory();  // for the metrics, to hold a plan against
+  observe::count_tensor_memory();  // metrics then have the peak, to compare with a plan's
   const comm::WorldPtr world = comm::world_from_environment();
   training::Checkpointer checkpoints(
       {.folder = o.checkpoint,
@@ -64,8 +65,10 @@ void train(const Options& o, const vit::Config& config) {
   Run run(o, config, world);
   const nlohmann::json entries{{"config", config}};
   if (checkpoints.loads()) {
-    const nlohmann::json saved = checkpoints.load(run.state).entries.value("config", entries);
-    TESSERA_CHECK(saved == entries["config"], o.checkpoint, " is of another model, ", saved.dump());
+    const nlohmann::json saved = checkpoints.peek(run.state).value("config", nlohmann::json());
+    TESSERA_CHECK(saved == entries["config"], "--checkpoint ", o.checkpoint,
+                  " is of another model, ", saved.dump(), "; give its --config, or another folder");
+    checkpoints.load(run.state);
   }
   training::MetricLog log({.metrics = o.metrics, .steps = o.steps}, world);
   log.open(run.state.step);
@@ -115,6 +118,10 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   return comm::run_main([&] {
     const vit::Config config = o.config.empty() ? vit::Config{} : vit::read_config(o.config);
-    o.plan ? plan(o, config) : train(o, config);
+    if (o.plan) {
+      plan(o, config);
+    } else {
+      train(o, config);
+    }
   });
 }

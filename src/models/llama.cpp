@@ -56,7 +56,7 @@ class Llama::Attention : public nn::Attention {
       : nn::Attention(attention_options(c)), layer_(layer) {}
 
  private:
-  /// Every call of a Llama hands on a Context.
+  /// Each call of a Llama passes a Context, so the cast is safe.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const nn::AttentionInputs& inputs) override {
     KvCache* cache = static_cast<const Context&>(inputs).cache;
@@ -151,7 +151,7 @@ at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Te
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   const at::Tensor hidden = features(tokens, nullptr, loss.positions);
-  // An adapter's term is not part of the product that is taken by parts.
+  // linear_cross_entropy takes the weight alone, without an adapter's term.
   if (lm_head_->attached<nn::LoraBranch>()) {
     return tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets, loss.options.loss);
   }
@@ -171,9 +171,11 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
                 "prompt, which comes at once, give one token a call");
   const std::int64_t most =
       cache != nullptr ? std::min(max_sequence_, cache->positions()) : max_sequence_;
-  TESSERA_CHECK(past + sequence <= most, "position ", past + sequence, " was asked for, but ",
-                most < max_sequence_ ? "the cache was made for " : "this Llama was built for ",
-                most, "; build it with a longer ", most < max_sequence_ ? "one" : "max_sequence");
+  const bool by_cache = most < max_sequence_;
+  TESSERA_CHECK(
+      past + sequence <= most, "position ", past + sequence, " was asked for, but ",
+      by_cache ? "the cache was made for " : "this Llama was built for ", most,
+      by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_, window_mask_};
   at::Tensor hidden = (*model_)(
       tokens.flatten(), positions.defined() ? document_context(parts, tokens, positions, cache)
@@ -258,7 +260,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// As torchtitan: with a unit of its own, the embedding is free between the ends of a step.
+/// The units of torchtitan. The embedding is a separate one: it is not gathered while the blocks
+/// run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

@@ -51,7 +51,7 @@ class Chooser {
           const TokenSink& sink)
       : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
 
-  /// A text that has ended goes on in the batch, unheard.
+  /// A text that has ended keeps its row of the batch; its tokens are dropped.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -31,7 +31,7 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
-                 "A file of prompts, one a line; of .jsonl the \"prompt\" of each line's object; "
+                 "A file of prompts, one a line; of .jsonl each line's \"prompt\" or \"messages\"; "
                  "may be given several times; -: standard input")
       ->allow_extra_args(false)
       ->option_text("FILE");
@@ -53,8 +53,9 @@ void declare_sampling(CLI::App& app, SamplingOptions& o) {
   app.add_option("--min-p", o.min_p,
                  "Only those at least this share as likely as the likeliest (0)")
       ->check(number_between(0.0, 1.0));
-  app.add_option("--repetition-penalty", o.repetition_penalty,
-                 "Makes tokens of the prompt and of the text so far less likely; 1 does not (1.0)")
+  app.add_option(
+         "--repetition-penalty", o.repetition_penalty,
+         "Makes tokens of the prompt and of the text so far less likely; 1: no change (1.0)")
       ->check(number_between(1e-6, 1e6));
   app.add_option("--seed", o.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
 }

@@ -1,5 +1,5 @@
 // Continues texts with a model in Hugging Face's form, on one rank or on several that share it by
-// tensor parallelism, or measures how well it foretells a text. All ranks compute; rank 0 chooses
+// tensor parallelism, or measures how well it predicts a text. All ranks compute; rank 0 chooses
 // the tokens and prints.
 
 #include <c10/util/Exception.h>
@@ -31,7 +31,7 @@ using llama::GenerateOptions;
 struct Run {
   const GenerateOptions& options;
   llama::Config config;
-  llama::PromptTokens tokens;
+  llama::PromptEncoder encoder;
   DeviceMesh mesh;
 
   bool prints() const { return mesh.local_rank() == 0; }
@@ -58,12 +58,12 @@ struct Prompts {
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
   for (const auto& [text, is_chat] : llama::prompt_texts(
-           run.options, llama::standard_input(run.options, run.mesh), run.tokens.chat())) {
-    const llama::Tokens tokens = run.tokens.encode(text);
-    prompts.inputs.push_back(is_chat ? tokens : run.tokens.begin(tokens));
+           run.options, llama::standard_input(run.options, run.mesh), run.encoder.chat())) {
+    const llama::Tokens tokens = run.encoder.encode(text);
+    prompts.inputs.push_back(is_chat ? tokens : run.encoder.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
-      prompts.texts.emplace_back(text, tokens, run.tokens.tokenizer(), run.options.stop);
+      prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);
     }
   }
   return prompts;
@@ -86,7 +86,7 @@ void generate(const Run& run) {
     return writer.push(index, token);
   };
   const llama::GenerationTimes times =
-      llama::generate(*model, prompts.inputs, sampling, run.tokens.end(), sink,
+      llama::generate(*model, prompts.inputs, sampling, run.encoder.end_tokens(), sink,
                       run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
   writer.finish();
   note(run, fmt::format("prompt: {} tokens, {:.1f} tokens/s; decoding: {} tokens, {:.1f} tokens/s",
@@ -106,7 +106,7 @@ void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
   const llama::TextWindows windows = llama::perplexity_windows(options, run.config);
   const llama::Tokens text =
-      run.tokens.begin(run.tokens.encode(data::read_text(options.perplexity)));
+      run.encoder.with_begin_tokens(run.encoder.encode(data::read_text(options.perplexity)));
   const auto model =
       llama::load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
   const llama::TextLoss loss = llama::text_loss(*model, text, windows.size, windows.stride);
@@ -134,9 +134,13 @@ int run_generate(std::vector<std::string> arguments) {
   }
   const StrictScope strict;
   try {
-    options.perplexity.empty() ? generate(run) : measure_perplexity(run);
+    if (options.perplexity.empty()) {
+      generate(run);
+    } else {
+      measure_perplexity(run);
+    }
   } catch (const c10::Error& error) {
-    // Out of memory, for example. Its what() has the stack too, in pages.
+    // Out of memory, for example. what() would add pages of the stack.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
   return 0;

@@ -20,9 +20,9 @@ DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& 
 
 namespace {
 
-/// Not trained: there are no gradients. Before, one token has some: in their graph the styles find
-/// what a plan does not cover.
-void freeze_all(Llama& model, const c10::Device& device) {
+/// Generation has no backward. Before the freeze one forward has gradients: in its graph the
+/// parallel styles find what the plan does not cover.
+void check_plan_and_freeze(Llama& model, const c10::Device& device) {
   const c10::AutoGradMode gradients(true);
   model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
   nn::freeze(model, {"**"});
@@ -46,7 +46,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   checkpoint::load_hugging_face(*model, *mesh.world(), options.model);
   nn::check_initialized(*model);
   model->eval();
-  freeze_all(*model, options.device);
+  check_plan_and_freeze(*model, options.device);
   return model;
 }
 

@@ -29,22 +29,22 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const c10::NoGradGuard no_grad;
   TESSERA_CHECK(text.size() >= 2,
                 "a text for perplexity must have two tokens or more, as the first "
-                "is not foretold, but this one has ",
+                "is not predicted, but this one has ",
                 text.size(), "; give a longer one");
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // Tokens [0, foretold) have been counted, or are the first.
-  std::int64_t foretold = 1;
-  for (std::int64_t begin = 0; foretold <= last; begin += stride) {
+  // Tokens [0, predicted) have been counted, or are the first.
+  std::int64_t predicted = 1;
+  for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
     const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
     const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
-    targets.slice(0, 0, foretold - begin - 1).fill_(options.ignore_index);
+    targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
     // By parts of its tokens: the logits of a window may take gigabytes.
     const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
     sum += model(inputs, head).item<double>();
-    foretold = end + 1;
+    predicted = end + 1;
   }
   return {last, sum / static_cast<double>(last)};
 }

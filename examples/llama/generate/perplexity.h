@@ -16,17 +16,17 @@ struct TextWindows {
 /// where the model or the text has no use for them.
 TextWindows perplexity_windows(const GenerateOptions& options, const Config& config);
 
-/// How well a model foretells a text.
+/// How well a model predicts a text.
 struct TextLoss {
-  std::int64_t tokens = 0;  ///< that were foretold
+  std::int64_t tokens = 0;  ///< that were predicted
   double mean = 0;          ///< of their negative log likelihoods, in nats; perplexity is its exp
 };
 
 /// The loss of every token of a text but the first. The text is read in windows of `window` tokens,
-/// each `stride` tokens after the one before, the last as long as the rest: a token is foretold
-/// once, in the first window that foretells it, from what that holds before it. With stride ==
-/// window a window's first token is foretold from one token alone; a smaller stride costs more, and
-/// leaves each token at least window - stride of them. Logits may be split over the vocabulary;
+/// each `stride` tokens after the one before, the last as long as the rest: a token is predicted
+/// once, in the first window that predicts it, from what that holds before it. With stride ==
+/// window a window's first token is predicted from one token alone; a smaller stride costs more,
+/// and leaves each token at least window - stride of them. Logits may be split over the vocabulary;
 /// then collective. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride);
 

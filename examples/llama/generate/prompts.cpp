@@ -106,7 +106,7 @@ std::string standard_input(const GenerateOptions& options, const tessera::Device
 
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
-  // Before memory is asked for. The default is for models of any number.
+  // Checked before the cache is allocated. The default of --max-tokens is never refused.
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
@@ -117,18 +117,19 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
     return "";
   }
   return fmt::format(
-      "warning: a text may have {} tokens, but the model is made for {} positions; what comes "
-      "behind them may be of less worth",
+      "warning: a text may have {} tokens, but the model is made for {} positions; what "
+      "follows them may be poor",
       longest + max_tokens, most);
 }
 
-PromptTokens::PromptTokens(const std::string& folder, const std::string& file, const Config& config)
+PromptEncoder::PromptEncoder(const std::string& folder, const std::string& file,
+                             const Config& config)
     : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
       chat_(open_chat(file, folder)),
       special_(read_special_tokens(folder, config)),
       begin_(text_begin(*tokenizer_, special_)) {}
 
-Tokens PromptTokens::begin(const Tokens& tokens) const {
+Tokens PromptEncoder::with_begin_tokens(const Tokens& tokens) const {
   Tokens all = begin_;
   all.insert(all.end(), tokens.begin(), tokens.end());
   return all;

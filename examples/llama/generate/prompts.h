@@ -35,20 +35,20 @@ std::string standard_input(const GenerateOptions& options, const tessera::Device
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens);
 
 /// Turns texts into tokens as the files of a model say.
-class PromptTokens {
+class PromptEncoder {
  public:
   /// `folder`: the model's. `file`: the tokenizer's, or "" for the model's own.
-  PromptTokens(const std::string& folder, const std::string& file, const Config& config);
+  PromptEncoder(const std::string& folder, const std::string& file, const Config& config);
 
   const tessera::data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// The tokens of any of which a text ends.
-  const Tokens& end() const { return special_.end; }
+  /// A text ends at any of these.
+  const Tokens& end_tokens() const { return special_.end; }
   /// nullptr where the model has none.
   const tessera::data::ChatTemplatePtr& chat() const { return chat_; }
   /// The text's own tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// The same behind the tokens that begin a text, where the model has any.
-  Tokens begin(const Tokens& tokens) const;
+  /// `tokens` behind those that begin a text, where the model has any.
+  Tokens with_begin_tokens(const Tokens& tokens) const;
 
  private:
   tessera::data::TokenizerPtr tokenizer_;

@@ -23,6 +23,7 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
   nn::check_initialized(model);
 }
 
+/// For the constructor, after options, world, mesh and config.
 std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads, const ApplyPlan& apply) {
   std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh, apply);
   fill_model(*model, run.options, *run.world, loads);
@@ -82,7 +83,7 @@ at::Tensor LlamaRun::loss_of(const data::BatchLoader::Batch& batch, std::int64_t
   return loss_of_rows(*model, options, batch.rows(i * count, count), loss);
 }
 
-tensor_parallel::CrossEntropyOptions LlamaRun::loss_of_training() const {
+tensor_parallel::CrossEntropyOptions LlamaRun::loss_options() const {
   return {.label_smoothing = options.label_smoothing, .z_loss = options.z_loss};
 }
 
@@ -92,10 +93,10 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
 
 observe::StepMetrics LlamaRun::step() {
   meter_.begin();
-  // Before the forward: the host goes on, and has issued all of it before the first kernel ends.
+  // All micro-batches are copied to the device here: the host then queues the step without a wait.
   const data::BatchLoader::Batch batch = own_rows(prefetch_->load(state.samples / options.batch));
   meter_.data_ready();
-  tensor_parallel::CrossEntropyOptions loss = loss_of_training();
+  tensor_parallel::CrossEntropyOptions loss = loss_options();
   if (!step_options_.mean_of_micro_batches) {
     loss.tokens = tensor_parallel::tokens_per_rank(batch.targets, data_ranks);
   }

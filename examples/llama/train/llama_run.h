@@ -26,11 +26,12 @@ struct LlamaRun {
 
   /// Makes the next step; all of its metrics but the throughput.
   tessera::observe::StepMetrics step();
-  /// The mean loss of micro-batch `i` of this rank's rows.
+  /// The loss of micro-batch `i` of this rank's rows: their mean, or with loss.tokens their
+  /// share of a sum.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
-  /// Without what a batch says of its tokens.
-  tessera::tensor_parallel::CrossEntropyOptions loss_of_training() const;
+  /// What --label-smoothing and --z-loss say.
+  tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
   /// This rank's rows of a batch, on its device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
   bool is_main() const { return world->rank() == 0; }

@@ -1,7 +1,7 @@
-// Trains a Llama on a 2-D mesh: FSDP x tensor parallel, with sequence and loss parallelism. This is
-// the run from its first line to its last: LlamaRun is the model and a step of it, the parts around
-// it are the library's (docs/training.md), and setup.h makes them of flags. Everything collective
-// is called by all ranks in the same order; only rank 0 prints and writes.
+// Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. The whole run is in train(), the
+// last function here. LlamaRun is the model and a step of it, setup.h makes mesh, model and
+// optimizer from the flags, and the other parts are the library's (docs/training.md). All ranks
+// make all collective calls in the same order; only rank 0 prints and writes.
 
 #include <fmt/format.h>
 
@@ -11,7 +11,6 @@
 
 #include "examples/llama/train/checkpoint_entries.h"
 #include "examples/llama/train/llama_run.h"
-#include "examples/llama/train/options/observation_options.h"
 #include "examples/llama/train/run_outputs.h"
 #include "examples/llama/train/setup.h"
 #include "examples/llama/train/train.h"
@@ -20,6 +19,7 @@
 #include "tessera/training/evaluation.h"
 #include "tessera/training/metric_log.h"
 #include "tessera/training/recording.h"
+#include "tessera/training/same_options.h"
 #include "tessera/training/stop.h"
 
 namespace llama {
@@ -47,10 +47,17 @@ training::CheckpointOptions checkpoint_options(const TrainOptions& o) {
           .names = kNames};
 }
 
+training::StepRange step_range(const std::string& text) {
+  if (text.empty()) {
+    return {};
+  }
+  const auto [first, last] = parse_step_range(text);
+  return {first, last};
+}
+
 training::RecordingOptions recording_options(const TrainOptions& o) {
-  const StepRange traced = o.trace_steps.empty() ? StepRange{} : parse_step_range(o.trace_steps);
   return {.trace = o.trace,
-          .trace_steps = {traced.first, traced.last},
+          .trace_steps = step_range(o.trace_steps),
           .profile = o.profile,
           .memory_report = o.memory_report,
           .steps = o.steps,
@@ -73,12 +80,12 @@ struct RunParts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< of the program's own in checkpoints
+  nlohmann::json entries;               ///< what checkpoints say beside tensors
   std::optional<double> held_out = {};  ///< loss, of the weights as the last step left them
 };
 
-/// The same on all ranks.
-bool told_to_stop(const RunParts& parts) {
+/// Whether a signal has come on any rank, said once in the log. Collective.
+bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
   if (!stopped) {
@@ -92,12 +99,12 @@ bool told_to_stop(const RunParts& parts) {
 
 void evaluate(RunParts& parts) {
   training::with_averaged_weights(*parts.run.optimizer, [&parts] {
-    parts.held_out = held_out_loss(parts.run, [&parts] { return told_to_stop(parts); });
+    parts.held_out = held_out_loss(parts.run, [&parts] { return stop_if_asked(parts); });
   });
 }
 
-/// After a step, as --eval-every says. Training goes on as if nothing had been. False if it was
-/// told to stop.
+/// After a step, as --eval-every says. Model and random numbers are as before. False if it was
+/// asked to stop.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
   const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
@@ -106,7 +113,7 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // Memory is counted for each step.
+  // The next step's count is of that step alone.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();
@@ -122,19 +129,19 @@ void save_if_due(RunParts& parts, bool stopped) {
   }
 }
 
-/// The steps that are left. False if it was told to stop.
+/// The steps that are left. False if it was asked to stop.
 bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
   const observe::ModelFlops flops = flops_of(run.config, options.seq);
-  bool stopped = told_to_stop(parts);  // while it was made and loaded
+  bool stopped = stop_if_asked(parts);  // it may have come while the model was made
   while (run.state.step < options.steps && !stopped) {
     observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });
     observe::set_throughput(metrics, options.batch * options.seq, run.world->size(), flops,
                             peak_flops);
     stopped = !evaluate_if_due(parts, metrics);
     parts.log.write(metrics, run.state.samples * options.seq);
-    stopped = stopped || told_to_stop(parts);
+    stopped = stopped || stop_if_asked(parts);
     save_if_due(parts, stopped);
   }
   parts.log.end();
@@ -142,7 +149,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   return !stopped;
 }
 
-/// False if it was told to stop.
+/// False if it was asked to stop.
 bool evaluate_at_end(RunParts& parts) {
   if (parts.run.data.eval_loader == nullptr) {
     return true;
@@ -159,6 +166,7 @@ bool evaluate_at_end(RunParts& parts) {
 }  // namespace
 
 bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
+  training::check_same_options(*world, options.shared);
   training::Recording recording(recording_options(options));  // before the model: it counts memory
   training::Checkpointer checkpoints(checkpoint_options(options), world);
   LlamaRun run(options, world, checkpoints.loads());
@@ -171,10 +179,10 @@ bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopS
     load_checkpoint(run, checkpoints, parts.entries);
   }
   recording.begin(run.mesh, *run.model, run.state.step);
-  // Last: a run that fails before this leaves no empty files.
+  // After all that may fail before the first step: a failed start leaves no files.
   prepare_outputs(run, checkpoints, log);
 
-  // A program that is meant to be fast should fail rather than gather something unseen.
+  // From here on communication that no style and no FSDP unit makes is an error.
   const StrictScope strict;
   const std::optional<double> peak_flops =
       run.state.step < options.steps ? peak_flops_of(options, *world) : std::nullopt;

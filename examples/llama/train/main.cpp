@@ -18,7 +18,7 @@ namespace {
 
 int train(std::vector<std::string> arguments) {
   const llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
-  // For the metrics, to hold a plan against.
+  // Metrics then have peak_active_bytes on a CPU too, to compare with a plan's.
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
@@ -29,8 +29,8 @@ int train(std::vector<std::string> arguments) {
     signals.emplace();
   }
   llama::check_model(options);
-  // An exception aborts it: the other ranks may wait for this one in a collective, and fail at once
-  // instead of at the time-out.
+  // An exception that leaves this scope aborts the world: ranks that wait for this one fail at
+  // once, not at the time-out.
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
       {.device = options.device, .backend = options.backend}));
   try {
@@ -41,7 +41,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // Out of memory while the model is made, for example. Its what() has the stack too, in pages.
+    // Out of memory, for example. what() would add pages of the stack.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

@@ -1,5 +1,5 @@
-// The run makes a step in a fake world. What it calls is what each rank of the run will
-// call.
+// Makes a step of the run in a fake world, and prints its calls: those that each rank of the run
+// will make.
 
 #include "examples/llama/train/print_plan.h"
 
@@ -36,7 +36,7 @@ PrintedPlan plan_of(const TrainOptions& options) {
   };
   const planning::Run run = planned_run(
       planned(options), comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks())), apply);
-  run.step();  // the first one is not as all others
+  run.step();  // the first one makes the optimizer's state, too
   return {recording->record(run.step), observe::sharding_table(*run.model)};
 }
 
@@ -59,8 +59,8 @@ void print_plan(const TrainOptions& options, const comm::World& world) {
     std::cout << to_json(plan.table) << std::endl;
     return;
   }
-  std::cout << plan.table << "of that, FSDP leaves " << bytes_of(plan.sharding)
-            << " bytes of parameters on rank 0" << std::endl;
+  std::cout << plan.table << "with FSDP rank 0 holds " << bytes_of(plan.sharding)
+            << " bytes of these parameters" << std::endl;
 }
 
 }  // namespace llama

@@ -75,12 +75,11 @@ std::string trained_share(const Llama& model) {
 /// Agreed on: the others would otherwise set out and miss rank 0, which does the work.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
-  const auto failure =
-      comm::first_failure(*hosts_at_start(*run.world), c10::Device(c10::kCPU), [&] {
-        if (run.is_main()) {
-          open_outputs(run, checkpoints, log);
-        }
-      });
+  const auto failure = comm::first_failure(*start_group(*run.world), c10::Device(c10::kCPU), [&] {
+    if (run.is_main()) {
+      open_outputs(run, checkpoints, log);
+    }
+  });
   if (failure) {
     fail(failure->message);
   }

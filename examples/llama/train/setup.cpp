@@ -66,8 +66,8 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 
 namespace {
 
-/// Before the model is split: adapters are split with the weights that they stand beside.
-void choose_trained(Llama& model, const TrainOptions& o) {
+/// Before parallelize(), which shards an adapter as the weight that it belongs to.
+void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
   if (o.lora_rank > 0) {
     nn::apply_lora(model, lora_options(o));
   }
@@ -77,10 +77,11 @@ void choose_trained(Llama& model, const TrainOptions& o) {
                 "--freeze leaves no parameter to train; leave some out of its patterns");
 }
 
-/// A model may be trained beyond its positions, as in transformers, but not by orders of magnitude.
+/// A model may be trained beyond its positions, as in transformers. A number that is a mistake is
+/// refused before memory is asked for.
 void check_sequence(const TrainOptions& options, const Config& config) {
-  constexpr std::int64_t kMostOfAnyModel = 1'000'000;
-  const std::int64_t most = std::max(config.max_positions, kMostOfAnyModel);
+  constexpr std::int64_t kMostTokens = 1'000'000;
+  const std::int64_t most = std::max(config.max_positions, kMostTokens);
   TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
                 " tokens, far beyond the ", config.max_positions,
                 " positions that the model is made for; take fewer");
@@ -104,13 +105,13 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config
     const nn::MetaDevice meta;
     model = std::make_shared<Llama>(config, options.seq, options.dropout);
   }
-  choose_trained(*model, options);
+  add_adapters_and_freeze(*model, options);
   return model;
 }
 
 }  // namespace
 
-comm::CommunicatorPtr hosts_at_start(comm::World& world) {
+comm::CommunicatorPtr start_group(comm::World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.host_group(ranks, "start");
@@ -159,9 +160,10 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 
 namespace {
 
-/// Small logits at once: in a half type, parts need an fp32 sum of the head's gradient beside them.
-bool takes_loss_in_parts(const Llama& model, const TrainOptions& o, std::int64_t tokens,
-                         const tensor_parallel::LinearCrossEntropyOptions& head) {
+/// Small logits are computed at once: with chunks in a half type the head's gradient is summed in a
+/// further fp32 tensor.
+bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
+                          const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
     return *o.loss_chunks > 1;
   }
@@ -178,7 +180,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   const at::Tensor targets = rows.targets.flatten();
   const tensor_parallel::LinearCrossEntropyOptions head{.loss = loss,
                                                         .chunks = options.loss_chunks.value_or(0)};
-  if (takes_loss_in_parts(model, options, targets.size(0), head)) {
+  if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.positions});
   }
   // The logits may be sharded over the vocabulary; the loss takes them as they are.
@@ -190,7 +192,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
 
 namespace {
 
-/// Parameters with weight decay, then those without, if the flags part them.
+/// With --decay-matrices-only those with weight decay, then those without; else all in one group.
 template <class Options>
 std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
                                                 const std::vector<nn::SlotPtr>& slots,
@@ -221,7 +223,8 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 
-std::unique_ptr<optim::Optimizer> optimizer_of_steps(const TrainOptions& o, const Llama& model) {
+/// Without --ema.
+std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
   if (o.optimizer == "sgd") {
     const optim::SgdOptions options{
         .lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay};
@@ -245,11 +248,11 @@ std::unique_ptr<optim::Optimizer> optimizer_of_steps(const TrainOptions& o, cons
 }  // namespace
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
-  std::unique_ptr<optim::Optimizer> steps = optimizer_of_steps(o, model);
+  std::unique_ptr<optim::Optimizer> base = base_optimizer(o, model);
   if (!o.ema) {
-    return steps;
+    return base;
   }
-  return std::make_unique<optim::Ema>(std::move(steps), *o.ema);
+  return std::make_unique<optim::Ema>(std::move(base), *o.ema);
 }
 
 /// An embedding is a look-up and costs no FLOPs, except where it is also the head.

@@ -14,18 +14,17 @@
 
 namespace llama {
 
-/// The mesh of the run: without dimensions for replicas and for parts of sequences where there is
-/// one of these. Throws tessera::Error
-/// if the degrees, which come from the command line, don't make the ranks of the launcher.
+/// The mesh (dp, tp) of the run, with dp_replicate and cp where these are above 1. Throws
+/// tessera::Error unless the product of the degrees is the number of ranks.
 tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::WorldPtr& world);
 
-/// Between the hosts, of all ranks: for what they compare and agree on before the first step.
+/// A group of all ranks in the hosts' memory, for what they compare before the first step.
 /// Collective at the first call.
-tessera::comm::CommunicatorPtr hosts_at_start(tessera::comm::World& world);
+tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world);
 
 /// The model that --model or --config describes, with at most --layers of its layers. Throws
-/// tessera::Error for a --seq far beyond its positions, before memory is asked for, and for heads
-/// that --tp doesn't divide.
+/// tessera::Error for a --seq beyond a million tokens and its positions, before memory is asked
+/// for, and for heads that --tp doesn't divide.
 Config model_config(const TrainOptions& options);
 
 /// Throws what model_config() throws, and refuses --lora-targets and --freeze that don't fit the
@@ -46,8 +45,8 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 tessera::data::BatchLoader::Batch tokens_of_rank(const Llama& model,
                                                  tessera::data::BatchLoader::Batch batch);
 
-/// The loss of `rows`, by parts of the tokens where --loss-chunks or the size of the logits says
-/// so. Collective with tp > 1.
+/// The loss of `rows`, in chunks of tokens where --loss-chunks or the size of the logits says so.
+/// Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const tessera::data::BatchLoader::Batch& rows,
                         const tessera::tensor_parallel::CrossEntropyOptions& loss);
@@ -64,7 +63,7 @@ std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::
 tessera::optim::LrSchedule make_schedule(const TrainOptions& options);
 
 /// What --save-hf copies beside the weights: the files of --model, with those of --tokenizer
-/// instead of its own. None if neither is given: then what the folder has stays.
+/// instead of its own. nullopt if neither is given: files that the folder has stay.
 std::optional<tessera::checkpoint::FilesBesideWeights> files_beside_weights(
     const TrainOptions& options);
 

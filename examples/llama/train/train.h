@@ -6,9 +6,10 @@
 
 namespace llama {
 
-/// A run of llama_train: trains what the flags say, and writes what they ask for. `signals`: end it
-/// after its step where they come, or before the first; nullptr: none does. False if it was told to
-/// stop and has saved a checkpoint. Collective over `world`; a failure on one rank throws there.
+/// A run of llama_train: trains what the flags say, and writes what they ask for. `signals`: where
+/// one comes, the run ends after its step or batch of evaluation, or before the first step, with a
+/// checkpoint of what is not saved yet; nullptr: never. False if it ended so. Collective over
+/// `world`; a failure on one rank throws there.
 bool train(const TrainOptions& options, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -321,16 +320,12 @@ std::string rank_change(const Json& first, const Json& other) {
 
 }  // namespace
 
-/// A hash first, so that the texts are sent only for the message.
 void check_same_data(const TrainOptions& options, comm::World& world) {
-  const comm::CommunicatorPtr group = hosts_at_start(world);
-  const std::string own = data_of_rank(options).dump();
-  const auto hash = std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string>{}(own)});
-  const auto hashes = comm::gather_on_hosts(*group, {hash});
-  if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
+  const std::vector<std::string> all =
+      comm::texts_that_differ(*start_group(world), data_of_rank(options).dump());
+  if (all.empty()) {
     return;
   }
-  const std::vector<std::string> all = comm::gather_texts(*group, c10::Device(c10::kCPU), own);
   const auto other = std::ranges::find_if(all, [&](auto& text) { return text != all.front(); });
   fail("the data of rank ", other - all.begin(),
        " are not those of rank 0: ", rank_change(Json::parse(all.front()), Json::parse(*other)),

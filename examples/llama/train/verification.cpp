@@ -31,7 +31,7 @@ std::string verify(LlamaRun& run) {
       run.data.loader->load(run.state.samples / run.options.batch, run.first_row, run.first_row + 1)
           .to(c10::Device(run.options.device));
   const data::BatchLoader::Batch own = tokens_of_rank(*run.model, whole);
-  tensor_parallel::CrossEntropyOptions of_whole = run.loss_of_training(), of_own = of_whole;
+  tensor_parallel::CrossEntropyOptions of_whole = run.loss_options(), of_own = of_whole;
   if (run.data.loader->ignores_targets()) {
     of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);

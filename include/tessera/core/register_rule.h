@@ -18,8 +18,8 @@ namespace tessera {
 /// rule of an operator that does not exist, or that is made of others (CompositeImplicitAutograd)
 /// and would never be asked for its rule, is an Error at the first call of any operator.
 ///
-///   // An elementwise operator: each dimension of the input is one factor, which the output
-///   shares. register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
+///   // An elementwise operator: each dimension is one factor, which the output shares.
+///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
 ///     ShardingRule rule;
 ///     ShardingRule::TensorFactors dims;
 ///     for (const std::int64_t size : call.tensor(0).sizes) {

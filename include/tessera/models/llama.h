@@ -10,9 +10,9 @@
 //   }
 //   models::parallelize(*model, mesh, {});  // a mesh ("dp", "tp")
 //   nn::to_empty(*model, c10::kCPU);        // this rank's shards
-//   nn::init_weights(*model, seed);         // or init_buffers() and
-//   checkpoint::load_hugging_face() const at::Tensor loss =
-//   tensor_parallel::cross_entropy((*model)(tokens), targets);
+//   nn::init_weights(*model, seed);  // or nn::init_buffers() and checkpoint::load_hugging_face()
+//   const at::Tensor logits = (*model)(tokens);
+//   const at::Tensor loss = tensor_parallel::cross_entropy(logits, targets);
 
 #pragma once
 
@@ -36,7 +36,7 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// What a training step asks of the model: the loss of its logits, which need not exist then.
+/// For the forward() that returns the loss, without the whole logits.
 struct HeadLoss {
   at::Tensor targets;  ///< (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
@@ -61,7 +61,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// of each sequence, the positions those of all tokens, and there is no cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
-  /// Head and loss in one (linear_cross_entropy): the loss of the logits of the first.
+  /// Head and loss in one (linear_cross_entropy): the loss of what the other forward() returns.
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
   /// A cache for this model; see KvCache for the arguments.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;

@@ -37,7 +37,7 @@ struct LoraBranch {
 
 /// Low-rank adapters (Hu et al. 2021) beside the Linears that the options name. Freezes all other
 /// parameters of `module`. To be called before parallelize_module and fully_shard, which then shard
-/// the adapters as they shard the weights that they stand beside: for a column-wise Linear B's rows
+/// the adapters as the weights that these belong to: for a column-wise Linear B's rows
 /// are split and A is replicated, for a row-wise one A's columns are split and B is replicated.
 ///
 /// init_weights fills A as Linear's weight (Kaiming-uniform) and B with zeros, whatever tables of

@@ -108,11 +108,11 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 /// device (nn::MetaDevice) and parallelizes it; it returns a std::shared_ptr. `step(model,
 /// optimizer, mesh)` makes one step: forward, loss, backward, clipping, the optimizer's step and
 /// zero_grad(). Tensors that it makes have no values.
-///   const planning::RunPlan plan = planning::plan(make_mlp, train_step, MeshShape({2, 2}, {"dp",
-///   "tp"}),
-///                                                 {.machine = planning::machine_of("h100"),
-///                                                 .device = "cuda"});
-///   std::cout << planning::to_text(plan);
+///
+///   const MeshShape mesh({2, 2}, {"dp", "tp"});
+///   const planning::PlanOptions options{.machine = planning::machine_of("h100"), .device =
+///   "cuda"}; std::cout << planning::to_text(planning::plan(make_mlp, train_step, mesh, options));
+///
 template <class Factory, class Step>
 RunPlan plan(const Factory& factory, const Step& step, const MeshShape& mesh,
              const PlanOptions& options = {}) {

@@ -8,7 +8,7 @@ namespace tessera::tensor_parallel {
 
 /// A program's options for the plans that modules declare.
 struct DeclaredPlanOptions {
-  bool sequence_parallel = true;  ///< activations between tensor-parallel regions are split
+  bool sequence_parallel = true;  ///< activations between the halves of a block are split
   bool loss_parallel = true;      ///< logits stay split over the vocabulary
   bool regather = true;           ///< split inputs are kept for backward, and gathered again there
 };

@@ -46,17 +46,18 @@ struct CheckpointOptions {
 /// that fails. The options' names in messages are "checkpoint", "resume", "resume-step",
 /// "initial-load", "exclude" and "steps".
 ///
-///   training::Checkpointer checkpoints({.folder = "run", .every = 100, .steps = 1000, .resume =
-///   training::Resume::kAuto}, world);
-///   ...                                                // model and optimizer
+///   const training::Resume resume = training::Resume::kAuto;
+///   training::Checkpointer checkpoints(
+///       {.folder = "run", .every = 100, .steps = 1000, .resume = resume}, world);
+///   ...  // model and optimizer
 ///   if (checkpoints.loads()) { checkpoints.load(state); }
 ///   for (bool stopped = false; state.step < 1000 && !stopped;) {
 ///     training::step(state, mesh["dp"], options, loss);
 ///     stopped = training::stop_requested(signals.received(), mesh);
 ///     checkpoints.after_step(state, entries, stopped);
 ///   }
-///   if (const auto failed = checkpoints.finish(state, entries)) { std::rethrow_exception(failed);
-///   }
+///   const std::exception_ptr failed = checkpoints.finish(state, entries);
+///   if (failed) { std::rethrow_exception(failed); }
 ///
 /// The constructor, peek(), load(), after_step() and finish() are collective over `world`. A
 /// failure on one rank is an Error on all.
@@ -102,7 +103,7 @@ class Checkpointer {
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state where it is due: every so many steps, at the run's last one, and where the run
-  /// has been told to stop; then at once, and without `async`. `entries`: of the program's own,
+  /// was asked to stop; then at once, and without `async`. `entries`: of the program's own,
   /// saved beside what load() takes back. Returns for how many seconds training had to wait;
   /// nullopt if nothing was saved. Throws what this save, or the one before, has failed with; of
   /// the last step finish() does.

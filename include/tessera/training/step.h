@@ -49,10 +49,8 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 /// Makes one optimizer step: forward and backward of each micro-batch, clipping, the update at the
 /// schedule's rate, and no gradients afterwards. Then the state is one step further.
 ///
-///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, [&](auto)
-///   {
-///     return at::mse_loss((*model)(x), y);
-///   });
+///   const auto loss = [&](std::int64_t) { return at::mse_loss((*model)(x), y); };
+///   const training::StepResult result = training::step(state, mesh["dp"], {.batch = 32}, loss);
 ///
 /// `data_mesh`: 1-D, the ranks that hold different data. Collective over the model's meshes. Throws
 /// Error on every rank for a loss or gradient norm that is not finite, with the parameter; an error

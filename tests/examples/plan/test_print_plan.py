@@ -48,7 +48,7 @@ class PrintPlan(programs.InFolder):
                                       r"weight +Shard\(0\) +\[64, 64\] +\[16, 64\] +4096")
         self.assertIn("forward  dp all_gather: 2 calls", done.stdout)
         self.assertIn("unit 'model.layers.*'", done.stdout)
-        self.assertRegex(done.stdout, r"FSDP leaves \d+ bytes of parameters on rank 0")
+        self.assertRegex(done.stdout, r"with FSDP rank 0 holds \d+ bytes of these parameters")
 
     def test_says_what_context_parallelism_sends(self):
         done = programs.succeed([programs.BIN / "llama_train", "--config", self.config, "--cp", 2, "--print-plan"])

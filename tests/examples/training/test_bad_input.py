@@ -176,6 +176,17 @@ class BadInput(programs.InFolder):
                 self.assertIn("the data of rank 1 are not those of rank 0: ", done.stderr)
                 self.assertIn(f'"{self.tokens.name}" has ', done.stderr)
 
+    def test_options_that_differ_between_ranks(self):
+        flags = " ".join(str(part) for part in self.data())
+        for option, message in (("--lr 0.002", "rank 1 has --lr 0.002, but rank 0 has --lr 0.001"),
+                                ("--dropout 0.5", "rank 1 has --dropout 0.5, but rank 0 has --dropout 0"),
+                                ("--resume auto --checkpoint here", "rank 1 has --checkpoint FILE, but rank 0 has no --checkpoint")):
+            with self.subTest(option):
+                script = f'[ "$RANK" = 1 ] && option="{option}"; exec {programs.BIN}/llama_train --dp 2 {flags} $option'
+                done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+                self.assertNotEqual(done.returncode, 0, done.stdout)
+                self.assertIn(message, done.stderr)
+
     def test_held_out_texts_that_differ_between_ranks(self):
         texts = [self.folder / f"{rank}/text" for rank in (0, 1)]
         for text, words in zip(texts, ("one ", "two ")):

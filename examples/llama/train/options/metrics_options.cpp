@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "examples/llama/cli.h"
-#include "examples/llama/train/options/observation_options.h"
 #include "examples/llama/train/options/sections.h"
 #include "tessera/core/error.h"
 
@@ -74,7 +73,7 @@ void declare_metrics(CLI::App& app, TrainOptions& o) {
   declare_job(app, o);
 }
 
-StepRange parse_step_range(const std::string& text) {
+std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) {
   const auto number = [](std::string_view digits) {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
@@ -82,12 +81,12 @@ StepRange parse_step_range(const std::string& text) {
     return whole ? value : std::int64_t{0};
   };
   const std::size_t colon = text.find(':');
-  const StepRange range{
-      number(std::string_view(text).substr(0, colon)),
-      colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1))};
-  TESSERA_CHECK(range.first >= 1 && range.first <= range.last, "--trace-steps ", text,
+  const std::int64_t first = number(std::string_view(text).substr(0, colon));
+  const std::int64_t last =
+      colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1));
+  TESSERA_CHECK(first >= 1 && first <= last, "--trace-steps ", text,
                 " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
-  return range;
+  return {first, last};
 }
 
 void check_metrics(const TrainOptions& o) {
@@ -102,9 +101,8 @@ void check_metrics(const TrainOptions& o) {
   }
   TESSERA_CHECK(!o.trace.empty(),
                 "--trace-steps is given without --trace; pass the file of the trace");
-  const StepRange range = parse_step_range(o.trace_steps);
-  TESSERA_CHECK(range.last <= o.steps, "--trace-steps ", o.trace_steps, " ends after --steps ",
-                o.steps, "; name steps that the run makes");
+  TESSERA_CHECK(parse_step_range(o.trace_steps).second <= o.steps, "--trace-steps ", o.trace_steps,
+                " ends after --steps ", o.steps, "; name steps that the run makes");
 }
 
 }  // namespace llama

@@ -91,6 +91,16 @@ std::vector<std::pair<std::string, std::string>> list(const std::vector<Resolved
   return rows;
 }
 
+std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags) {
+  std::map<std::string, std::string> values;
+  for (const ResolvedFlag& flag : flags) {
+    if (!flag.values.empty()) {
+      values["--" + flag.name] = flag.is_path ? "FILE" : CLI::detail::join(flag.values, ",");
+    }
+  }
+  return values;
+}
+
 }  // namespace
 
 bool resumes(const TrainOptions& o) {
@@ -149,6 +159,7 @@ void finish(CLI::App& app, TrainOptions& o) {
   std::vector<ResolvedFlag> flags = resolve_flags(app);
   leave_out(flags, unused);
   o.listing = list(flags);
+  o.shared = shared_by_ranks(flags);
   leave_out(flags, placed);
   o.resolved = to_toml(flags);
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -91,6 +92,8 @@ struct TrainOptions {
 
   /// Name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
+  /// The same of all ranks: of files whether they are given, as hosts may have other folders.
+  std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< what the flags name to be read
   /// All flags as a file for --config-file, which starts the same run in another --output-dir.
@@ -102,6 +105,10 @@ bool resumes(const TrainOptions& options);
 
 /// "--dp 2 x --tp 2": degrees as the user would give them, those of 1 left out (but not all).
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
+
+/// The first and last step of "A:B", as the metrics count them. Throws tessera::Error for other
+/// text.
+std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 
 /// Throws tessera::Error for anything that can be told wrong without other ranks or files'
 /// contents.

@@ -21,7 +21,7 @@ struct CudaKernels {
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  // Of `src/kernels/device/`. The call has the addresses; `like` is one of its tensors, which are
+  // From src/kernels/device/. The call has the addresses; `like` is one of its tensors, which are
   // of one device and type, and not empty.
   void (*rms_norm)(const RmsNorm& call, const at::Tensor& like);
   void (*rms_norm_backward)(const RmsNormBackward& call, const at::Tensor& like);
