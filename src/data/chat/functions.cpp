@@ -108,10 +108,9 @@ Value whole_number(const Value& value) {
   return Json(is_number && text.size() < 18 ? std::stoll(text) : 0LL);
 }
 
-}  // namespace
-
-std::optional<Value> filtered(const std::string& name, const Value& value,
-                              const Arguments& arguments) {
+/// The filters of one value: a text, a number, or anything.
+std::optional<Value> value_filtered(const std::string& name, const Value& value,
+                                    const Arguments& arguments) {
   if (name == "default" || name == "d") {
     const bool missing = value.is_undefined() || (arguments.at(1, "boolean") && !value);
     const Value otherwise = arguments.at(0, "default_value");
@@ -138,13 +137,6 @@ std::optional<Value> filtered(const std::string& name, const Value& value,
     return Json(
         replaced(value.shown(), arguments.at(0, "old").text(), arguments.at(1, "new").text()));
   }
-  if (name == "join") {
-    const Value between = arguments.at(0, "d");
-    return Json(joined(value, between.is_text() ? between.text() : ""));
-  }
-  if (name == "first" || name == "last") {
-    return value.item(Json(name == "first" ? 0 : -1));
-  }
   if (name == "string" || name == "safe") {
     return Json(value.shown());
   }
@@ -157,6 +149,22 @@ std::optional<Value> filtered(const std::string& name, const Value& value,
   if (name == "abs") {
     return value.is_integer() ? Json(std::abs(value.integer())) : Json(std::abs(value.number()));
   }
+  if (name == "indent") {
+    return Json(indented(value.shown(), arguments));
+  }
+  return std::nullopt;
+}
+
+/// The filters of lists and mappings.
+std::optional<Value> list_filtered(const std::string& name, const Value& value,
+                                   const Arguments& arguments) {
+  if (name == "join") {
+    const Value between = arguments.at(0, "d");
+    return Json(joined(value, between.is_text() ? between.text() : ""));
+  }
+  if (name == "first" || name == "last") {
+    return value.item(Json(name == "first" ? 0 : -1));
+  }
   if (name == "list") {
     return Value::list(value.elements());
   }
@@ -165,9 +173,6 @@ std::optional<Value> filtered(const std::string& name, const Value& value,
   }
   if (name == "dictsort") {
     return sorted(items_of(value), {});
-  }
-  if (name == "indent") {
-    return Json(indented(value.shown(), arguments));
   }
   if (name == "map") {
     return mapped(value, arguments);
@@ -185,6 +190,14 @@ std::optional<Value> filtered(const std::string& name, const Value& value,
     return selected(name, value, arguments);
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Value> filtered(const std::string& name, const Value& value,
+                              const Arguments& arguments) {
+  const std::optional<Value> result = value_filtered(name, value, arguments);
+  return result ? result : list_filtered(name, value, arguments);
 }
 
 std::optional<bool> tested(const std::string& name, const Value& value,
