@@ -83,7 +83,7 @@ int measure_all(std::vector<std::string> arguments) {
     tessera::files::write_file(out / "results.json", to_json(results));
   }
   tessera::files::write_file(out / "results.html", to_html(results, options));
-  std::cout << to_table(results) << published(options)
+  std::cout << to_table(results) << peers_text(results) << published(options)
             << "written: " << (out / "results.json").string() << ", "
             << (out / "results.html").string() << std::endl;
   const auto failed = [](const Result& result) { return !result.error.empty(); };

@@ -57,6 +57,11 @@ void declare(CLI::App& app, BenchOptions& o) {
                  "More flags of llama_train, for every run: --flags=\"--param-dtype bf16\"")
       ->delimiter(' ')
       ->option_text("\"FLAG ...\"");
+  app.add_option(
+         "--peer", o.peer,
+         "Measure PyTorch's step too, eager and compiled, by benchmarks/peer/torch_step.py and "
+         "python3: for runs of one rank, with --ac none or full")
+      ->option_text("FILE");
   app.add_option("--out", o.out, "Folder of the runs, results.json and results.html (bench_mfu)")
       ->option_text("DIR");
 }
@@ -90,6 +95,7 @@ void check_outputs(const BenchOptions& o) {
   for (const std::string& name : o.shapes) {
     files.push_back({"config.json of --shape " + name, config_of_shape(o, name).string()});
   }
+  files.push_back({"--peer", o.peer, /*is_read=*/true});
   for (const char* name : {"results.json", "results.html"}) {
     files.push_back({std::string(name) + " of --out", o.out + "/" + name});
   }

@@ -104,7 +104,9 @@ std::vector<json> counted_steps(const std::filesystem::path& metrics, std::int64
   std::ifstream in(metrics);
   std::vector<json> steps;
   for (std::string line; std::getline(in, line);) {
-    steps.push_back(json::parse(line));
+    if (line.starts_with('{')) {
+      steps.push_back(json::parse(line));
+    }
   }
   steps.erase(steps.begin(), steps.begin() + std::min<std::ptrdiff_t>(warmup, std::ssize(steps)));
   TESSERA_CHECK(!steps.empty(), "the run has no step after the warm-up in ", metrics.string());
@@ -145,6 +147,46 @@ Figures figures_of(const std::vector<json>& steps, double flops, std::int64_t ra
   return figures;
 }
 
+/// The step of a trial on PyTorch, as options.peer runs it.
+PeerFigures measure_peer(const Trial& trial, const BenchOptions& o, bool compiled,
+                         const std::filesystem::path& folder) {
+  PeerFigures figures{.name = compiled ? "compiled" : "eager"};
+  const std::filesystem::path log = folder / ("peer-" + figures.name + ".log");
+  std::vector<std::string> command{"/usr/bin/env",
+                                   "python3",
+                                   o.peer,
+                                   "--config",
+                                   trial.config.string(),
+                                   "--ac",
+                                   trial.ac,
+                                   "--batch",
+                                   std::to_string(trial.batch),
+                                   "--seq",
+                                   std::to_string(trial.seq),
+                                   "--warm",
+                                   std::to_string(o.warmup),
+                                   "--steps",
+                                   std::to_string(o.steps - o.warmup),
+                                   "--device",
+                                   o.device};
+  if (compiled) {
+    command.emplace_back("--compile");
+  }
+  try {
+    TESSERA_CHECK(trial.mesh.ranks() == 1, "--peer runs one rank, not ", trial.mesh.ranks());
+    TESSERA_CHECK(trial.ac != "selective", "--peer has no --ac selective");
+    TESSERA_CHECK(run(command, log) == 0, error_in(log));
+    const json step = middle_step(counted_steps(log, /*warmup=*/0));
+    figures.step_time_s = step.at("step_time_s");
+    figures.tokens_per_s = step.at("tokens_per_s");
+  } catch (const tessera::Error& error) {
+    figures.error = error.what();
+  } catch (const json::exception& error) {
+    figures.error = error.what();
+  }
+  return figures;
+}
+
 }  // namespace
 
 Result measure(const Trial& trial, const BenchOptions& options, const std::filesystem::path& folder,
@@ -170,6 +212,11 @@ Result measure(const Trial& trial, const BenchOptions& options, const std::files
     result.error = error.what();
   } catch (const json::exception& error) {
     result.error = error.what();
+  }
+  for (const bool compiled : {false, true}) {
+    if (!options.peer.empty()) {
+      result.peers.push_back(measure_peer(trial, options, compiled, folder));
+    }
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "examples/bench_mfu/bench_options.h"
 
@@ -24,11 +25,19 @@ struct Figures {
   std::int64_t reserved_bytes = 0;
 };
 
+/// The same step on PyTorch.
+struct PeerFigures {
+  std::string name;  ///< "eager" or "compiled"
+  double step_time_s = 0, tokens_per_s = 0;
+  std::string error{};  ///< why there are no figures; "" if there are
+};
+
 /// What came of a trial.
 struct Result {
   Trial trial;
   Figures figures{};
-  std::string error{};  ///< why there are no figures; "" if there are
+  std::vector<PeerFigures> peers{};  ///< with --peer
+  std::string error{};               ///< why there are no figures; "" if there are
 };
 
 /// Runs the programs that are beside this one; their files go to `folder`. `tokens`: token shard

@@ -127,6 +127,31 @@ std::string to_table(const std::vector<Result>& results) {
   return text;
 }
 
+std::string peers_text(const std::vector<Result>& results) {
+  std::string text;
+  for (const Result& result : results) {
+    for (const PeerFigures& peer : result.peers) {
+      const std::string ratio =
+          fmt::format("{:.0f} tokens/s; ours is {:.2f} times as fast", peer.tokens_per_s,
+                      result.figures.tokens_per_s / peer.tokens_per_s);
+      text +=
+          fmt::format("PyTorch {}, {} {} {}: {}\n", peer.name, result.trial.shape(),
+                      result.trial.ac, result.trial.batch, peer.error.empty() ? ratio : peer.error);
+    }
+  }
+  return text;
+}
+
+ordered_json json_of(const std::vector<PeerFigures>& peers) {
+  ordered_json json = ordered_json::object();
+  for (const PeerFigures& peer : peers) {
+    json[peer.name] = peer.error.empty() ? ordered_json{{"step_time_s", peer.step_time_s},
+                                                        {"tokens_per_s", peer.tokens_per_s}}
+                                         : ordered_json{{"error", peer.error}};
+  }
+  return json;
+}
+
 std::string to_json(const std::vector<Result>& results) {
   ordered_json runs = ordered_json::array();
   for (const Result& result : results) {
@@ -148,6 +173,7 @@ std::string to_json(const std::vector<Result>& results) {
                     {"hfu", or_null(figures.hfu)},
                     {"active_bytes", or_null(figures.active_bytes)},
                     {"reserved_bytes", ran ? ordered_json(figures.reserved_bytes) : ordered_json()},
+                    {"peer", json_of(result.peers)},
                     {"error", ran ? ordered_json() : ordered_json(result.error)}});
   }
   return ordered_json{{"runs", runs}}.dump(2) + "\n";

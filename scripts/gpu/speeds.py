@@ -130,9 +130,9 @@ def peer_steps(context, shape, flags):
     warm, measured, batch, seq = sizes(context, shape)
     values = {"--config": context.config(shape.model), "--warm": warm, "--steps": measured, "--batch": batch,
               "--seq": seq, "--ac": shape.ac}
-    command = [sys.executable, HERE / "peer.py", *flags, *(str(part) for item in values.items() for part in item)]
+    command = [sys.executable, HERE / "torch_step.py", *flags, *(str(part) for item in values.items() for part in item)]
     done = subprocess.run(command, env=context.environment(), capture_output=True, text=True)
-    check(done, f"peer.py {shape.name()}")
+    check(done, f"torch_step.py {shape.name()}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -21,8 +21,7 @@ std::string given(const std::string& name, const std::string& value) {
 
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own) {
   using nlohmann::json;
-  const comm::CommunicatorPtr group =
-      world.host_group(comm::ranks_of_world(world.size()), "start");
+  const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   const std::vector<std::string> texts = comm::texts_that_differ(
       *group, json(own).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace));
   if (texts.empty()) {

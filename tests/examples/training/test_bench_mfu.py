@@ -1,5 +1,8 @@
 """bench_mfu: its figures follow from one another, and its count of FLOPs from the model's sizes."""
 import json
+import os
+import pathlib
+import sys
 import unittest
 
 import programs
@@ -8,9 +11,9 @@ SEQ, BATCH, PEAK = 32, 4, 1e11
 
 
 class BenchMfu(programs.InFolder):
-    def bench(self, *flags):
+    def bench(self, *flags, **kwargs):
         return programs.run([programs.BIN / "bench_mfu", "--config", self.config, "--seq", SEQ,
-                             "--steps", 3, "--warmup", 1, "--out", self.folder / "out", *flags])
+                             "--steps", 3, "--warmup", 1, "--out", self.folder / "out", *flags], **kwargs)
 
     def runs(self):
         return json.loads((self.folder / "out/results.json").read_text())["runs"]
@@ -50,6 +53,18 @@ class BenchMfu(programs.InFolder):
                  for run in (whole, split)]
         self.assertAlmostEqual(flops[1] / flops[0], 1, delta=0.01)
         self.assertIn("1x2x1", done.stdout)
+
+    def test_pytorch_in_the_same_call(self):
+        with_torch = dict(os.environ, PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+        done = self.bench("--batch", BATCH, "--mesh", "1x1,1x2", "--peak-flops", PEAK, "--peer", programs.PEER.with_name("torch_step.py"),
+                          env=with_torch)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        one, two = self.runs()
+        for name in ("eager", "compiled"):
+            peer = one["peer"][name]
+            self.assertAlmostEqual(peer["tokens_per_s"] * peer["step_time_s"], BATCH * SEQ, delta=0.1)
+            self.assertIn(f"PyTorch {name}, ", done.stdout)
+            self.assertEqual(two["peer"][name]["error"], "--peer runs one rank, not 2")
 
     def test_a_run_that_fails_does_not_end_the_others(self):
         done = self.bench("--mesh", "1x1,1x3", "--ac", "none,full", "--peak-flops", "measure",

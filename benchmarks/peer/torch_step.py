@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The training step of the stage `train` on PyTorch itself: the same model, FSDP2 with fp32 shards that computes
-in bf16, fused AdamW, clipping. One JSON object a step."""
+"""A training step of llama_train on PyTorch itself: the same model, FSDP2 with fp32 shards that computes in bf16
+(on a CPU in fp32), fused AdamW, clipping. One JSON object a step."""
 import argparse
 import json
 import os
@@ -25,16 +25,17 @@ def parse():
     parser.add_argument("--warm", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--ac", default="none", choices=["none", "full"])
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
     return parser.parse_args()
 
 
-def sharded_model(config, compiles, recomputes):
+def sharded_model(config, device, dtype, compiles, recomputes):
     """As llama_train on one rank makes it: a unit a layer, freed after forward."""
-    mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
-    with torch.device("cuda"):
+    mesh = init_device_mesh(device, (1,), mesh_dim_names=("dp",))
+    with torch.device(device):
         model = torch_llama.Llama(config)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for i, layer in enumerate(model.model.layers):
         if recomputes:
             model.model.layers[i] = layer = checkpoint_wrapper(layer)
@@ -48,12 +49,15 @@ def sharded_model(config, compiles, recomputes):
 def main():
     options = parse()
     config = torch_llama.read_config(options.config)
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    model = sharded_model(config, options.compile, options.ac == "full")
+    on_gpu = options.device == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    if on_gpu:
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = sharded_model(config, options.device, dtype, options.compile, options.ac == "full")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    cos, sin = (table.to("cuda", torch.bfloat16) for table in torch_llama.rope_tables(config, options.seq))
-    tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device="cuda")
+    cos, sin = (table.to(options.device, dtype) for table in torch_llama.rope_tables(config, options.seq))
+    tokens = torch.randint(config["vocab_size"], (options.batch, options.seq + 1), device=options.device)
 
     def step():
         logits = model(tokens[:, :-1], cos, sin)
@@ -65,11 +69,12 @@ def main():
     for i in range(options.warm + options.steps):
         began = time.perf_counter()
         step()
-        torch.cuda.synchronize()
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - began
         if i >= options.warm:
             print(json.dumps({"step_time_s": seconds, "tokens_per_s": tokens[:, 1:].numel() / seconds,
-                              "peak_memory_bytes": torch.cuda.max_memory_reserved()}))
+                              "peak_memory_bytes": torch.cuda.max_memory_reserved() if on_gpu else None}), flush=True)
     dist.destroy_process_group()
     # Autograd's thread may still drop FSDP's callback of the last step, for which it takes the interpreter's lock. It
     # aborts the process if the interpreter is ending (PyTorch 2.11), so that must not begin.
