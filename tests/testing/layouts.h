@@ -4,11 +4,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cstdint>
-#include <random>
-#include <utility>
-#include <vector>
-
 #include "tessera/core/layout_math.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -28,34 +23,6 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
     }
   }
   return part;
-}
-
-/// A layout drawn from `engine`: any order of mesh dimensions on a tensor dimension, with local
-/// digits in front of them or not, replicated mesh dimensions, and partial sums if asked for. Ranks
-/// with equal engines draw the same.
-inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
-                               const std::vector<std::int64_t>& sizes, bool with_partial) {
-  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(engine() % n); };
-  Layout::Dims dims;
-  for (const std::int64_t size : sizes) {
-    const bool several = size % 2 == 0 && size > 2 && below(3) == 0;
-    dims.push_back(several ? std::vector<Digit>{{2, {}}, {size / 2, {}}}
-                           : std::vector<Digit>{{0, {}}});
-  }
-  std::vector<int> order;
-  for (int m = 0; m < static_cast<int>(mesh.size()); ++m) {
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(below(order.size() + 1)), m);
-  }
-  std::vector<PartialDim> partial;
-  for (const int m : order) {
-    const std::size_t dim = below(sizes.size() + (with_partial ? 2 : 1));
-    if (dim < sizes.size()) {
-      dims[dim][below(dims[dim].size())].mesh_dims.push_back(m);
-    } else if (dim > sizes.size()) {
-      partial.push_back({m, ReduceOp::kSum});
-    }
-  }
-  return Layout::intern(mesh, std::move(dims), std::move(partial));
 }
 
 }  // namespace tessera::testing

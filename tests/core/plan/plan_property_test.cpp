@@ -7,71 +7,13 @@
 #include "core/layout/oracle.h"
 #include "core/rules/simulated_world.h"
 #include "tessera/core/redistribute_plan.h"
+#include "testing/random_layout.h"
 
 namespace tessera {
 namespace {
 
 using testing::Indices;
 using testing::SimulatedWorld;
-
-class Draw {
- public:
-  explicit Draw(unsigned seed) : engine_(seed) {}
-  int below(int n) { return static_cast<int>(engine_() % static_cast<unsigned>(n)); }
-  template <class T>
-  T of(const std::vector<T>& list) {
-    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
-  }
-  template <class T>
-  void shuffle(std::vector<T>& list) {
-    for (std::size_t i = list.size(); i > 1; --i) {
-      std::swap(list[i - 1], list[static_cast<std::size_t>(below(static_cast<int>(i)))]);
-    }
-  }
-
- private:
-  std::mt19937 engine_;
-};
-
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin,
-                             ReduceOp::kProduct};
-
-/// A dimension of that size as one digit or, where it divides, as two.
-std::vector<Digit> digits_of(Draw& draw, std::int64_t size, bool several) {
-  for (const std::int64_t outer : {2, 3}) {
-    if (several && size > outer && size % outer == 0 && draw.below(2) == 0) {
-      return {{outer, {}}, {size / outer, {}}};
-    }
-  }
-  return {{0, {}}};
-}
-
-LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes, bool several,
-                        bool mixed) {
-  Layout::Dims dims;
-  for (const auto size : sizes) {
-    dims.push_back(digits_of(draw, size, several));
-  }
-  std::vector<PartialDim> partial;
-  std::vector<int> order;
-  for (std::size_t m = 0; m < mesh.size(); ++m) {
-    order.push_back(static_cast<int>(m));
-  }
-  draw.shuffle(order);
-  const auto op = kOps[draw.below(5)];
-  for (const int m : order) {
-    const int what = draw.below(static_cast<int>(sizes.size()) * 2 + 2);
-    if (what == 0) {
-      partial.push_back({m, mixed ? kOps[draw.below(5)] : op});
-    }
-    if (what <= 1) {
-      continue;
-    }
-    auto& digits = dims[static_cast<std::size_t>(what / 2 - 1)];
-    draw.of(std::vector<Digit*>{&digits.front(), &digits.back()})->mesh_dims.push_back(m);
-  }
-  return Layout::intern(mesh, dims, partial);
-}
 
 struct DrawnPlan {
   Indices mesh;
@@ -81,20 +23,15 @@ struct DrawnPlan {
 };
 
 DrawnPlan random_case(unsigned seed) {
-  Draw draw(seed);
+  const std::vector<ReduceOp> all{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin,
+                                  ReduceOp::kProduct};
+  std::mt19937 engine(seed);
   DrawnPlan c;
-  const int mesh_ndim = 1 + draw.below(3);
-  for (int i = 0; i < mesh_ndim; ++i) {
-    c.mesh.push_back(draw.of<std::int64_t>({1, 2, 2, 3, 4}));
-  }
-  const int ndim = draw.below(4);
-  for (int i = 0; i < ndim; ++i) {
-    c.sizes.push_back(draw.of<std::int64_t>({0, 1, 2, 5, 6, 7, 8}));
-  }
-  const bool several = draw.below(3) == 0;
-  const bool mixed = draw.below(3) == 0;
-  c.from = random_layout(draw, c.mesh, c.sizes, several, mixed);
-  c.to = random_layout(draw, c.mesh, c.sizes, several, mixed);
+  c.mesh = testing::random_sizes(engine, 1 + engine() % 3, {1, 2, 2, 3, 4});
+  c.sizes = testing::random_sizes(engine, engine() % 4, {0, 1, 2, 5, 6, 7, 8});
+  const auto ops = engine() % 3 == 0 ? all : std::vector{all[engine() % all.size()]};
+  c.from = testing::random_layout(engine, c.mesh, c.sizes, ops);
+  c.to = testing::random_layout(engine, c.mesh, c.sizes, ops);
   return c;
 }
 

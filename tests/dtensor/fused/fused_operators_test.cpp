@@ -1,6 +1,5 @@
-// What is asked of every operator of this library beside its values, which operators_test and
-// operators_layouts_test compare: that modes see it, that it has shapes without values, and what
-// gradients it refuses.
+// What is asked of every operator of this library beside its values, which operators_test compares:
+// that modes see it, that it has shapes without values, and what gradients it refuses.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>

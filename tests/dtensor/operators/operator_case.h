@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
@@ -26,5 +27,12 @@ inline std::ostream& operator<<(std::ostream& out, const OperatorCase& c) {
 /// replicated), forward and backward, and expects values and gradients of plain libtorch, and
 /// gradients that lie as their leaves.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
+
+/// `tensor` replicated over the mesh of `other`, if that is distributed.
+at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
+
+/// Cases on a line of 4 and a grid of 2 x 2 in every placement of the first input, and on grids
+/// with all inputs in random layouts. Several files instantiate it.
+class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 }  // namespace tessera::testing

@@ -1,5 +1,5 @@
 // Operators that libtorch builds of many others, where it writes to views, reads expanded tensors
-// or meets shards without a position: on a line of 4, every placement of the first argument.
+// or meets shards without a position.
 
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -9,102 +9,77 @@ namespace tessera {
 namespace {
 
 using testing::OperatorCase;
+using testing::Operators;
 using Tensors = std::vector<at::Tensor>;
 
-class Composite : public ::testing::TestWithParam<OperatorCase> {};
-
-TEST_P(Composite, EqualsOneRank) {
-  testing::expect_equals_one_rank(GetParam(), {4});
+std::vector<OperatorCase> composites() {
+  return {
+      {"conv1d",
+       {{5, 4, 6}, {6, 2, 3}, {6}},
+       [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2], 1, at::IntArrayRef{1}, 1, 2); }},
+      {"conv1d_of_one_sample",
+       {{3, 6}, {5, 3, 3}, {5}},
+       [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2]); }},
+      {"conv2d",
+       {{3, 2, 5, 4}, {3, 2, 2, 2}, {3}},
+       [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], 2); }},
+      {"conv_transpose1d",
+       {{2, 3, 5}, {3, 2, 3}, {2}},
+       [](const Tensors& t) { return at::conv_transpose1d(t[0], t[1], t[2], 2); }},
+      {"conv_transpose2d",
+       {{5, 2, 3, 2}, {2, 1, 2, 2}, {2}},
+       [](const Tensors& t) { return at::conv_transpose2d(t[0], t[1], t[2], 1, 0, 0, 2); }},
+      {"householder_product",
+       {{5, 3}, {3}},
+       [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
+      {"householder_products",
+       {{2, 5, 3}, {2, 3}},
+       [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
+      {"ormqr",
+       {{5, 3}, {3}, {5, 2}},
+       [](const Tensors& t) { return at::ormqr(t[0], t[1], t[2]); }},
+      {"combinations", {{5}}, [](const Tensors& t) { return at::combinations(t[0]); }},
+      {"masked_select",
+       {{5}},
+       [](const Tensors& t) {
+         const auto chosen = t[0].detach().expand({3, 5}).gt(0);
+         return at::masked_select(t[0].expand({3, 5}), chosen);
+       }},
+      {"istft",
+       {{5, 7, 2}},
+       [](const Tensors& t) { return at::istft(at::view_as_complex(t[0].contiguous()), 8, 2); }},
+      // The masks, positions and numbers of these are plain tensors.
+      {"one_hot",
+       {{5, 2}},
+       [](const Tensors& t) {
+         return at::one_hot(t[0].detach().abs().mul(3).to(at::kLong), 4).to(at::kDouble);
+       },
+       false},
+      {"matrix_power_0",
+       {{2, 4, 4}},
+       [](const Tensors& t) { return at::linalg_matrix_power(t[0], 0) + t[0]; }},
+      {"matrix_rank",
+       {{5, 3, 4}},
+       [](const Tensors& t) { return at::linalg_matrix_rank(t[0], 1e-9).to(at::kDouble); },
+       false},
+      {"ctc_loss_of_lengths",
+       {{5, 2, 4}, {2, 3}, {2}},
+       [](const Tensors& t) {
+         const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
+         const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
+         return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
+       }},
+      {"ctc_loss",
+       {{5, 2, 4}, {2, 3}},
+       [](const Tensors& t) {
+         const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
+         return at::ctc_loss(t[0].log_softmax(2), targets, {5, 4}, {2, 2});
+       }},
+  };
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Convolution, Composite,
-    ::testing::Values(
-        OperatorCase{"conv1d",
-                     {{5, 4, 6}, {6, 2, 3}, {6}},
-                     [](const Tensors& t) {
-                       return at::conv1d(t[0], t[1], t[2], 1, at::IntArrayRef{1}, 1, 2);
-                     }},
-        OperatorCase{"conv1d_of_one_sample",
-                     {{3, 6}, {5, 3, 3}, {5}},
-                     [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2]); }},
-        OperatorCase{"conv2d",
-                     {{3, 2, 5, 4}, {3, 2, 2, 2}, {3}},
-                     [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], 2); }},
-        OperatorCase{"conv_transpose1d",
-                     {{2, 3, 5}, {3, 2, 3}, {2}},
-                     [](const Tensors& t) { return at::conv_transpose1d(t[0], t[1], t[2], 2); }},
-        OperatorCase{
-            "conv_transpose2d",
-            {{5, 2, 3, 2}, {2, 1, 2, 2}, {2}},
-            [](const Tensors& t) { return at::conv_transpose2d(t[0], t[1], t[2], 1, 0, 0, 2); }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-INSTANTIATE_TEST_SUITE_P(
-    Reflectors, Composite,
-    ::testing::Values(
-        OperatorCase{"householder_product",
-                     {{5, 3}, {3}},
-                     [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
-        OperatorCase{"householder_products",
-                     {{2, 5, 3}, {2, 3}},
-                     [](const Tensors& t) { return at::linalg_householder_product(t[0], t[1]); }},
-        OperatorCase{"ormqr",
-                     {{5, 3}, {3}, {5, 2}},
-                     [](const Tensors& t) { return at::ormqr(t[0], t[1], t[2]); }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-INSTANTIATE_TEST_SUITE_P(
-    Expanded, Composite,
-    ::testing::Values(OperatorCase{"combinations",
-                                   {{5}},
-                                   [](const Tensors& t) { return at::combinations(t[0]); }},
-                      OperatorCase{"masked_select",
-                                   {{5}},
-                                   [](const Tensors& t) {
-                                     const auto chosen = t[0].detach().expand({3, 5}).gt(0);
-                                     return at::masked_select(t[0].expand({3, 5}), chosen);
-                                   }},
-                      OperatorCase{"istft",
-                                   {{5, 7, 2}},
-                                   [](const Tensors& t) {
-                                     return at::istft(at::view_as_complex(t[0].contiguous()), 8, 2);
-                                   }}),
-    [](const auto& param_info) { return param_info.param.name; });
-
-// Their masks, positions and numbers are plain tensors.
-INSTANTIATE_TEST_SUITE_P(
-    WithTensorsOfTheirOwn, Composite,
-    ::testing::Values(
-        OperatorCase{
-            "one_hot",
-            {{5, 2}},
-            [](const Tensors& t) {
-              return at::one_hot(t[0].detach().abs().mul(3).to(at::kLong), 4).to(at::kDouble);
-            },
-            false},
-        OperatorCase{"matrix_power_0",
-                     {{2, 4, 4}},
-                     [](const Tensors& t) { return at::linalg_matrix_power(t[0], 0) + t[0]; }},
-        OperatorCase{
-            "matrix_rank",
-            {{5, 3, 4}},
-            [](const Tensors& t) { return at::linalg_matrix_rank(t[0], 1e-9).to(at::kDouble); },
-            false},
-        OperatorCase{"ctc_loss_of_lengths",
-                     {{5, 2, 4}, {2, 3}, {2}},
-                     [](const Tensors& t) {
-                       const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
-                       const auto two = t[2].detach().mul(0).to(at::kLong) + 2;
-                       return at::ctc_loss(t[0].log_softmax(2), targets, two + 3, two);
-                     }},
-        OperatorCase{"ctc_loss",
-                     {{5, 2, 4}, {2, 3}},
-                     [](const Tensors& t) {
-                       const auto targets = t[1].detach().abs().mul(3).to(at::kLong) + 1;
-                       return at::ctc_loss(t[0].log_softmax(2), targets, {5, 4}, {2, 2});
-                     }}),
-    [](const auto& param_info) { return param_info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
+                         [](const auto& info) { return info.param.name; });
 
 // It views a product of expanded tensors, which a part of size 1 has in another order in memory
 // than the whole.

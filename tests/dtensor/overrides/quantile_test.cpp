@@ -1,5 +1,4 @@
-// Quantiles of distributed tensors, on a line of 4: gradients, what libtorch gives to the bit, and
-// what it refuses.
+// Quantiles of distributed tensors: gradients, what libtorch gives to the bit, and what it refuses.
 
 #include <limits>
 #include <optional>
@@ -11,26 +10,18 @@ namespace tessera {
 namespace {
 
 using testing::OperatorCase;
-using Tensors = std::vector<at::Tensor>;
+using testing::Operators;
 
-class QuantileGradients : public ::testing::TestWithParam<OperatorCase> {};
-
-TEST_P(QuantileGradients, EqualOneRank) {
-  testing::expect_equals_one_rank(GetParam(), {4});
+std::vector<OperatorCase> quantiles() {
+  return {
+      {"quantile", {{5, 3}}, [](auto& t) { return at::quantile(t[0], 0.3, 0); }},
+      {"quantiles", {{5, 3}, {4}}, [](auto& t) { return at::quantile(t[0], t[1].square(), 1); }},
+      {"nanquantile", {{5, 3}}, [](auto& t) { return at::nanquantile(t[0], 0.5, 0, true); }},
+  };
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, QuantileGradients,
-    ::testing::Values(
-        OperatorCase{
-            "quantile", {{5, 3}}, [](const Tensors& t) { return at::quantile(t[0], 0.3, 0); }},
-        OperatorCase{"quantiles",
-                     {{5, 3}, {4}},
-                     [](const Tensors& t) { return at::quantile(t[0], t[1].square(), 1); }},
-        OperatorCase{"nanquantile",
-                     {{5, 3}},
-                     [](const Tensors& t) { return at::nanquantile(t[0], 0.5, 0, true); }}),
-    [](const auto& param_info) { return param_info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Quantile, Operators, ::testing::ValuesIn(quantiles()),
+                         [](const auto& info) { return info.param.name; });
 
 /// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
 /// otherwise than many of few.

@@ -1,7 +1,7 @@
 // Random redistributions, executed: the value that arrives, the way back, the gradient, and the
 // bytes, against index arithmetic on the whole tensor. A failure names its mesh and seed.
 //
-// TESSERA_PROPERTY_CASES: how many on each mesh (default 25).
+// TESSERA_PROPERTY_CASES: how many on each mesh (default 50).
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +13,7 @@
 #include "tessera/core/redistribute_plan.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
+#include "testing/random_layout.h"
 
 namespace tessera {
 namespace {
@@ -21,47 +22,6 @@ using testing::Indices;
 using testing::pos;
 using Tensors = std::vector<at::Tensor>;  // of each rank
 
-class Draw {
- public:
-  explicit Draw(unsigned seed) : engine_(seed) {}
-  std::size_t below(std::size_t n) { return engine_() % n; }
-  template <class T>
-  T of(const std::vector<T>& list) {
-    return list[below(list.size())];
-  }
-
- private:
-  std::mt19937 engine_;
-};
-
-/// Mesh dimensions split tensor dimensions in any order, some are partial, and some even tensor
-/// dimensions are two digits; either may be split.
-LayoutPtr random_layout(Draw& draw, const Indices& mesh, const Indices& sizes) {
-  const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
-  Layout::Dims dims;
-  for (const auto size : sizes) {
-    const bool several = size == 8 && draw.below(4) == 0;
-    dims.push_back(several ? std::vector<Digit>{{2, {}}, {4, {}}} : std::vector<Digit>{{0, {}}});
-  }
-  std::vector<int> order;
-  for (int m = 0; m < static_cast<int>(mesh.size()); ++m) {
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(draw.below(order.size() + 1)), m);
-  }
-  std::vector<PartialDim> partial;
-  for (const int m : order) {
-    const auto what = draw.below(2 * sizes.size() + 2);
-    if (what == 0) {
-      partial.push_back({m, draw.of(ops)});
-    }
-    if (what <= 1) {
-      continue;
-    }
-    auto& digits = dims[what / 2 - 1];
-    digits[draw.below(digits.size())].mesh_dims.push_back(m);
-  }
-  return Layout::intern(mesh, std::move(dims), std::move(partial));
-}
-
 struct Case {
   Indices sizes;
   LayoutPtr from;
@@ -69,13 +29,11 @@ struct Case {
 };
 
 Case random_case(const Indices& mesh, unsigned seed) {
-  Draw draw(seed);
-  Indices sizes(1 + draw.below(3));
-  for (auto& size : sizes) {
-    size = draw.of<std::int64_t>({0, 1, 2, 3, 5, 7, 8, 11, 13});
-  }
-  const auto from = random_layout(draw, mesh, sizes);
-  const auto to = random_layout(draw, mesh, sizes);
+  const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
+  std::mt19937 engine(seed);
+  const auto sizes = testing::random_sizes(engine, 1 + engine() % 3, {0, 1, 2, 3, 5, 7, 8, 11, 13});
+  const auto from = testing::random_layout(engine, mesh, sizes, ops);
+  const auto to = testing::random_layout(engine, mesh, sizes, ops);
   return {sizes, from, to};
 }
 
@@ -217,7 +175,7 @@ void check(const Case& c, const Outcome& outcome) {
 
 unsigned cases_per_mesh() {
   const char* text = std::getenv("TESSERA_PROPERTY_CASES");
-  return text == nullptr ? 25 : static_cast<unsigned>(std::stoul(text));
+  return text == nullptr ? 50 : static_cast<unsigned>(std::stoul(text));
 }
 
 class RedistributeProperty : public ::testing::TestWithParam<Indices> {};

@@ -158,6 +158,26 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
+// Shards of 8 and 4 of 12 positions: no list of placements says that.
+TEST(Redistribute, ErrorsNameALayoutThatHasNoPlacements) {
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
+    const auto whole = at::arange(12, at::kFloat);
+    EXPECT_ERROR(to_placements(*layout, whole.sizes()), "has no form as a list of placements");
+    EXPECT_ERROR(
+        DistributedTensor::from_local(whole.slice(0, 0, 6), ShardingSpec{mesh, layout}, {12}),
+        "as [3:m0 x 4]");
+    const auto x = DistributedTensor::from_local(local_part(whole, mesh, *layout),
+                                                 ShardingSpec{mesh, layout}, {12});
+    const auto y = distribute_tensor(whole, mesh, {Shard{0}});
+    {
+      const StrictScope strict;
+      EXPECT_ERROR(at::add(x, y), "[3:m0 x 4]");
+    }
+    EXPECT_TRUE(at::equal(DistributedTensor(at::add(x, y)).full_tensor(), whole + whole));
+  });
+}
+
 TEST(Redistribute, MovesEvenTensorsBetweenAllPairs) {
   check_all_pairs({8, 4});
 }

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/layout.h"
+
+namespace tessera::testing {
+
+/// `length` of `choices`, drawn from `engine`.
+inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t length,
+                                              const std::vector<std::int64_t>& choices) {
+  std::vector<std::int64_t> sizes(length);
+  for (auto& size : sizes) {
+    size = choices[engine() % choices.size()];
+  }
+  return sizes;
+}
+
+/// A layout drawn from `engine`: any order of mesh dimensions on a tensor dimension, with local
+/// digits in front of them or not, replicated mesh dimensions, and partial ones of `ops`. Ranks
+/// with equal engines draw the same.
+inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
+                               const std::vector<std::int64_t>& sizes,
+                               const std::vector<ReduceOp>& ops) {
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(engine() % n); };
+  Layout::Dims dims;
+  for (const std::int64_t size : sizes) {
+    const std::int64_t outer = below(2) == 0 ? 2 : 3;
+    const bool several = size % outer == 0 && size > outer && below(2) == 0;
+    dims.push_back(several ? std::vector<Digit>{{outer, {}}, {size / outer, {}}}
+                           : std::vector<Digit>{{0, {}}});
+  }
+  std::vector<int> order;
+  for (int m = 0; m < static_cast<int>(mesh.size()); ++m) {
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(below(order.size() + 1)), m);
+  }
+  std::vector<PartialDim> partial;
+  for (const int m : order) {
+    const std::size_t dim = below(sizes.size() + (ops.empty() ? 1 : 2));
+    if (dim < sizes.size()) {
+      dims[dim][below(dims[dim].size())].mesh_dims.push_back(m);
+    } else if (dim > sizes.size()) {
+      partial.push_back({m, ops[below(ops.size())]});
+    }
+  }
+  return Layout::intern(mesh, std::move(dims), std::move(partial));
+}
+
+}  // namespace tessera::testing
