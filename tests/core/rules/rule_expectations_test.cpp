@@ -1,4 +1,5 @@
-// What propagate() decides for calls of each family: which inputs move, and how the results lie.
+// What propagate() decides for calls that the table of tests/dtensor/family does not list: which
+// inputs move, and how the results lie.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -101,154 +102,72 @@ const std::int64_t kOne = 1, kEnd = std::numeric_limits<std::int64_t>::max();
 INSTANTIATE_TEST_SUITE_P(
     Pointwise, RuleExpectations,
     ::testing::Values(
-        Expectation{"silu", {{8, 6}}, {}, "S1", "S1 -> S1"},
-        Expectation{"silu", {{8, 6}}, {}, "P", "R -> R"},
         Expectation{"relu", {{8, 6}}, {}, "Pmax", "Pmax -> Pmax"},
-        Expectation{"neg", {{8, 6}}, {}, "P", "P -> P"},
-        Expectation{"add.Tensor", {{8, 6}, {8, 6}}, {kOne}, "S0 R", "S0 S0 -> S0"},
-        Expectation{"add.Tensor", {{8, 6}, {6}}, {kOne}, "S0 R", "S0 R -> S0"},
-        Expectation{"add.Tensor", {{8, 6}, {6}}, {kOne}, "S1 R", "S1 S0 -> S1"},
         Expectation{"add.Tensor", {{8, 6}, {1, 6}}, {kOne}, "S0 R", "S0 R -> S0"},
-        Expectation{"add.Tensor", {{8, 6}, {8, 6}}, {kOne}, "P P", "P P -> P"},
-        Expectation{"add.Tensor", {{8, 6}, {8, 6}}, {kOne}, "P R", "P P -> P"},
-        Expectation{"add.Tensor", {{8, 6}, {8, 6}}, {kOne}, "P S0", "S0 S0 -> S0"},
-        Expectation{"add.Tensor", {{8, 6}, {8, 6}}, {kOne}, "S0 S1", "S0 S0 -> S0"},
         Expectation{"add.Tensor", {{8, 6}, {}}, {kOne}, "S0 -", "S0 - -> S0"},
         Expectation{"add.Scalar", {{8, 6}}, {2.0, kOne}, "P", "R -> R"},
         Expectation{"add.Scalar", {{8, 6}}, {2.0, kOne}, "Pavg", "Pavg -> Pavg"},
-        Expectation{"mul.Tensor", {{8, 6}, {8, 6}}, {}, "P R", "P R -> P"},
         Expectation{"mul.Tensor", {{8, 6}, {8, 6}}, {}, "P,R R,P", "P,R R,P -> P,P", {2, 2}},
         Expectation{"mul.Tensor", {{8, 6}, {8, 6}}, {}, "Pmax R", "R R -> R"},
-        Expectation{"div.Tensor", {{8, 6}, {8, 6}}, {}, "P R", "P R -> P"},
         Expectation{"div.Tensor", {{}, {8, 6}}, {}, "R P", "R R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kFloating, 8}}, "P", "P -> P"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kFloating, 2}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
-        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"},
-        Expectation{"where.self", {{8, 6}, {8, 6}, {8, 6}}, {}, "R P P", "R P P -> P"}));
+        Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
 // In place, the result must lie as the tensor does: the others are brought to it.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(
-        Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "S0 P", "S0 S0 -> S0"},
         Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "R S0", "R R -> R"},
         Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "R P", "R R -> R"},
         Expectation{"add_.Tensor", {{8, 6}, {8, 6}}, {kOne}, "P R", "P P -> P"},
         Expectation{"copy_", {{8, 6}, {8, 6}}, {false}, "S1 S0", "S1 S1 -> S1"},
         Expectation{"copy_", {{8, 6}, {8, 6}}, {false}, "P R", "P P -> P"},
         Expectation{"fill_.Scalar", {{8, 6}}, {3.0}, "P", "P -> R"},
-        Expectation{"zero_", {{8, 6}}, {}, "P", "P -> P"},
         Expectation{"relu_", {{8, 6}}, {}, "P", "R -> R"},
         Expectation{"cumsum_", {{8, 6}}, {std::int64_t{-1}}, "S1", "R -> R"},
         Expectation{"add.out", {{8, 6}, {8, 6}}, {kOne, TensorRef{0}}, "S0 S0", "S0 S0 -> S0"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Matmul, RuleExpectations,
-    ::testing::Values(
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "S0 R", "S0 R -> S0"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "R S1", "R S1 -> S1"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "S1 S0", "S1 S0 -> P"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "R S0", "S1 S0 -> P"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "P R", "P R -> P"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "P P", "P R -> P"},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "S0,R R,S1", "S0,R R,S1 -> S0,S1", {2, 2}},
-        Expectation{"mm", {{8, 6}, {6, 4}}, {}, "S0,S1 R,S0", "S0,S1 R,S0 -> S0,P", {2, 2}},
-        Expectation{"bmm", {{4, 8, 6}, {4, 6, 5}}, {}, "S0 S0", "S0 S0 -> S0"},
-        Expectation{"addmm", {{4}, {8, 6}, {6, 4}}, {}, "R S1 S0", "P S1 S0 -> P"},
-        Expectation{"addmm", {{4}, {8, 6}, {6, 4}}, {}, "S0 R S1", "S0 R S1 -> S1"},
-        Expectation{"addmm", {{4}, {8, 6}, {6, 4}}, {}, "R S0 R", "R S0 R -> S0"},
-        Expectation{"linear", {{2, 8, 6}, {4, 6}}, {}, "S1 R", "S1 R -> S1"},
-        Expectation{"linear", {{2, 8, 6}, {4, 6}}, {}, "R S0", "R S0 -> S2"},
-        Expectation{"matmul", {{2, 8, 6}, {6, 4}}, {}, "S2 S0", "S2 S0 -> P"}));
+    ::testing::Values(Expectation{"mm", {{8, 6}, {6, 4}}, {}, "R S0", "S1 S0 -> P"},
+                      Expectation{"mm", {{8, 6}, {6, 4}}, {}, "P P", "P R -> P"},
+                      Expectation{"matmul", {{2, 8, 6}, {6, 4}}, {}, "S2 S0", "S2 S0 -> P"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Reduction, RuleExpectations,
-    ::testing::Values(
-        Expectation{"sum", {{8, 6}}, {}, "S0", "S0 -> P"},
-        Expectation{"sum", {{8, 6}}, {}, "S0,S1", "S0,S1 -> P,P", {2, 2}},
-        Expectation{"sum.dim_IntList", {{8, 6}}, {Sizes{-1}, true}, "S0", "S0 -> S0"},
-        Expectation{"sum.dim_IntList", {{8, 6}}, {Sizes{0}, false}, "S1", "S1 -> S0"},
-        Expectation{"mean", {{7, 5}}, {}, "S0", "S0 -> P"},
-        Expectation{"amax", {{8, 6}}, {Sizes{0}, false}, "S0", "S0 -> Pmax"},
-        Expectation{"amax", {{8, 6}}, {Sizes{0}, false}, "P", "R -> R"},
-        Expectation{"amax", {{3, 6}}, {Sizes{0}, false}, "S0", "R -> R", {4}},
-        Expectation{"any", {{8, 6}}, {}, "S0", "S0 -> Pmax"},
-        Expectation{"all", {{8, 6}}, {}, "S0", "S0 -> Pmin"},
-        Expectation{"argmax", {{8, 6}}, {kOne, false}, "S0", "S0 -> S0"},
-        Expectation{"argmax", {{8, 6}}, {}, "S0", "R -> R"},
-        Expectation{"max.dim", {{8, 6}}, {kOne, false}, "S1", "R -> R R"},
-        Expectation{"var.correction", {{8, 6}}, {Sizes{1}}, "S0", "S0 -> S0"},
-        Expectation{"linalg_vector_norm", {{8, 6}}, {2.0}, "S0", "R -> R"},
-        Expectation{"linalg__powsum", {{8, 6}}, {2.0}, "S0", "S0 -> P"},
-        Expectation{"_softmax", {{8, 6}}, {std::int64_t{-1}, false}, "S0", "S0 -> S0"},
-        Expectation{"_softmax", {{8, 6}}, {std::int64_t{-1}, false}, "S1", "R -> R"},
-        Expectation{"cumsum", {{8, 6}}, {std::int64_t{-1}}, "P", "P -> P"},
-        Expectation{"sort", {{8, 6}}, {std::int64_t{0}, false}, "S1", "S1 -> S1 S1"},
-        Expectation{"topk", {{8, 6}}, {std::int64_t{3}, std::int64_t{-1}}, "S0", "S0 -> S0 S0"}));
+    ::testing::Values(Expectation{"sum.dim_IntList", {{8, 6}}, {Sizes{-1}, true}, "S0", "S0 -> S0"},
+                      Expectation{"amax", {{8, 6}}, {Sizes{0}, false}, "P", "R -> R"},
+                      Expectation{"amax", {{3, 6}}, {Sizes{0}, false}, "S0", "R -> R", {4}},
+                      Expectation{"all", {{8, 6}}, {}, "S0", "S0 -> Pmin"},
+                      Expectation{"linalg__powsum", {{8, 6}}, {2.0}, "S0", "S0 -> P"}));
 
 INSTANTIATE_TEST_SUITE_P(
     View, RuleExpectations,
     ::testing::Values(
-        Expectation{"view", {{8, 6}}, {Sizes{2, 4, 6}}, "S0", "S0 -> S0"},
-        Expectation{"view", {{4, 6}}, {Sizes{24}}, "S0", "S0 -> S0"},
-        Expectation{"view", {{4, 6}}, {Sizes{24}}, "S1", "S1 -> S0"},
         Expectation{"view", {{7, 6}}, {Sizes{42}}, "S0", "S0 -> S0"},
         Expectation{"view", {{7, 6}}, {Sizes{7, 2, 3}}, "S0", "S0 -> S0"},
         Expectation{"view", {{6, 8}}, {Sizes{3, 2, 8}}, "S0", "R -> R"},
-        Expectation{"permute", {{8, 6, 4}}, {Sizes{2, 0, 1}}, "S0", "S0 -> S1"},
-        Expectation{"t", {{8, 6}}, {}, "S0", "S0 -> S1"},
-        Expectation{"squeeze", {{2, 1, 6}}, {}, "S0", "S0 -> S0"},
         Expectation{"unsqueeze", {{8, 6}}, {std::int64_t{-1}}, "S1", "S1 -> S1"},
         Expectation{"expand", {{8, 1}}, {Sizes{3, 8, 5}}, "S0", "S0 -> S1"},
         Expectation{"repeat", {{8, 6}}, {Sizes{2, 1}}, "S0", "S0 -> S0"},
-        Expectation{"select.int", {{8, 6}}, {kOne, kOne}, "S0", "S0 -> S0"},
-        Expectation{"slice.Tensor", {{8, 6}}, {std::int64_t{0}, kOne, kEnd}, "S0", "R -> R"},
         Expectation{
-            "slice.Tensor", {{8, 6}}, {std::int64_t{0}, std::int64_t{0}, kEnd}, "S0", "S0 -> S0"},
-        Expectation{"split.Tensor", {{8, 6}}, {std::int64_t{3}, kOne}, "S0", "S0 -> S0 S0"},
-        Expectation{"unbind.int", {{2, 6}}, {std::int64_t{0}}, "S1", "S1 -> S0 S0"}));
+            "slice.Tensor", {{8, 6}}, {std::int64_t{0}, std::int64_t{0}, kEnd}, "S0", "S0 -> S0"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Network, RuleExpectations,
-    ::testing::Values(
-        Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "R S0", "R S0 -> S0"},
-        Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "S1 R", "S1 R -> S2"},
-        Expectation{"embedding", {{10, 6}, {3, 4}}, {}, "S0 R", "S0 R -> P"},
-        Expectation{"embedding_dense_backward",
-                    {{3, 4, 6}, {3, 4}},
-                    {std::int64_t{10}, std::int64_t{-1}, false},
-                    "S0 S0",
-                    "S0 S0 -> P"},
-        Expectation{"native_layer_norm", {{3, 4, 6}}, {Sizes{6}}, "S1", "S1 -> S1 S1 S1"},
-        Expectation{"_fused_rms_norm", {{8, 6}}, {Sizes{6}}, "S0", "S0 -> S0 S0"},
-        Expectation{"mse_loss", {{7, 5}, {7, 5}}, {kOne}, "S0 S0", "S0 S0 -> P"},
-        Expectation{"nll_loss_forward",
-                    {{8, 6}, {8}},
-                    {{}, std::int64_t{2}, std::int64_t{-100}},
-                    "S0 S0",
-                    "S0 S0 -> P P"},
-        Expectation{"nll_loss_forward",
-                    {{8, 6}, {8}},
-                    {{}, kOne, std::int64_t{-100}},
-                    "S0 S0",
-                    "R R -> R R"},
-        Expectation{"_scaled_dot_product_flash_attention_for_cpu",
-                    {{2, 8, 5, 4}, {2, 2, 5, 4}, {2, 2, 5, 4}},
-                    {0.0, true},
-                    "S1 S1 S1",
-                    "S1 S1 S1 -> S1 S1"},
-        Expectation{"take", {{8, 6}, {3}}, {}, "S0 S0", "R S0 -> S0"},
-        Expectation{"zeros_like", {{8, 6}}, {}, "P", "P -> R"},
-        Expectation{"new_zeros", {{8, 6}}, {Sizes{3}}, "S0", "S0 -> R"},
-        Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S0", "S0 -> S0"},
-        Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S1", "S1 -> R"},
-        Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "P", "P -> R"},
-        Expectation{"t_", {{8, 6}}, {}, "S0", "S0 -> S1"},
-        Expectation{"transpose_", {{8, 6}}, {kOne, std::int64_t{0}}, "S1", "S1 -> S0"},
-        Expectation{"unsqueeze_", {{8, 6}}, {kOne}, "S1", "S1 -> S2"},
-        Expectation{"squeeze_.dim", {{8, 1, 6}}, {kOne}, "S2", "S2 -> S1"},
-        Expectation{"tril", {{4, 8, 6}}, {}, "S0", "S0 -> S0"}));
+    ::testing::Values(Expectation{"_fused_rms_norm", {{8, 6}}, {Sizes{6}}, "S0", "S0 -> S0 S0"},
+                      Expectation{"nll_loss_forward",
+                                  {{8, 6}, {8}},
+                                  {{}, kOne, std::int64_t{-100}},
+                                  "S0 S0",
+                                  "R R -> R R"},
+                      Expectation{"take", {{8, 6}, {3}}, {}, "S0 S0", "R S0 -> S0"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{3}}, "S0", "S0 -> R"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S0", "S0 -> S0"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S1", "S1 -> R"},
+                      Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "P", "P -> R"}));
 
 }  // namespace
 }  // namespace tessera
