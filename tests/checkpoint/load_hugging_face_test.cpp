@@ -8,6 +8,7 @@
 #include "tessera/nn/meta_device.h"
 #include "testing/files.h"
 #include "testing/memory/memory_scope.h"
+#include "testing/module_values.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -26,11 +27,7 @@ TEST(LoadHuggingFace, FillsAPlainModule) {
 TEST(LoadHuggingFace, FillsWhatWasMadeOnTheMetaDevice) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", Values());
-  std::shared_ptr<Net> net;
-  {
-    const nn::MetaDevice meta;
-    net = std::make_shared<Net>();
-  }
+  const auto net = testing::made_on_meta<Net>();
   nn::to_empty(*net, at::kCPU);
   EXPECT_ERROR(nn::check_initialized(*net),
                "the storage of 4 parameters or buffers was never filled");

@@ -156,9 +156,7 @@ TEST(LoadNames, FailsOnAllRanksAlike) {
     }
     load_hugging_face(net, *rank.world(), folder.path(), pairs);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "unexpected: visual.num_batches_tracked");
-  }
+  EXPECT_CONTAINS(errors, "unexpected: visual.num_batches_tracked");
 }
 
 TEST(LoadNames, NameTheConverterForATorchCheckpoint) {

@@ -206,9 +206,7 @@ TEST(SaveHuggingFace, TellsAllRanksThatRankZeroCannotWrite) {
     Distribute(net, rank.mesh({2, 2}, {"dp", "tp"}), Values());
     save_hugging_face(net, *rank.world(), folder / "file/out", "{}");
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "cannot export to '", "file is not a folder");
-  }
+  EXPECT_CONTAINS(errors, "cannot export to '", "file is not a folder");
 }
 
 TEST(SaveHuggingFace, TellsAllRanksThatOneCannotTakePart) {
@@ -221,9 +219,7 @@ TEST(SaveHuggingFace, TellsAllRanksThatOneCannotTakePart) {
     }
     save_hugging_face(net, *rank.world(), folder.path(), "{}");
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "'middle.bias' was never filled");
-  }
+  EXPECT_CONTAINS(errors, "'middle.bias' was never filled");
   EXPECT_TRUE(folder.files().empty());
 }
 
@@ -235,9 +231,7 @@ TEST(SaveHuggingFace, TellsAllRanksThatTheFilesCouldNotBePutInPlace) {
     Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
     save_hugging_face(net, *rank.world(), folder.path(), "{}");
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "cannot put in place");
-  }
+  EXPECT_CONTAINS(errors, "cannot put in place");
   EXPECT_EQ(folder.files(), Names{"model.safetensors"});
 }
 

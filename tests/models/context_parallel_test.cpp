@@ -9,12 +9,12 @@
 #include "models/llama_run.h"
 #include "tessera/models/parallelize.h"
 #include "testing/errors.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 
 namespace tessera::models {
 namespace {
 
-using testing::full_tensor;
 using testing::Rank;
 using testing::RunRanks;
 
@@ -98,13 +98,7 @@ TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
     at::Tensor mean = at::full({1}, step_of_rows(*model, c, first, first + rows), c10::kDouble);
     data_mesh(mesh).flatten().group().all_reduce(mean, ReduceOp::kAvg)->wait();
     EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
-    const auto expected = alone->named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_TRUE(full_tensor(slot->persistent().grad())
-                      .allclose(expected[i++].second->get().grad(), 1e-10, 1e-10))
-          << name;
-    }
+    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
   });
 }
 

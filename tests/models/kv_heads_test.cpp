@@ -8,6 +8,7 @@
 
 #include "models/llama_run.h"
 #include "tessera/models/parallelize.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 
 namespace tessera::models {
@@ -32,11 +33,7 @@ std::shared_ptr<Llama> make_double() {
 TEST(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank) {
   const auto alone = make_llama(kTwoKvHeads);
   RunRanks(4, [&](Rank& rank) {
-    std::shared_ptr<Llama> model;
-    {
-      const nn::MetaDevice meta;
-      model = std::make_shared<Llama>(alone->config(), kTwoKvHeads.sequence);
-    }
+    const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
     parallelize(*model, rank.mesh({1, 4}, {"dp", "tp"}), {});
     nn::to_empty(*model, c10::kCPU);
     nn::init_weights(*model, 7);
@@ -74,13 +71,7 @@ TEST_P(FewKeyValueHeadsOn, HaveTheGradientsOfOneRank) {
       mesh["dp"].group().all_reduce(mean, ReduceOp::kAvg)->wait();
     }
     EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
-    const auto expected = alone->named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_TRUE(full_tensor(slot->persistent().grad())
-                      .allclose(expected[i++].second->get().grad(), 1e-10, 1e-10))
-          << name;
-    }
+    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
   });
 }
 

@@ -12,13 +12,12 @@
 
 #include "tessera/tessera.hpp"
 #include "testing/errors.h"
-#include "testing/full_tensor.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 
 namespace tessera::models {
 namespace {
 
-using testing::full_tensor;
 using testing::Rank;
 using testing::RunRanks;
 
@@ -95,13 +94,7 @@ TEST_P(ParallelizedStack, HasTheGradientsOfOneRank) {
     parallelize(*model, mesh, {.activations = c.activations});
     const std::int64_t rows = kRows / c.dp, first = mesh.local_rank("dp") * rows;
     loss_of(*model, first, first + rows).backward();
-    const auto expected = alone->named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model->named_slots()) {
-      EXPECT_TRUE(full_tensor(slot->persistent().grad())
-                      .allclose(expected[i++].second->get().grad(), 1e-10, 1e-10))
-          << name;
-    }
+    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
   });
 }
 

@@ -3,12 +3,12 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 #include "testing/small_llama.h"
 
 namespace tessera::observe {
@@ -37,10 +37,7 @@ at::Tensor own_tokens(const DeviceMesh& mesh) {
 }
 
 void train_step(const Trial& run, const DeviceMesh& mesh, const CompareOptions& options) {
-  const auto model = [] {
-    const nn::MetaDevice meta;
-    return std::make_shared<SmallLlama>();
-  }();
+  const auto model = testing::made_on_meta<SmallLlama>();
   if (run.tp > 1) {
     tensor_parallel::parallelize_module(*model, mesh["tp"],
                                         testing::plan_of_small_llama(run.sequence_parallel));

@@ -11,12 +11,12 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/observe/module_watch.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 #include "testing/small_llama.h"
 
 namespace tessera::observe {
@@ -27,10 +27,7 @@ using testing::SmallLlama;
 using testing::TemporaryFolder;
 
 std::shared_ptr<SmallLlama> sharded_llama(const DeviceMesh& mesh, bool checkpointed) {
-  const auto model = [] {
-    const nn::MetaDevice meta;
-    return std::make_shared<SmallLlama>();
-  }();
+  const auto model = testing::made_on_meta<SmallLlama>();
   if (mesh.size("tp") > 1) {
     tensor_parallel::parallelize_module(*model, mesh["tp"], testing::plan_of_small_llama(true));
   }

@@ -14,12 +14,12 @@
 #include "tessera/nn/child.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/parallelize.h"
+#include "testing/module_values.h"
 
 namespace tessera::testing {
 
@@ -53,11 +53,7 @@ struct Net : nn::Module<Net> {
 
 /// On the meta device, parallelized over "dp" and "tp".
 inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
-  std::shared_ptr<Net> net;
-  {
-    const nn::MetaDevice meta;
-    net = std::make_shared<Net>();
-  }
+  const auto net = testing::made_on_meta<Net>();
   using namespace tensor_parallel;
   parallelize_module(*net, mesh["tp"], {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
   fsdp::fully_shard({&*net->up, &*net->down}, mesh["dp"]);

@@ -15,6 +15,7 @@
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
 
@@ -106,11 +107,7 @@ TEST(Plan, RanksOfUnevenShardsAreOfSeveralKinds) {
 
 TEST(Plan, RanksOfAFlattenedDimensionAreAlikeByTheirPlaceInIt) {
   const auto make = [](const DeviceMesh& mesh) {
-    std::shared_ptr<nn::Linear> linear;
-    {
-      const nn::MetaDevice meta;
-      linear = std::make_shared<nn::Linear>(3, 7, nn::LinearOptions{.bias = false});
-    }
+    const auto linear = testing::made_on_meta<nn::Linear>(3, 7, nn::LinearOptions{.bias = false});
     fsdp::fully_shard(*linear, mesh[{"a", "b"}].flatten());
     return linear;
   };

@@ -94,10 +94,8 @@ TEST(UnevenPart, IsWhatChunkMakes) {
     parallelize_module(norm, rank.mesh({3}, {"tp"}), {{"", takes_parts()}});
     norm(uniform_values({rank.rank() == 0 ? 2 : 3, 4}, 0.1));
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "the root module takes a plain tensor for [Shard(0)]",
-                    "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
-  }
+  EXPECT_CONTAINS(errors, "the root module takes a plain tensor for [Shard(0)]",
+                  "the ranks hold [2, 3, 3]", "of 8 is [3, 3, 2]");
 }
 
 TEST(Copies, AreEqualBeforeTheFirstForward) {
@@ -155,10 +153,8 @@ TEST(DebugMode, CompareWhatAStyleTakesForReplicated) {
     parallelize_module(embedding, rank.mesh({2}, {"tp"}), {{"", rowwise_parallel()}});
     embedding(at::arange(4, at::kLong) + rank.rank());
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "the root module on DeviceMesh((tp=2), cpu): its plain input",
-                    "first at [0]: 0 on rank 0 and 1 on rank 1", "the same batch");
-  }
+  EXPECT_CONTAINS(errors, "the root module on DeviceMesh((tp=2), cpu): its plain input",
+                  "first at [0]: 0 on rank 0 and 1 on rank 1", "the same batch");
 }
 
 TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
@@ -176,9 +172,7 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
     parallelize_module(other, mesh["tp"], plan_of_heads());
     other(tokens() + static_cast<double>(rank.rank()));
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "the plain input 0 differs", "the same batch");
-  }
+  EXPECT_CONTAINS(errors, "the plain input 0 differs", "the same batch");
 }
 
 TEST(PlainInputs, AreComparedOnce) {
@@ -208,9 +202,7 @@ TEST(DebugMode, CompareEveryPlainTensorThatMeetsADistributedOne) {
     const c10::NoGradGuard none;
     (*inner)(tokens(), at::full({8}, rank.rank() + 1.0));
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "aten::mul", "'0'", "differs from rank 0 on ranks 1");
-  }
+  EXPECT_CONTAINS(errors, "aten::mul", "'0'", "differs from rank 0 on ranks 1");
 }
 
 TEST(DebugMode, CompareCopiesAtEachForward) {
@@ -247,10 +239,8 @@ TEST(DebugMode, CompareGradientsAfterEachBackward) {
     parallelize_module(norm, rank.mesh({2}, {"tp"}), {{"", std::make_shared<ScalesGradients>()}});
     norm(uniform_values({6, 4}, 0.1)).square().sum().backward();
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
-                    "its copies would drift apart");
-  }
+  EXPECT_CONTAINS(errors, "the gradient of parameter 'weight' differs from rank 0 on ranks 1",
+                  "its copies would drift apart");
 }
 
 // The gradients of FSDP's parameters exist once its reductions are done.

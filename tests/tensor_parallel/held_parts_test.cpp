@@ -98,10 +98,7 @@ TEST(HeldParts, AreReplicatedByAPlanOrPlacedAsItSays) {
 
 TEST(HeldParts, MadeOnTheMetaDeviceAreFilledAlikeOnEveryMesh) {
   const auto values = [](Rank& rank) {
-    const auto model = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<Stock>();
-    }();
+    const auto model = testing::made_on_meta<Stock>();
     fsdp::fully_shard(*model, rank.mesh({rank.size()}, {"dp"}));
     nn::to_empty(*model, at::kCPU);
     nn::init_weights(*model, 3);

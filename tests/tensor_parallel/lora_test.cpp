@@ -8,7 +8,6 @@
 #include "tessera/nn/child.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -71,11 +70,7 @@ std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64
 }
 
 std::shared_ptr<AdaptedBlock> adapted_on(const DeviceMesh& mesh) {
-  std::shared_ptr<AdaptedBlock> model;
-  {
-    const nn::MetaDevice meta;
-    model = std::make_shared<AdaptedBlock>();
-  }
+  const auto model = testing::made_on_meta<AdaptedBlock>();
   nn::apply_lora(*model, kAdapters);
   parallelize_module(*model, mesh["tp"],
                      {{"gate_up", fused_colwise_parallel({.use_local_output = false})},

@@ -159,10 +159,7 @@ struct SmallConvolution : nn::Module<SmallConvolution> {
 /// A simulated step of `Model` on `input` records what two ranks count.
 template <class Model>
 void expect_recorded(const ParallelizePlan& plan, const at::Tensor& input) {
-  const auto paper = [] {
-    const nn::MetaDevice meta;
-    return std::make_shared<Model>();
-  }();
+  const auto paper = testing::made_on_meta<Model>();
   const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, 2), {2}, {"tp"});
   const PlanTable table =
       record_plan(*paper, mesh, plan, [&] { (*paper)(input.to(c10::kMeta)).backward(); });

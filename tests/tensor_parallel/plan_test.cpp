@@ -4,10 +4,10 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
+#include "testing/module_values.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -150,11 +150,7 @@ TEST(Parallelize, RefusesTwoPlacementsOfATiedWeight) {
 
 TEST(Parallelize, ShardsMetaParameters) {
   RunRanks(2, [](Rank& rank) {
-    std::shared_ptr<nn::Linear> linear;
-    {
-      const nn::MetaDevice meta;
-      linear = std::make_shared<nn::Linear>(4, 7);
-    }
+    const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
     parallelize_module(*linear, rank.mesh({2}, {"tp"}), {{"", colwise_parallel()}});
     EXPECT_TRUE(linear->weight->is_meta());
     EXPECT_EQ(local_tensor(linear->weight).size(0), rank.rank() == 0 ? 4 : 3);

@@ -4,7 +4,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
@@ -35,10 +34,7 @@ TEST(SplitOrigins, AreRefusedForDifferentSeedsBeforeThePlan) {
 
 TEST(SplitOrigins, AreRefusedForDifferentSeedsAfterThePlan) {
   RunRanks(2, [](Rank& rank) {
-    const auto linear = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<nn::Linear>(4, 5);
-    }();
+    const auto linear = testing::made_on_meta<nn::Linear>(4, 5);
     split(*linear, rank.mesh({2}, {"tp"}));
     nn::to_empty(*linear, at::kCPU);
     nn::init_weights(*linear, static_cast<std::uint64_t>(rank.rank()));

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "tessera/core/error.h"
 
@@ -18,6 +19,17 @@ inline ::testing::AssertionResult Contains(std::string_view text,
   for (const std::string_view part : parts) {
     if (text.find(part) == std::string_view::npos) {
       return ::testing::AssertionFailure() << "'" << part << "' is not in: " << text;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+/// Whether each of `texts` does.
+inline ::testing::AssertionResult Contains(const std::vector<std::string>& texts,
+                                           std::initializer_list<std::string_view> parts) {
+  for (const std::string& text : texts) {
+    if (const auto outcome = Contains(text, parts); !outcome) {
+      return outcome;
     }
   }
   return ::testing::AssertionSuccess();
@@ -64,7 +76,7 @@ std::string message_of(Call&& call) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// `text` holds each of the parts that follow.
+/// `text`, or each of a vector of them, holds each of the parts that follow.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 

@@ -5,9 +5,12 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
 #include "testing/full_tensor.h"
 #include "testing/values.h"
@@ -46,6 +49,13 @@ class Filled : public M {
   Filling filling_{*this};
 };
 
+/// A module whose parameters have no values yet.
+template <class M, class... Arguments>
+std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
+  const nn::MetaDevice meta;
+  return std::make_shared<M>(std::forward<Arguments>(arguments)...);
+}
+
 /// The full values of all parameters, one after another. Collective if one is distributed.
 inline at::Tensor parameter_values(const nn::ModuleBase& module) {
   std::vector<at::Tensor> all;
@@ -66,11 +76,11 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
 
 /// The gradients, whole, are `factor` times these. Collective if one is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
-                             double factor = 1) {
+                             double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;
   for (const auto& [name, slot] : model.named_slots()) {
     const at::Tensor gradient = full_tensor(slot->persistent().grad());
-    EXPECT_TRUE(gradient.allclose(expected[i++].mul(factor), 1e-4, 1e-6)) << name;
+    EXPECT_TRUE(gradient.allclose(expected[i++].mul(factor), relative, absolute)) << name;
   }
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -66,11 +67,7 @@ TEST(ShardedCheckpoint, FillsWhatWasMadeOnTheMetaDevice) {
     Net saved;
     Distribute(saved, rank.mesh({1, 1}, {"dp", "tp"}), Values());
     save(*rank.world(), dir.path(), 1, {saved});
-    std::shared_ptr<Net> net;
-    {
-      const nn::MetaDevice meta;
-      net = std::make_shared<Net>();
-    }
+    const auto net = testing::made_on_meta<Net>();
     EXPECT_ERROR(load(*rank.world(), dir.path(), {*net}), "call nn::to_empty()");
     nn::to_empty(*net, at::kCPU);
     load(*rank.world(), dir.path(), {*net});
@@ -269,9 +266,7 @@ TEST(ShardedCheckpoint, RefusesModelsThatDifferBetweenRanks) {
     }
     save(*rank.world(), dir.path(), 1, {net});
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "ranks 1 have another model");
-  }
+  EXPECT_CONTAINS(errors, "ranks 1 have another model");
   EXPECT_TRUE(dir.files().empty());
 }
 
@@ -284,9 +279,7 @@ TEST(ShardedCheckpoint, RefusesOptionsOfASaveThatDifferBetweenRanks) {
       save(*rank.world(), dir.path(), 1, state.dict(),
            rank.rank() == 0 ? SaveOptions{.run_id = "run", .keep = 2} : other);
     });
-    for (const std::string& error : errors) {
-      EXPECT_CONTAINS(error, "ranks 1 have another model", "with another run_id or keep");
-    }
+    EXPECT_CONTAINS(errors, "ranks 1 have another model", "with another run_id or keep");
   }
   EXPECT_TRUE(dir.files().empty());
 }
@@ -312,10 +305,8 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
       ExpectEqual(state.local(), before.local());
       fail(error);
     });
-    for (const std::string& error : errors) {
-      EXPECT_CONTAINS(error, "ranks 1 load from another folder",
-                      "another exclude, partial or partial_names");
-    }
+    EXPECT_CONTAINS(errors, "ranks 1 load from another folder",
+                    "another exclude, partial or partial_names");
   }
 }
 
@@ -333,9 +324,7 @@ TEST(ShardedCheckpoint, RefusesStepsAndFoldersThatDifferBetweenRanks) {
   };
   for (const auto& errors :
        {save_as(dir.path(), 2, dir.path(), 1), save_as(dir.path(), 2, dir / "step-00000001", 2)}) {
-    for (const std::string& error : errors) {
-      EXPECT_CONTAINS(error, "ranks 1 have another model", "another step, to another folder");
-    }
+    EXPECT_CONTAINS(errors, "ranks 1 have another model", "another step, to another folder");
   }
   EXPECT_EQ(dir.files(), Names{"step-00000001"});
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);

@@ -133,9 +133,7 @@ TEST(LocalMapGradients, AreComparedInDebugMode) {
         {p.x, p.weight}, p.mesh, {{Replicate{}}})[0]
         .backward();
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "to_local: the local gradient of a tensor [3, 2]", "in_grad_placements");
-  }
+  EXPECT_CONTAINS(errors, "to_local: the local gradient of a tensor [3, 2]", "in_grad_placements");
 }
 
 TEST(FromLocal, ComparesWhatIsReplicatedInDebugMode) {

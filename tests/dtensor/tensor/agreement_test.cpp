@@ -70,9 +70,7 @@ TEST(Agreement, ComparesEveryRedistribution) {
         rank.rank() == 0 ? std::vector<std::int64_t>{2, 8} : std::vector<std::int64_t>{8, 2};
     DistributedTensor(x.tensor().view(sizes)).full_tensor();
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "Float [2, 8] [m0 | -] -> [- | -]", "Float [8, 2] [m0 | -] -> [- | -]");
-  }
+  EXPECT_CONTAINS(errors, "Float [2, 8] [m0 | -] -> [- | -]", "Float [8, 2] [m0 | -] -> [- | -]");
 }
 
 TEST(Agreement, CostsNothingWhereItIsOff) {

@@ -52,9 +52,7 @@ INSTANTIATE_TEST_SUITE_P(SharedMemoryOrNot, DifferentReductions, ::testing::Bool
 TEST(DifferentReductions, AreNamedForReplicas) {
   const testing::SharedMemory without_shared_memory(false);
   const std::vector<std::string> errors = errors_of_twins({2, 2}, {"replicate", "shard"});
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "all_reduce for unit 'a'", "all_reduce for unit 'b'");
-  }
+  EXPECT_CONTAINS(errors, "all_reduce for unit 'a'", "all_reduce for unit 'b'");
 }
 
 TEST(DifferentReductions, AreDetectedWithoutChangingValues) {

@@ -2,7 +2,7 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -20,11 +20,7 @@ TEST(Origins, AreRefusedForDifferentSeedsBeforeSharding) {
 
 TEST(Origins, AreRefusedForDifferentSeedsAfterSharding) {
   RunRanks(4, [](Rank& rank) {
-    std::unique_ptr<SmallModel> model;
-    {
-      const nn::MetaDevice meta;
-      model = std::make_unique<SmallModel>(kDim, kHidden, kClasses);
-    }
+    const auto model = testing::made_on_meta<SmallModel>(kDim, kHidden, kClasses);
     shard(*model, rank.mesh({2, 2}, {"replicate", "shard"}));
     nn::to_empty(*model, c10::kCPU);
     nn::init_weights(*model, static_cast<std::uint64_t>(rank.rank() % 2));

@@ -12,9 +12,7 @@ using testing::DebugChecks;
 using testing::ErrorsOfRanks;
 
 void expect_error_everywhere(const std::vector<std::string>& errors, const std::string& part) {
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, part, "make the same model");
-  }
+  EXPECT_CONTAINS(errors, part, "make the same model");
 }
 
 // Over two ranks 3 and 4 rows have shards of one padded size.

@@ -192,9 +192,7 @@ TEST_P(BadAllocator, IsAnError) {
     set_custom_all_gather(model, {}, GetParam());
     local_loss(model, rank);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "allocator of a custom collective returned");
-  }
+  EXPECT_CONTAINS(errors, "allocator of a custom collective returned");
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -12,6 +12,7 @@
 #include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -196,10 +197,7 @@ TEST(Offload, ComputesInAnotherTypeFromShardsInFp32) {
 TEST(Offload, TakesAModelFromTheMetaDevice) {
   RunRanks(2, [](Rank& rank) {
     Filled<SmallModel> reference(5, 7, 2);
-    const auto model = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<SmallModel>(5, 7, 2);
-    }();
+    const auto model = testing::made_on_meta<SmallModel>(5, 7, 2);
     shard(*model, rank.mesh({2}, {"dp"}), kOffload);
     nn::to_empty(*model, at::kCPU);
     testing::fill(*model);

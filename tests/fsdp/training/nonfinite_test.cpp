@@ -28,10 +28,8 @@ TEST(NonfiniteGradient, NamesTheRankAndTheParametersOnEveryRank) {
         loss_with(model, rank, 1, factor).backward();
         optim::clip_grad_norm_(optim::slots_of(model), 1.0, kThrow);
       });
-      for (const std::string& error : errors) {
-        EXPECT_CONTAINS(error, "rank 1 brought what is not finite to the reduction of",
-                        "'block0.down.bias'", "look at the data of that rank");
-      }
+      EXPECT_CONTAINS(errors, "rank 1 brought what is not finite to the reduction of",
+                      "'block0.down.bias'", "look at the data of that rank");
     }
   }
 }
@@ -42,9 +40,7 @@ TEST(NonfiniteGradient, NamesAllRanksTogether) {
     local_loss(model, rank).mul(std::numeric_limits<double>::quiet_NaN()).backward();
     optim::grad_norm(optim::slots_of(model), kThrow);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "ranks 0, 1 brought what is not finite");
-  }
+  EXPECT_CONTAINS(errors, "ranks 0, 1 brought what is not finite");
 }
 
 TEST(NonfiniteGradient, IsFoundInAnyMicroBatch) {
@@ -56,9 +52,7 @@ TEST(NonfiniteGradient, IsFoundInAnyMicroBatch) {
     local_loss(model, rank).backward();
     optim::grad_norm(optim::slots_of(model), kThrow);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "rank 0 brought what is not finite");
-  }
+  EXPECT_CONTAINS(errors, "rank 0 brought what is not finite");
 }
 
 /// Where nothing small was kept, what the parts hold now has to do.
@@ -72,9 +66,7 @@ TEST(NonfiniteGradient, NamesALargeParameterAndTheRanksThatHoldIt) {
         .backward();
     optim::grad_norm(optim::slots_of(large), kThrow);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "'weight'", "not finite on ranks 0, 1 is that of");
-  }
+  EXPECT_CONTAINS(errors, "'weight'", "not finite on ranks 0, 1 is that of");
 }
 
 TEST(NonfiniteGradient, IsNothingWhereAllAreFinite) {

@@ -10,7 +10,6 @@
 #include "small_model.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/muon.h"
@@ -18,6 +17,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/errors.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -171,10 +171,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterParallelizeModuleAndToEmpty) {
                                         {{"block*.up", tensor_parallel::colwise_parallel()}});
     EXPECT_ERROR(optimizer.step(), "parallelize_module has replaced");
   });
-  const auto model = [] {
-    const nn::MetaDevice meta;
-    return std::make_shared<SmallModel>(6, 10, 3, 1);
-  }();
+  const auto model = testing::made_on_meta<SmallModel>(6, 10, 3, 1);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   nn::to_empty(*model, at::kCPU);
   EXPECT_ERROR(optimizer.step(), "nn::to_empty has replaced");

@@ -3,7 +3,7 @@
 #include "fsdp/training/training.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -129,10 +129,7 @@ TEST(Slots, HoldUnshardedTensorsWhileTheUnitComputesOrByHand) {
 
 TEST(UnfilledStorage, IsRefusedBeforeAnythingIsGathered) {
   RunRanks(2, [](Rank& rank) {
-    const auto model = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<nn::Linear>(4, 4);
-    }();
+    const auto model = testing::made_on_meta<nn::Linear>(4, 4);
     fully_shard(*model, rank.mesh({2}, {"dp"}));
     EXPECT_ERROR((*model)(some_rows()), "'weight', 'bias'", "nn::to_empty");
     nn::to_empty(*model, at::kCPU);

@@ -8,8 +8,8 @@
 #include "fsdp/unit/unit.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -102,10 +102,7 @@ TEST(KnownDefects, RanksWithOneSeedInitialiseDifferentShardsOfOneTensor) {
   nn::Linear alone(3, 8);
   nn::init_weights(alone, 7);
   RunRanks(4, [&](Rank& rank) {
-    const auto linear = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<nn::Linear>(3, 8);
-    }();
+    const auto linear = testing::made_on_meta<nn::Linear>(3, 8);
     fully_shard(*linear, rank.mesh({4}, {"dp"}));
     nn::to_empty(*linear, at::kCPU);
     nn::init_weights(*linear, 7);

@@ -3,6 +3,7 @@
 
 #include "fsdp/training/small_model.h"
 #include "tessera/fsdp/wrap_policy.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -60,13 +61,7 @@ TEST(WrapPlan, TrainsWithAModuleRegisteredTwice) {
     testing::Filled<Repeating> model;
     apply_plan(model, rank.mesh({2}, {"dp"}), plan_units(model, wrap_class<Repeating::Half>()));
     model(batch.narrow(0, rank.rank() * 3, 3)).square().mean().backward();
-    const auto expected = alone.named_slots();
-    std::size_t i = 0;
-    for (const auto& [name, slot] : model.named_slots()) {
-      EXPECT_TRUE(testing::full_tensor(slot->persistent().grad())
-                      .allclose(expected[i++].second->get().grad(), 1e-4, 1e-6))
-          << name;
-    }
+    testing::expect_gradients(model, testing::gradients_of(alone));
   });
 }
 

@@ -5,7 +5,7 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace requested_gradients {
@@ -181,10 +181,7 @@ TEST(RequestedGradient, WorksForAConvertedModelAndOneMadeWithoutValues) {
     EXPECT_EQ(found[0].scalar_type(), at::kDouble);
     EXPECT_TRUE(full_tensor(found[0]).allclose(expected[0].to(at::kDouble), 1e-4, 1e-6));
 
-    const auto empty = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<SmallModel>(kDim, kHidden, kClasses);
-    }();
+    const auto empty = testing::made_on_meta<SmallModel>(kDim, kHidden, kClasses);
     shard(*empty, rank.mesh({2}, {"dp"}));
     nn::to_empty(*empty, at::kCPU);
     nn::init_weights(*empty, 3);

@@ -128,9 +128,7 @@ std::vector<std::string> errors_of_unmarked() {
 
 TEST(Unused, NamesAnUnmarkedUnitThatOneRankLeavesOut) {
   // Backward of rank 2 begins with 'base', which is as large as the 'extra' that the others gather.
-  for (const std::string& error : errors_of_unmarked()) {
-    EXPECT_CONTAINS(error, "unit 'extra'");
-  }
+  EXPECT_CONTAINS(errors_of_unmarked(), "unit 'extra'");
 }
 
 TEST(Unused, TellsWhatToDoAboutAnUnmarkedUnit) {
@@ -265,9 +263,7 @@ TEST(Unused, ShowsWhereTheCommunicatorDoesNotCompareCalls) {
     const c10::AutoGradMode no_grad(false);
     model(testing::uniform_values({4, 3}, 9), rank.rank() != 1);
   });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "unit 'left'", "unit 'right'");
-  }
+  EXPECT_CONTAINS(errors, "unit 'left'", "unit 'right'");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
+#include "testing/module_values.h"
 #include "verify/gpt.h"
 
 namespace tessera::observe {
@@ -68,10 +69,7 @@ TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
 TEST(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits) {
   RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
-    const auto reference = [] {
-      const nn::MetaDevice meta;
-      return std::make_shared<Gpt>();
-    }();
+    const auto reference = testing::made_on_meta<Gpt>();
     const auto step = [&](Gpt& gpt) { return gpt_loss(gpt, gpt_tokens(mesh)); };
     EXPECT_TRUE(verify(*model, *reference, mesh, step).ok());
     model->to(at::kBFloat16);
