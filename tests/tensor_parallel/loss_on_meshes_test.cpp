@@ -58,10 +58,8 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
                                  : distribute_tensor(mesh_targets(), mesh, param.targets).tensor();
   const StrictScope strict;
   const at::Tensor loss = cross_entropy(logits, targets, options);
-  at::Tensor whole = loss;
-  if (tessera::is_distributed(loss)) {
-    whole = DistributedTensor(loss).full_tensor();
-  }
+  const at::Tensor whole =
+      tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss;
   const bool rows = options.reduction == Reduction::kNone;
   (rows ? (whole * of_row).sum() : whole).backward();
 
@@ -73,15 +71,12 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
 
 TEST_P(LossOnMeshes, EqualsTheLossOfOneRank) {
   const MeshCase& param = GetParam();
-  std::int64_t ranks = 1;
-  for (const std::int64_t size : param.mesh) {
-    ranks *= size;
-  }
-  RunRanks(static_cast<int>(ranks), [&](Rank& rank) {
+  RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
     for (const CrossEntropyOptions& options :
          {CrossEntropyOptions{}, CrossEntropyOptions{.reduction = Reduction::kSum},
           CrossEntropyOptions{.reduction = Reduction::kNone},
-          CrossEntropyOptions{.label_smoothing = 0.2, .z_loss = 0.03}}) {
+          CrossEntropyOptions{.label_smoothing = 0.2, .z_loss = 0.03},
+          CrossEntropyOptions{.reduction = Reduction::kSum, .label_smoothing = 1, .z_loss = 0.5}}) {
       expect_loss_of_one_rank(rank, param, options);
     }
   });

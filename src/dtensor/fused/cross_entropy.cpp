@@ -173,7 +173,9 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule);
+  // The local call of its rule holds the options: a plan serves one choice of them.
+  define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
+                               nullptr, /*reads_numbers=*/true);
   add_forms(kCrossEntropyForms);
 }
 

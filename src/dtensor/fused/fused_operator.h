@@ -51,10 +51,11 @@ class FusedOperator<Op, Result(Arguments...)> {
 };
 
 /// Defines an operator: `kernel` is for local tensors of every device, without values too, and
-/// `differentiable` for autograd; nullptr: a gradient of the operator is refused.
+/// `differentiable` for autograd; nullptr: a gradient of the operator is refused. `reads_numbers`:
+/// as of register_rule.
 template <class Op>
 void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
-            typename Op::schema* differentiable = nullptr) {
+            typename Op::schema* differentiable = nullptr, bool reads_numbers = false) {
   using c10::DispatchKey;
   library.def((std::string(Op::name) + Op::signature).c_str());
   library.impl(Op::name, torch::dispatch(DispatchKey::CompositeExplicitAutograd, kernel));
@@ -63,7 +64,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
                torch::dispatch(DispatchKey::Autograd, differentiable != nullptr
                                                           ? torch::CppFunction(differentiable)
                                                           : refuse_gradient()));
-  add_library_rule(Op::name, std::move(rule));
+  add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
 /// The gradient of an operator, as autograd records it. Differentiable once.

@@ -52,14 +52,15 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
   const at::Tensor logits = values({kTokens, split.vocabulary}).mul(3);
   const at::Tensor targets = some_targets(split.vocabulary);
   const at::Tensor weights = at::arange(1, kTokens + 1, at::kDouble);
-  // One after another: a plan must not be taken for that of other options.
-  for (const detail::RowLossOptions& options :
-       {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
-        detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{1, 0, 0}}) {
-    const at::Tensor valid = targets.masked_fill(targets.eq(-100), options.ignore_index);
-    const Outcome expected = of_libtorch(logits, valid, weights, options);
-    RunRanks(static_cast<int>(c10::multiply_integers(split.mesh)), [&](Rank& rank) {
-      const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
+  RunRanks(testing::ranks_of(split.mesh), [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
+    // One after another: a plan must not be taken for that of other options.
+    for (const detail::RowLossOptions& options :
+         {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
+          detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{-100, 0.3, 0.5},
+          detail::RowLossOptions{1, 0, 0}}) {
+      const at::Tensor valid = targets.masked_fill(targets.eq(-100), options.ignore_index);
+      const Outcome expected = of_libtorch(logits, valid, weights, options);
       const at::Tensor leaf =
           distribute_tensor(logits, mesh, split.logits).tensor().detach().requires_grad_();
       const at::Tensor own = distribute_tensor(valid, mesh, split.targets).tensor();
@@ -75,8 +76,8 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
       EXPECT_TRUE(testing::full_tensor(losses).allclose(expected.losses, 0, 1e-12));
       EXPECT_EQ(DistributedTensor(leaf.grad()).layout(), DistributedTensor(leaf).layout());
       EXPECT_TRUE(testing::full_tensor(leaf.grad()).allclose(expected.gradient, 0, 1e-12));
-    });
-  }
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -161,6 +162,7 @@ TEST(CrossEntropyOperator, HasShapesAndTrafficWithoutValues) {
 TEST(CrossEntropyOperator, RefusesWhatHasNoLoss) {
   const at::Tensor logits = values({2, 3}), targets = at::tensor({0, 2}, at::kLong);
   EXPECT_ERROR(detail::cross_entropy(logits, targets.add(1)), "outside the vocabulary [0, 3)");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets.sub(1)), "outside the vocabulary [0, 3)");
   EXPECT_ERROR(detail::cross_entropy(logits, targets.to(at::kInt)), "must be int64, but are Int");
   EXPECT_ERROR(detail::cross_entropy(logits, targets[0]), "but they are [2, 3] and []");
   EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 2, 0}), "label_smoothing is 2");
