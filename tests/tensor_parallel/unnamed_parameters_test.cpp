@@ -7,7 +7,6 @@
 #include "tessera/nn/linear.h"
 #include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "tessera/tensor_parallel/plan_table.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
 
@@ -119,17 +118,6 @@ TEST(UnnamedParameters, AreSummedInOneAllReduce) {
     loss.backward();
     // Beside those of the inputs of both column-wise products and the auxiliary loss's.
     EXPECT_LE(rank.world()->traffic().since(before).at({"tp", "all_reduce"}).calls, 4);
-  });
-}
-
-TEST(UnnamedParameters, AreInTheTableOfThePlan) {
-  RunRanks(2, [](Rank& rank) {
-    Model model;
-    const PlanTable table = check_plan(model, rank.mesh({2}, {"tp"}), plan());
-    const auto row = std::ranges::find(table.rows, "layers.1.q_norm", &PlanRow::fqn);
-    ASSERT_NE(row, table.rows.end());
-    EXPECT_EQ(row->style, "no entry");
-    EXPECT_EQ(row->parameters.at(0).placement, "Replicate()");
   });
 }
 

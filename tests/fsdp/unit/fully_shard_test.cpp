@@ -4,6 +4,7 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/meta_device.h"
+#include "testing/module_values.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -59,31 +60,10 @@ TEST(FullyShard, ShowsWholeTensorsInForwardAndShardsAfter) {
   });
 }
 
-TEST(FullyShard, ReducesFrozenParametersNot) {
-  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    Filled<SmallModel> model(4, 6, 3);
-    for (const auto& block : model.blocks) {
-      block->up->slot("weight")->get().set_requires_grad(false);
-    }
-    shard(model, mesh);
-    const comm::TrafficTable before = rank.world()->traffic().table();
-    local_loss(model, rank).backward();
-    EXPECT_FALSE(model.blocks[0]->up->slot("weight")->persistent().grad().defined());
-    EXPECT_TRUE(model.blocks[0]->down->slot("weight")->persistent().grad().defined());
-    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-    const std::int64_t trainable = 3 * (6 + 4 * 6 + 4) + (3 + 1) / 2 * 2 * (4 + 1);
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, trainable * 4);
-  });
-}
-
 TEST(FullyShard, ShardsAModelOnTheMetaDevice) {
   RunRanks(3, [](Rank& rank) {
     Filled<SmallModel> reference(5, 7, 2);
-    std::shared_ptr<SmallModel> model;
-    {
-      const nn::MetaDevice meta;
-      model = std::make_shared<SmallModel>(5, 7, 2);
-    }
+    const auto model = testing::made_on_meta<SmallModel>(5, 7, 2);
     shard(*model, rank.mesh({3}, {"dp"}));
     nn::to_empty(*model, c10::kCPU);
     testing::fill(*model);
@@ -93,11 +73,7 @@ TEST(FullyShard, ShardsAModelOnTheMetaDevice) {
 
 TEST(FullyShard, NamesParametersLeftOnTheMetaDevice) {
   RunRanks(1, [](Rank& rank) {
-    std::shared_ptr<SmallModel> model;
-    {
-      const nn::MetaDevice meta;
-      model = std::make_shared<SmallModel>(5, 7, 2, 1);
-    }
+    const auto model = testing::made_on_meta<SmallModel>(5, 7, 2, 1);
     shard(*model, rank.mesh({1}, {"dp"}));
     EXPECT_ERROR((*model)(batch(5, 0)), "6 were never filled ('block0.up.weight',", "nn::to_empty");
     EXPECT_ERROR(unshard(*model), "'head.weight'", "nn::to_empty");
@@ -166,18 +142,6 @@ TEST(FullyShard, RefusesAListOfModules) {
     list.push_back(std::make_shared<nn::Linear>(2, 2));
     EXPECT_ERROR(fully_shard(list, rank.mesh({1}, {"dp"})),
                  "a ModuleList has no forward to gather before");
-  });
-}
-
-TEST(FullyShard, UnshardsAndReshardsExplicitly) {
-  RunRanks(2, [](Rank& rank) {
-    Filled<nn::Linear> linear(3, 5);
-    const at::Tensor before = linear.weight->detach().clone();
-    fully_shard(linear, rank.mesh({2}, {"dp"}));
-    unshard(linear);
-    EXPECT_TRUE(linear.weight->detach().equal(before));
-    reshard(linear);
-    EXPECT_TRUE(tessera::is_distributed(linear.weight));
   });
 }
 

@@ -8,15 +8,6 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-TEST(Iteration, AddsTheGradientsOfTwoBackwards) {
-  RunSharded(3, [](Rank& rank, ShardedModel& model) {
-    local_loss(model, rank).backward();
-    const at::Tensor once = full_tensor(model.head->slot("weight")->persistent().grad());
-    local_loss(model, rank).backward();
-    EXPECT_TRUE(full_tensor(model.head->slot("weight")->persistent().grad()).allclose(once.mul(2)));
-  });
-}
-
 // What inference makes, training needs as well; on one rank whole tensors are the shards.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = testing::gradients_alone();
