@@ -46,50 +46,38 @@ TEST_P(OutVariant, WritesToATensorHoweverItLies) {
 }
 
 // Split, the first two lie on one or two ranks; the operators of the others would resize theirs.
-INSTANTIATE_TEST_SUITE_P(
-    Composite, OutVariant,
-    ::testing::Values(
-        OutCase{"maximum_of_all",
-                {{4}},
-                [](auto& out, const Tensors& t) { at::amax_out(out, t[0], {0}, true); },
-                {1}},
-        OutCase{"sum_of_columns",
-                {{5, 2}},
-                [](auto& out, const Tensors& t) { at::sum_out(out, t[0], {0}); },
-                {2}},
-        OutCase{"kron",
-                {{3, 2}, {2, 3}},
-                [](auto& out, const Tensors& t) { at::kron_out(out, t[0], t[1]); },
-                {6, 6}},
-        OutCase{"matmul_of_batches",
-                {{5, 3, 2}, {5, 2, 4}},
-                [](auto& out, const Tensors& t) { at::matmul_out(out, t[0], t[1]); },
-                {5, 3, 4}},
-        OutCase{"matmul_of_a_batch_and_a_matrix",
-                {{5, 3, 2}, {2, 4}},
-                [](auto& out, const Tensors& t) { at::matmul_out(out, t[0], t[1]); },
-                {5, 3, 4}},
-        OutCase{"log_sigmoid",
-                {{5, 3}},
-                [](auto& out, const Tensors& t) { at::log_sigmoid_out(out, t[0]); },
-                {5, 3}},
-        OutCase{"solve",
-                {{5, 2, 2}, {5, 2, 3}},
-                [](auto& out, const Tensors& t) { at::linalg_solve_out(out, t[0], t[1]); },
-                {5, 2, 3}},
-        OutCase{"msort",
-                {{5, 3}},
-                [](auto& out, const Tensors& t) { at::msort_out(out, t[0]); },
-                {5, 3}},
-        OutCase{"det",
-                {{5, 2, 2}},
-                [](auto& out, const Tensors& t) { at::linalg_det_out(out, t[0]); },
-                {5}},
-        OutCase{"inverse",
-                {{5, 2, 2}},
-                [](auto& out, const Tensors& t) { at::linalg_inv_out(out, t[0]); },
-                {5, 2, 2}}),
-    [](const auto& param_info) { return param_info.param.name; });
+std::vector<OutCase> out_cases() {
+  return {
+      {"maximum_of_all",
+       {{4}},
+       [](auto& out, auto& t) { at::amax_out(out, t[0], {0}, true); },
+       {1}},
+      {"sum_of_columns", {{5, 2}}, [](auto& out, auto& t) { at::sum_out(out, t[0], {0}); }, {2}},
+      {"kron", {{3, 2}, {2, 3}}, [](auto& out, auto& t) { at::kron_out(out, t[0], t[1]); }, {6, 6}},
+      {"matmul_of_batches",
+       {{5, 3, 2}, {5, 2, 4}},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
+       {5, 3, 4}},
+      {"matmul_of_a_batch_and_a_matrix",
+       {{5, 3, 2}, {2, 4}},
+       [](auto& out, auto& t) { at::matmul_out(out, t[0], t[1]); },
+       {5, 3, 4}},
+      {"log_sigmoid", {{5, 3}}, [](auto& out, auto& t) { at::log_sigmoid_out(out, t[0]); }, {5, 3}},
+      {"solve",
+       {{5, 2, 2}, {5, 2, 3}},
+       [](auto& out, auto& t) { at::linalg_solve_out(out, t[0], t[1]); },
+       {5, 2, 3}},
+      {"msort", {{5, 3}}, [](auto& out, auto& t) { at::msort_out(out, t[0]); }, {5, 3}},
+      {"det", {{5, 2, 2}}, [](auto& out, auto& t) { at::linalg_det_out(out, t[0]); }, {5}},
+      {"inverse",
+       {{5, 2, 2}},
+       [](auto& out, auto& t) { at::linalg_inv_out(out, t[0]); },
+       {5, 2, 2}},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Composite, OutVariant, ::testing::ValuesIn(out_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {
@@ -98,9 +86,7 @@ TEST(OutVariantOfAnotherSize, IsRefusedOnAllRanks) {
     at::Tensor out = distribute_tensor(at::zeros({15, 1}, at::kDouble), mesh, {Shard{0}});
     at::kron_out(out, x, x);
   });
-  for (const auto& error : errors) {
-    EXPECT_CONTAINS(error, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
-  }
+  EXPECT_CONTAINS(errors, "would resize a distributed tensor of sizes [15, 1] to [25, 9]");
 }
 
 TEST(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefused) {

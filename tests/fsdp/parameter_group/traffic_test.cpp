@@ -58,35 +58,6 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   });
 }
 
-TEST(Traffic, IsOneGatherForABlockThatStaysGathered) {
-  RunRanks(3, [](Rank& rank) {
-    const auto traffic = traffic_of_step(
-        rank, [](int i) { return Options{.reshard_after_forward = i + 1 < kDepth}; });
-    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 2 * kDepth);
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, kDepth + 1);
-  });
-}
-
-TEST(Traffic, IsOneGatherAUnitWithoutResharding) {
-  RunRanks(2, [](Rank& rank) {
-    const auto traffic =
-        traffic_of_step(rank, [](int) { return Options{.reshard_after_forward = false}; });
-    EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, kDepth + 1);
-  });
-}
-
-TEST(Traffic, HalvesTheGathersInBfloat16) {
-  RunRanks(2, [](Rank& rank) {
-    const MixedPrecisionPolicy policy{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
-    const auto traffic = traffic_of_step(rank, [&](int) { return Options{.mp_policy = policy}; },
-                                         {.mp_policy = policy});
-    EXPECT_EQ(traffic.at({"dp", "all_gather"}).bytes,
-              2 * (2 * kDepth * block_shard(2) + head_shard(2)));
-    EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes,
-              2 * 4 * (kDepth * block_shard(2) + head_shard(2)));
-  });
-}
-
 /// Bytes of gathered parameters; `pieces` ranks keep one piece each. `shards`:
 /// elements of each parameter's shard on rank 0 of `ranks`. Each with its padding begins at a
 /// multiple of 64 bytes.
@@ -301,51 +272,44 @@ void all_reduce_last(SmallModel& model, bool last) {
   set_requires_all_reduce(model, last);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Modes, TrafficFormula,
-    ::testing::Values(Formula{"Zero3", 2, kZero3, {}, 2 * (2 * kGather + kReduction) * kOf4},
-                      Formula{"Zero2", 2, kZero2, {}, 2 * (kGather + kReduction) * kOf4},
-                      Formula{"Zero3Bf16",
-                              1,
-                              {.mp_policy = kBf16, .reshard_after_forward = true},
-                              {},
-                              (2 * kGather / 2 + kReduction) * kOf4},
-                      Formula{"Zero3SyncLast", 3, kZero3, sync_last,
-                              (6 * kGather + kReduction) * kOf4},
-                      Formula{"Zero1", 3, kZero2, keep_until_last, (kGather + kReduction) * kOf4},
-                      Formula{"Hpz",
-                              2,
-                              {.reshard_after_forward = true, .post_forward_mesh_size = 2},
-                              {},
-                              2 * ((kGather + kReduction) * kOf4 + kGather * kOf2)},
-                      Formula{"Hsdp",
-                              1,
-                              kZero3,
-                              {},
-                              (2 * kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
-                              true},
-                      Formula{"HsdpZero2",
-                              1,
-                              kZero2,
-                              {},
-                              (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2,
-                              true},
-                      Formula{"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
-                              3 * (kGather + kReduction) * kOf2 + 2 * kReduction* kOf2 / 2, true},
-                      Formula{"HsdpOverReplicas",
-                              3,
-                              {.reshard_after_forward = true, .shard_over_replicas = true},
-                              set_last,
-                              (kGather + 3 * kReduction) * kOf4 + 5 * kGather* kOf2,
-                              true},
-                      Formula{"HsdpOverReplicasZero2SyncLast",
-                              3,
-                              {.reshard_after_forward = false, .shard_over_replicas = true},
-                              sync_last,
-                              (kGather + kReduction) * kOf4 + 2 * kGather* kOf2,
-                              true},
-                      Formula{"Replicate", 2, {}, {}, 2 * 2 * kReduction* kOf4, false, true}),
-    [](const auto& info) { return std::string(info.param.name); });
+std::vector<Formula> formulas() {
+  return {
+      {"Zero3", 2, kZero3, {}, 2 * (2 * kGather + kReduction) * kOf4},
+      {"Zero2", 2, kZero2, {}, 2 * (kGather + kReduction) * kOf4},
+      {"Zero3Bf16",
+       1,
+       {.mp_policy = kBf16, .reshard_after_forward = true},
+       {},
+       (2 * kGather / 2 + kReduction) * kOf4},
+      {"Zero3SyncLast", 3, kZero3, sync_last, (6 * kGather + kReduction) * kOf4},
+      {"Zero1", 3, kZero2, keep_until_last, (kGather + kReduction) * kOf4},
+      {"Hpz",
+       2,
+       {.reshard_after_forward = true, .post_forward_mesh_size = 2},
+       {},
+       2 * ((kGather + kReduction) * kOf4 + kGather * kOf2)},
+      {"Hsdp", 1, kZero3, {}, (2 * kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"HsdpZero2", 1, kZero2, {}, (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"HsdpAllReduceLast", 3, kZero2, all_reduce_last,
+       3 * (kGather + kReduction) * kOf2 + 2 * kReduction * kOf2 / 2, true},
+      {"HsdpOverReplicas",
+       3,
+       {.reshard_after_forward = true, .shard_over_replicas = true},
+       set_last,
+       (kGather + 3 * kReduction) * kOf4 + 5 * kGather * kOf2,
+       true},
+      {"HsdpOverReplicasZero2SyncLast",
+       3,
+       {.reshard_after_forward = false, .shard_over_replicas = true},
+       sync_last,
+       (kGather + kReduction) * kOf4 + 2 * kGather * kOf2,
+       true},
+      {"Replicate", 2, {}, {}, 2 * 2 * kReduction * kOf4, false, true},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, TrafficFormula, ::testing::ValuesIn(formulas()),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace tessera::fsdp

@@ -153,7 +153,7 @@ inline tensor_parallel::ParallelizePlan plan_of(const Placement& between) {
 
 struct RandomCase {
   const char* name;
-  Draws draws;
+  Draw residual;
 };
 inline std::ostream& operator<<(std::ostream& out, const RandomCase& c) {
   return out << c.name;

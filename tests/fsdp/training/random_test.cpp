@@ -74,19 +74,15 @@ TEST(RandomNumbers, BehindTheFunctionsOfNnAreThoseOfOneRank) {
 class RandomByOperator : public ::testing::TestWithParam<RandomCase> {};
 
 TEST_P(RandomByOperator, DrawsUnderFsdpAsOneRankDoes) {
-  expect_as_alone({"dp3", {3}, {"dp"}}, GetParam().draws, {5});
+  expect_as_alone({"dp3", {3}, {"dp"}}, {.residual = GetParam().residual}, {5});
 }
 
 TEST_P(RandomByOperator, DrawsAsOneRankAfterAForwardWithoutRows) {
-  expect_as_alone({"dp3", {3}, {"dp"}}, GetParam().draws, {2, 5});
+  expect_as_alone({"dp3", {3}, {"dp"}}, {.residual = GetParam().residual}, {2, 5});
 }
 
 TEST_P(RandomByOperator, DrawsOnTwoDimensionsAsOneRankDoes) {
-  expect_as_alone({"dp2_tp2", {2, 2}, {"dp", "tp"}}, GetParam().draws, {5});
-}
-
-Draws on_residual(Draw draw) {
-  return {.residual = std::move(draw)};
+  expect_as_alone({"dp2_tp2", {2, 2}, {"dp", "tp"}}, {.residual = GetParam().residual}, {5});
 }
 
 at::Tensor filled(const at::Tensor& x, const std::function<void(const at::Tensor&)>& fill) {
@@ -95,53 +91,31 @@ at::Tensor filled(const at::Tensor& x, const std::function<void(const at::Tensor
   return x.mul(values);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RandomByOperator,
-    ::testing::Values(RandomCase{"dropout_in_place", on_residual([](const at::Tensor& x) {
-                                   at::Tensor y = x.clone();
-                                   return at::dropout_(y, 0.4, true);
-                                 })},
-                      RandomCase{"stock_dropout", on_residual([](const at::Tensor& x) {
-                                   return torch::nn::Dropout(0.4)->forward(x);
-                                 })},
-                      RandomCase{"native_dropout", on_residual([](const at::Tensor& x) {
-                                   return std::get<0>(at::native_dropout(x, 0.4, true));
-                                 })},
-                      RandomCase{"alpha_dropout", on_residual([](const at::Tensor& x) {
-                                   return at::alpha_dropout(x, 0.4, true);
-                                 })},
-                      RandomCase{"rand_like", on_residual([](const at::Tensor& x) {
-                                   return x.mul(at::rand_like(x));
-                                 })},
-                      RandomCase{"randn_like", on_residual([](const at::Tensor& x) {
-                                   return x.mul(at::randn_like(x));
-                                 })},
-                      RandomCase{"randint_like", on_residual([](const at::Tensor& x) {
-                                   return x.mul(at::randint_like(x.detach(), 9));
-                                 })},
-                      RandomCase{"bernoulli", on_residual([](const at::Tensor& x) {
-                                   return x.mul(at::bernoulli(x.detach().sigmoid()));
-                                 })},
-                      RandomCase{"bernoulli_p", on_residual([](const at::Tensor& x) {
-                                   return x.mul(at::bernoulli(x.detach(), 0.5));
-                                 })},
-                      RandomCase{"uniform_", on_residual([](const at::Tensor& x) {
-                                   return filled(x, [](const at::Tensor& t) { t.uniform_(); });
-                                 })},
-                      RandomCase{"normal_", on_residual([](const at::Tensor& x) {
-                                   return filled(x, [](const at::Tensor& t) { t.normal_(); });
-                                 })},
-                      RandomCase{"exponential_", on_residual([](const at::Tensor& x) {
-                                   return filled(x, [](const at::Tensor& t) { t.exponential_(); });
-                                 })},
-                      RandomCase{"geometric_", on_residual([](const at::Tensor& x) {
-                                   return filled(x, [](const at::Tensor& t) { t.geometric_(0.3); });
-                                 })},
-                      RandomCase{"log_normal_", on_residual([](const at::Tensor& x) {
-                                   return filled(
-                                       x, [](const at::Tensor& t) { t.log_normal_(0, 0.5); });
-                                 })}),
-    [](const auto& info) { return info.param.name; });
+std::vector<RandomCase> random_operators() {
+  return {
+      {"dropout_in_place",
+       [](auto& x) {
+         at::Tensor y = x.clone();
+         return at::dropout_(y, 0.4, true);
+       }},
+      {"stock_dropout", [](auto& x) { return torch::nn::Dropout(0.4)->forward(x); }},
+      {"native_dropout", [](auto& x) { return std::get<0>(at::native_dropout(x, 0.4, true)); }},
+      {"alpha_dropout", [](auto& x) { return at::alpha_dropout(x, 0.4, true); }},
+      {"rand_like", [](auto& x) { return x.mul(at::rand_like(x)); }},
+      {"randn_like", [](auto& x) { return x.mul(at::randn_like(x)); }},
+      {"randint_like", [](auto& x) { return x.mul(at::randint_like(x.detach(), 9)); }},
+      {"bernoulli", [](auto& x) { return x.mul(at::bernoulli(x.detach().sigmoid())); }},
+      {"bernoulli_p", [](auto& x) { return x.mul(at::bernoulli(x.detach(), 0.5)); }},
+      {"uniform_", [](auto& x) { return filled(x, [](auto& t) { t.uniform_(); }); }},
+      {"normal_", [](auto& x) { return filled(x, [](auto& t) { t.normal_(); }); }},
+      {"exponential_", [](auto& x) { return filled(x, [](auto& t) { t.exponential_(); }); }},
+      {"geometric_", [](auto& x) { return filled(x, [](auto& t) { t.geometric_(0.3); }); }},
+      {"log_normal_", [](auto& x) { return filled(x, [](auto& t) { t.log_normal_(0, 0.5); }); }},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RandomByOperator, ::testing::ValuesIn(random_operators()),
+                         [](const auto& info) { return info.param.name; });
 
 at::Tensor times_categories(const at::Tensor& x) {
   return x.mul(at::multinomial(x.detach().softmax(-1), 1).add(1));
@@ -151,33 +125,28 @@ at::Tensor times_categories(const at::Tensor& x) {
 class RandomOfRows : public ::testing::TestWithParam<RandomCase> {};
 
 TEST_P(RandomOfRows, DrawsUnderFsdpAsOneRankDoes) {
-  expect_as_alone({"dp3", {3}, {"dp"}}, GetParam().draws, {8});
-  expect_as_alone({"dp2", {2}, {"dp"}}, GetParam().draws, {4});
+  expect_as_alone({"dp3", {3}, {"dp"}}, {.residual = GetParam().residual}, {8});
+  expect_as_alone({"dp2", {2}, {"dp"}}, {.residual = GetParam().residual}, {4});
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RandomOfRows,
-    ::testing::Values(
-        RandomCase{"drop_path", on_residual([](const at::Tensor& x) {
-                     return x.mul(at::rand({x.size(0), 1}).lt(0.6));
-                   })},
-        RandomCase{"noise", on_residual([](const at::Tensor& x) {
-                     return x.mul(at::randn({x.size(0), x.size(1)}));
-                   })},
-        RandomCase{"for_all_rows",
-                   on_residual([](const at::Tensor& x) { return x.mul(at::rand({1, 1})); })},
-        RandomCase{"number", on_residual([](const at::Tensor& x) { return x.mul(at::rand({})); })},
-        RandomCase{"feature_dropout", on_residual([](const at::Tensor& x) {
-                     return at::feature_dropout(x.unsqueeze(2), 0.4, true).squeeze(2);
-                   })},
-        RandomCase{"multinomial", on_residual(times_categories)},
-        RandomCase{"integers", on_residual([](const at::Tensor& x) {
-                     return x.mul(at::randint(1, 5, {x.size(0), 1}));
-                   })}),
-    [](const auto& info) { return info.param.name; });
+std::vector<RandomCase> random_of_rows() {
+  return {
+      {"drop_path", [](auto& x) { return x.mul(at::rand({x.size(0), 1}).lt(0.6)); }},
+      {"noise", [](auto& x) { return x.mul(at::randn({x.size(0), x.size(1)})); }},
+      {"for_all_rows", [](auto& x) { return x.mul(at::rand({1, 1})); }},
+      {"number", [](auto& x) { return x.mul(at::rand({})); }},
+      {"feature_dropout",
+       [](auto& x) { return at::feature_dropout(x.unsqueeze(2), 0.4, true).squeeze(2); }},
+      {"multinomial", times_categories},
+      {"integers", [](auto& x) { return x.mul(at::randint(1, 5, {x.size(0), 1})); }},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RandomOfRows, ::testing::ValuesIn(random_of_rows()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(RandomNumbers, OfCategoriesAreOneRanksAfterAForwardWithoutRows) {
-  expect_as_alone({"dp3", {3}, {"dp"}}, on_residual(times_categories), {2, 8});
+  expect_as_alone({"dp3", {3}, {"dp"}}, {.residual = times_categories}, {2, 8});
 }
 
 }  // namespace
