@@ -56,14 +56,18 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
-# tessera_layer(<name> SOURCES <file>... [ALONE <file>...] [USES <target>...] [PRIVATE <target>...]
-#               [NO_TORCH] [COLD])
-# A layer: the shared library libtessera_<name>.so, known as tessera::<name>. ALONE: sources that a
-# unity build must not join with others, because they have file-local names in common. COLD: as in
-# tessera_is_cold.
+# tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
+#               [PRIVATE <target>...] [NO_TORCH] [COLD])
+# A layer: the shared library libtessera_<name>.so, known as tessera::<name>. Without SOURCES all .cpp
+# files below its folder are, but for EXCEPT. ALONE: sources that a unity build must not join with
+# others, because they have file-local names in common. COLD: as in tessera_is_cold.
 function(tessera_layer name)
-  cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;ALONE;USES;PRIVATE" ${ARGN})
-  add_library(tessera_${name} SHARED ${ARG_SOURCES} ${ARG_ALONE})
+  cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
+  if(NOT ARG_SOURCES)
+    file(GLOB_RECURSE ARG_SOURCES RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cpp)
+    list(REMOVE_ITEM ARG_SOURCES ${ARG_EXCEPT} "")
+  endif()
+  add_library(tessera_${name} SHARED ${ARG_SOURCES})
   add_library(tessera::${name} ALIAS tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
   set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})
