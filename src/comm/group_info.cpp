@@ -21,6 +21,13 @@ std::string with_purpose(const char* collective, const std::string& purpose) {
   return purpose.empty() ? collective : fmt::format("{} for {}", collective, purpose);
 }
 
+std::uint64_t hash_of(std::string_view text, std::uint64_t before) {
+  for (const char c : text) {
+    before = (before ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return before;
+}
+
 /// What c10d throws is often a line for us and a stack trace below it.
 std::string first_line(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/export.h"
@@ -35,6 +37,8 @@ std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of a message about a call on a group of an ended world.
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
+/// FNV-1a of a text behind others, whose hash is `before`: the same in every process.
+std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
 /// The first line of a message, without libtorch's "[file:line]" prefix.

@@ -21,10 +21,7 @@ class LoopbackCommunicator final : public Communicator {
       : Communicator(rank, size), start_(std::move(start)) {}
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // Every row is this rank's: the copy broadcasts.
-    output.view({size(), input.numel()}).copy_(input.view({1, input.numel()}));
-    return started("all_gather", {input});
+    return all_gather_group({output}, {input});
   }
 
   // A reduction over ranks that do not exist leaves this rank's term unchanged.
@@ -32,16 +29,15 @@ class LoopbackCommunicator final : public Communicator {
     return started("all_reduce", {tensor});
   }
 
-  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp) override {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    output.view({-1}).copy_(input.view({-1}).narrow(0, rank() * output.numel(), output.numel()));
-    return started("reduce_scatter", {input});
+  WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
+    return reduce_scatter_group({output}, {input}, op);
   }
 
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
+      // Every row is this rank's: the copy broadcasts.
       outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
     }
     return started("all_gather", inputs);

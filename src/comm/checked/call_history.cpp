@@ -8,7 +8,6 @@
 #include <map>
 #include <utility>
 
-#include "group_info.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
 
@@ -17,15 +16,6 @@ namespace {
 
 /// Bounds the memory where nothing ever compares; an iteration of FSDP has far fewer calls.
 constexpr std::size_t kKeptCalls = 4096;
-
-/// FNV-1a. Not std::hash, which need not give the same in every process.
-std::uint64_t hash_on(std::uint64_t hash, const std::string& text) {
-  // The zero keeps "ab", "c" apart from "a", "bc".
-  for (std::size_t i = 0; i <= text.size(); ++i) {  // with the zero at its end
-    hash = (hash ^ static_cast<unsigned char>(text.c_str()[i])) * 0x100000001b3;
-  }
-  return hash;
-}
 
 using Calls = std::vector<std::string>;
 
@@ -71,7 +61,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 void CallHistory::add(std::string call) {
   ++count_;
-  hash_ = hash_on(hash_, call);
+  // The zero at its end keeps "ab", "c" apart from "a", "bc".
+  hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
   if (calls_.size() < kKeptCalls) {
     calls_.push_back(call);
   }

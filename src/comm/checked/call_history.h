@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "group_info.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
@@ -27,7 +28,7 @@ class CallHistory {
 
  private:
   std::uint64_t count_ = 0;
-  std::uint64_t hash_ = 0xcbf29ce484222325;
+  std::uint64_t hash_ = hash_of("");
   std::vector<std::string> calls_;
   std::string last_ = "no call";
 };

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -20,14 +22,6 @@ at::Tensor host_like(const at::Tensor& tensor) {
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));
 }
 
-std::vector<at::Tensor> all_like(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> hosts;
-  for (const at::Tensor& tensor : tensors) {
-    hosts.push_back(host_like(tensor));
-  }
-  return hosts;
-}
-
 /// Blocks until the current stream has made the data and the copy is there: the host's collective
 /// starts at once.
 at::Tensor to_host(const at::Tensor& tensor) {
@@ -36,11 +30,10 @@ at::Tensor to_host(const at::Tensor& tensor) {
   return host;
 }
 
-std::vector<at::Tensor> all_to_host(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> for_all(const std::vector<at::Tensor>& tensors,
+                                at::Tensor (*make)(const at::Tensor&)) {
   std::vector<at::Tensor> hosts;
-  for (const at::Tensor& tensor : tensors) {
-    hosts.push_back(to_host(tensor));
-  }
+  std::ranges::transform(tensors, std::back_inserter(hosts), make);
   return hosts;
 }
 
@@ -95,17 +88,17 @@ class StagedCommunicator final : public Communicator {
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<at::Tensor> results = all_like(outputs);
-    return std::make_shared<StagedWork>(host_->all_gather_group(results, all_to_host(inputs)),
+    const std::vector<at::Tensor> results = for_all(outputs, host_like);
+    return std::make_shared<StagedWork>(host_->all_gather_group(results, for_all(inputs, to_host)),
                                         results, outputs);
   }
 
   WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                const std::vector<at::Tensor>& inputs, ReduceOp op) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<at::Tensor> results = all_like(outputs);
+    const std::vector<at::Tensor> results = for_all(outputs, host_like);
     return std::make_shared<StagedWork>(
-        host_->reduce_scatter_group(results, all_to_host(inputs), op), results, outputs);
+        host_->reduce_scatter_group(results, for_all(inputs, to_host), op), results, outputs);
   }
 
   bool moves_groups_in_place() const override { return host_->moves_groups_in_place(); }

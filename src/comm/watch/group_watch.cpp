@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "group_info.h"
 #include "tessera/comm/trace.h"
 #include "watch/thread_list.h"
 #include "watch/watchdog.h"
@@ -11,15 +12,6 @@ namespace tessera::comm {
 namespace {
 
 using flight::CallState;
-
-/// FNV-1a; never 0.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return hash == 0 ? 1 : hash;
-}
 
 /// The text of the first ranks of a list, as many as fit.
 std::string ranks_that_fit(std::vector<int> ranks, std::size_t most) {
@@ -80,7 +72,8 @@ void restart_wait(flight::Record& record, const BegunCall& call) {
 
 GroupWatch::GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks)
     : world_(std::move(world)),
-      id_(hash_of(name + " of " + flight::ranks_text(ranks))),
+      // 0 is that of a free slot.
+      id_(std::max<std::uint64_t>(hash_of(name + " of " + flight::ranks_text(ranks)), 1)),
       ranks_(ranks),
       slot_(take_slot(world_->own(), id_, name, ranks)) {
   world_->watchdog().start();

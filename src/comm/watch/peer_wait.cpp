@@ -118,8 +118,8 @@ void PeerWait::check_deadlock() const {
   }
   std::string text;
   for (const int rank : std::vector<int>(path.begin() + 1, path.end())) {
-    const auto found = std::ranges::find(reports, rank, &flight::RankReport::rank);
-    if (rank != world.settings().rank && found != reports.end()) {
+    const flight::RankReport* found = flight::find_rank(reports, rank);
+    if (rank != world.settings().rank && found != nullptr) {
       text += flight::what_it_does(*found, reports) + "; ";
     }
   }

@@ -63,8 +63,8 @@ flight::Call call_of(const flight::Record& record, std::uint64_t order) {
 
 std::vector<int> missing_from(const flight::Call& call,
                               const std::vector<flight::RankReport>& reports, int rank) {
-  const auto own = std::ranges::find(reports, rank, &flight::RankReport::rank);
-  return own == reports.end() ? std::vector<int>() : flight::missing_ranks(reports, *own, call);
+  const flight::RankReport* own = flight::find_rank(reports, rank);
+  return own == nullptr ? std::vector<int>() : flight::missing_ranks(reports, *own, call);
 }
 
 }  // namespace
@@ -241,8 +241,8 @@ void Watchdog::look_at_peers() {
 /// has done its part. One that died may have, so the device gets a moment.
 std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports) {
   constexpr milliseconds kDying{2000};
-  const auto own = std::ranges::find(reports, watch_.settings().rank, &flight::RankReport::rank);
-  const flight::Group* group = own == reports.end() ? nullptr : own->find_group(call.group);
+  const flight::RankReport* own = flight::find_rank(reports, watch_.settings().rank);
+  const flight::Group* group = own == nullptr ? nullptr : own->find_group(call.group);
   if (group == nullptr) {
     return "";
   }
@@ -253,9 +253,9 @@ std::string Watchdog::why_stuck(const flight::Call& call, const Reports& reports
     }
   }
   for (const int rank : group->ranks) {
-    const auto peer = std::ranges::find(reports, rank, &flight::RankReport::rank);
+    const flight::RankReport* peer = flight::find_rank(reports, rank);
     const bool ended_well =
-        peer != reports.end() && peer->exit_code == 0 &&
+        peer != nullptr && peer->exit_code == 0 &&
         (peer->state == flight::RankState::kEnded || peer->state == flight::RankState::kExited);
     if (rank != watch_.settings().rank && !ended_well && !watch_.may_come(rank)) {
       const std::int64_t now = flight::now();
@@ -291,8 +291,7 @@ std::int64_t Watchdog::last_work_for(const flight::Call& call) const {
   const Reports reports = watch_.reports();
   std::int64_t last = watch_.remote() == nullptr ? 0 : watch_.remote()->last_work();
   for (const int rank : missing_from(call, reports, watch_.settings().rank)) {
-    const auto missing = std::ranges::find(reports, rank, &flight::RankReport::rank);
-    last = std::max(last, flight::last_work(*missing, call.group));
+    last = std::max(last, flight::last_work(*flight::find_rank(reports, rank), call.group));
   }
   return last;
 }

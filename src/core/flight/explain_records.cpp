@@ -15,7 +15,7 @@ namespace {
 std::vector<int> ranks_without_record(const std::vector<RankReport>& reports) {
   std::vector<int> ranks;
   for (int rank = 0; rank < reports.front().size; ++rank) {
-    if (std::ranges::find(reports, rank, &RankReport::rank) == reports.end()) {
+    if (find_rank(reports, rank) == nullptr) {
       ranks.push_back(rank);
     }
   }

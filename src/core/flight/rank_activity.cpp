@@ -46,11 +46,6 @@ std::string outside_of_collectives(const RankReport& report) {
   return "is outside of collectives" + after_last_call(report);
 }
 
-const RankReport* find_rank(const std::vector<RankReport>& reports, int rank) {
-  const auto found = std::ranges::find(reports, rank, &RankReport::rank);
-  return found == reports.end() ? nullptr : &*found;
-}
-
 /// The call that keeps a rank from its next one in a group; nullptr: none, or unknown, because any
 /// of several threads may make the next one.
 const Call* what_keeps(const RankReport& report, std::uint64_t group) {
@@ -127,6 +122,11 @@ std::string how_it_ended(const RankReport& report) {
 }
 
 }  // namespace
+
+const RankReport* find_rank(const std::vector<RankReport>& reports, int rank) {
+  const auto found = std::ranges::find(reports, rank, &RankReport::rank);
+  return found == reports.end() ? nullptr : &*found;
+}
 
 std::string to_text(const Call& call) {
   const std::string caller = call.caller.empty() ? "" : ", called by " + call.caller;

@@ -67,6 +67,9 @@ struct RankReport {
   const Call* waiting(std::int64_t thread = 0) const;
 };
 
+/// The report of a rank; nullptr: there is none.
+const RankReport* find_rank(const std::vector<RankReport>& reports, int rank);
+
 /// "0-3, 8-14/2": ranks in order, as few characters as that gives.
 std::string ranks_text(const std::vector<int>& ranks);
 /// The reverse. What does not parse is left out.
