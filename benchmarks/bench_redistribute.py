@@ -1,21 +1,23 @@
 """What a redistribution moves: Tessera's planner beside PyTorch's DTensor, in one run.
 
-  bench_redistribute.py [--program build/bin/bench_redistribute] [--doc docs/redistribution.md]
+  bench_redistribute.py [--doc docs/redistribution.md] [--write]
 
-Every pair of placements on a mesh of 4 and on 2 x 2, sizes that divide and sizes that don't. For
-PyTorch the tensors that its collectives are called with are measured, on 4 Gloo processes; a change
-of the sharded dimension counts as the all-to-all that it is on CUDA (on a CPU mesh PyTorch gathers).
-Both are what one rank sends at most: (p-1) L in an all-gather of L bytes each, L less the part that
-stays in a reduce-scatter or all-to-all, twice that in an all-reduce. Fails if Tessera moves more
-anywhere.
+Every pair of placements on a mesh of 4 and on 2 x 2, sizes that divide and sizes that don't: the
+table of docs/redistribution.md, of which core_test writes and checks Tessera's columns and --write
+writes PyTorch's. For PyTorch the tensors that its collectives are called with are measured, on 4
+Gloo processes; a change of the sharded dimension counts as the all-to-all that it is on CUDA (on a
+CPU mesh PyTorch gathers). Both are what one rank sends at most: (p-1) L in an all-gather of L bytes
+each, L less the part that stays in a reduce-scatter or all-to-all, twice that in an all-reduce.
+Fails if Tessera moves more anywhere.
 """
 
 import argparse
 import collections
 import json
 import os
+import pathlib
+import re
 import socket
-import subprocess
 import sys
 import tempfile
 
@@ -138,54 +140,37 @@ def on_ranks(work, *arguments):
         return json.load(file)
 
 
-def read(program):
-    lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    for line in lines.splitlines():
-        mesh, sizes, source, target, calls, size = line.split("\t")
-        case = (tuple(map(int, mesh.split())), tuple(map(int, sizes.split())), source, target)
-        yield case, (int(calls), int(size))
+def numbers(text):
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
-INTRODUCTION = """# What a redistribution moves
-
-Bytes that one rank sends, and in how many collectives, for every pair of placements of a tensor of
-4-byte elements: Tessera's planner beside PyTorch 2.11's DTensor. Written by
-`benchmarks/bench_redistribute.py --doc docs/redistribution.md`, which measures the tensors that
-PyTorch's collectives are called with (a change of the sharded dimension as the all-to-all that it is
-on CUDA; with the flattened mesh at hand, so that it may merge collectives); `core_test` checks
-Tessera's columns, and that none is above PyTorch's. Bold: fewer than PyTorch's.
-"""
-
-
-def text_of(number):
-    return "refused" if number is None else f"{number[1]} in {number[0]}"
+def read(lines):
+    """(line and column, case, calls and bytes) of Tessera's cells."""
+    for number, line in enumerate(lines):
+        cells = [cell.strip(" `*") for cell in line.split("|")]
+        if line.startswith("| mesh |"):
+            columns = {i: numbers(cell) for i, cell in enumerate(cells) if cell.endswith("Tessera")}
+        elif line.startswith(("| 4 |", "| 2 × 2 |")):
+            for column, sizes in columns.items():
+                size, calls = numbers(cells[column])
+                yield (number, column), (numbers(cells[1]), sizes, cells[2], cells[3]), (calls, size)
 
 
-def document(cases, ours, theirs):
-    """A line for each transition, the sizes side by side."""
-    rows = {}
-    for (mesh, sizes, source, target), own, other in zip(cases, ours, theirs):
-        text = text_of(own)
-        if other is not None and own[1] < other[1]:
-            text = f"**{text}**"
-        rows.setdefault((mesh, source, target), {})[sizes] = [text, text_of(other)]
-    columns = list(dict.fromkeys(sizes for _, sizes, _, _ in cases))
-    names = [f"{' × '.join(map(str, sizes))}, {who}" for sizes in columns
-             for who in ("Tessera", "PyTorch")]
-    lines = [INTRODUCTION, "| " + " | ".join(["mesh", "from", "to"] + names) + " |",
-             "|---" * (3 + len(names)) + "|"]
-    for (mesh, source, target), row in rows.items():
-        cells = [" × ".join(map(str, mesh)), f"`{source}`", f"`{target}`"]
-        lines.append("| " + " | ".join(cells + sum((row[c] for c in columns), [])) + " |")
-    return "\n".join(lines) + "\n"
+def write(lines, places, theirs):
+    """PyTorch's cells, each behind Tessera's."""
+    for (number, column), other in zip(places, theirs):
+        cells = lines[number].split("|")
+        cells[column + 1] = " refused " if other is None else f" {other[1]} in {other[0]} "
+        lines[number] = "|".join(cells)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--program", default="build/bin/bench_redistribute")
-    parser.add_argument("--doc", help="where to write the table")
+    parser.add_argument("--doc", type=pathlib.Path, default="docs/redistribution.md")
+    parser.add_argument("--write", action="store_true", help="PyTorch's columns into the table")
     options = parser.parse_args()
-    cases, ours = zip(*read(options.program))
+    lines = options.doc.read_text().splitlines()
+    places, cases, ours = zip(*read(lines))
     theirs = on_ranks(work, cases)
     both = [(own[1], other[1]) for own, other in zip(ours, theirs) if other is not None]
     more = sum(own > other for own, other in both)
@@ -193,9 +178,9 @@ def main():
           f"as many in {sum(a == b for a, b in both)}, more in {more}; "
           f"PyTorch refuses {theirs.count(None)}")
     print(f"all of them together: {sum(a for a, _ in both)} bytes, PyTorch {sum(b for _, b in both)}")
-    if options.doc:
-        with open(options.doc, "w") as file:
-            file.write(document(cases, ours, theirs))
+    if options.write:
+        write(lines, places, theirs)
+        options.doc.write_text("\n".join(lines) + "\n")
     sys.exit(more > 0)
 
 
