@@ -59,16 +59,15 @@ def attention(options):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--small", action="store_true", help="for a rehearsal on the fake CUDA")
     options = parser.parse_args()
     options.repetitions = 3 if options.small else 20
     options.bytes = 1 << 20 if options.small else 4 << 30
     options.batch, options.tokens = (1, 128) if options.small else (4, 4096)
-    options.widths = (64,) if options.small or options.quick else (64, 128)
+    options.widths = (64,) if options.small else (64, 128)
     # The cube, and those of the 1B model's blocks and head.
     shapes = [(8192, 8192, 8192), (32768, 8192, 2048), (32768, 2048, 8192), (32768, 2048, 2048), (4096, 128256, 2048)]
-    options.products = [(128, 128, 128)] if options.small else shapes[:3] if options.quick else shapes
+    options.products = [(128, 128, 128)] if options.small else shapes
     return options
 
 

@@ -111,10 +111,8 @@ class FuseDecoder final : public Decoder {
 std::unique_ptr<const Decoder> read_strip(const JsonField& field) {
   constexpr std::uint32_t kMaxStripped = 1000;
   field.only({"content", "start", "stop"});
-  const std::string& character = field.at("content").text();
-  field.at("content").require(
-      !character.empty() && first_character(character).bytes == character.size(), "one character");
-  return std::make_unique<StripDecoder>(character, field.at("start").number_below(kMaxStripped),
+  return std::make_unique<StripDecoder>(read_character(field.at("content")),
+                                        field.at("start").number_below(kMaxStripped),
                                         field.at("stop").number_below(kMaxStripped));
 }
 
