@@ -236,7 +236,6 @@ bool writes(const c10::Argument& argument) {
 /// Changes what a tensor is, or looks at it, without its values.
 bool is_about_sizes(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
-  const std::string_view name = schema.name();
   const auto returns_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !writes(result);
   };
@@ -244,8 +243,7 @@ bool is_about_sizes(const c10::OperatorHandle& op) {
     return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
            result.type()->isSubtypeOf(*c10::ListType::ofTensors());
   };
-  return op.hasTag(at::Tag::inplace_view) || name.starts_with("aten::resize") ||
-         name.starts_with("aten::set_") || std::ranges::any_of(schema.returns(), returns_view) ||
+  return op.hasTag(at::Tag::inplace_view) || std::ranges::any_of(schema.returns(), returns_view) ||
          (!schema.returns().empty() && std::ranges::none_of(schema.returns(), is_tensor));
 }
 
