@@ -19,6 +19,13 @@
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {
+
+/// A table, and for each row that a style has the number of its application.
+struct NumberedTable {
+  PlanTable table;
+  std::unordered_map<std::size_t, std::size_t> applications;
+};
+
 namespace {
 
 std::int64_t bytes_at(const Layout& layout, const at::Tensor& tensor, std::int64_t rank) {
@@ -49,16 +56,12 @@ class RowMaker {
     add_unnamed(fqn, module);
   }
 
-  std::vector<PlanRow> take() { return std::move(rows_); }
-  /// For each row that a style has, the number of its application.
-  std::unordered_map<std::size_t, std::size_t> take_applications() {
-    return std::move(applications_);
-  }
+  NumberedTable take() { return std::move(made_); }
 
  private:
   void add_style(const std::string& fqn, const Application& application, std::size_t number) {
-    applications_.emplace(rows_.size(), number);
-    PlanRow& row = rows_.emplace_back(PlanRow{fqn, application.style->name(), {}, {}});
+    made_.applications.emplace(made_.table.rows.size(), number);
+    PlanRow& row = made_.table.rows.emplace_back(PlanRow{fqn, application.style->name(), {}, {}});
     for (const auto& [slot, placement] : application.parameters) {
       row.parameters.push_back(
           planned(name_in(*application.target.module, slot), *slot, placement));
@@ -73,7 +76,7 @@ class RowMaker {
       }
     }
     if (!row.parameters.empty()) {
-      rows_.push_back(std::move(row));
+      made_.table.rows.push_back(std::move(row));
     }
   }
 
@@ -118,14 +121,7 @@ class RowMaker {
   const CheckedPlan& plan_;
   const DeviceMesh& mesh_;
   std::unordered_set<const nn::ParameterSlot*> placed_, unnamed_, seen_;
-  std::vector<PlanRow> rows_;
-  std::unordered_map<std::size_t, std::size_t> applications_;
-};
-
-/// A table, and for each row the number of its application.
-struct NumberedTable {
-  PlanTable table;
-  std::unordered_map<std::size_t, std::size_t> applications;
+  NumberedTable made_;
 };
 
 NumberedTable table_of(nn::ModuleBase& module, const DeviceMesh& mesh, const CheckedPlan& plan) {
@@ -133,11 +129,9 @@ NumberedTable table_of(nn::ModuleBase& module, const DeviceMesh& mesh, const Che
   nn::visit_modules(module, [&maker](const std::string& fqn, const nn::ModuleBase& each) {
     maker.add(fqn, each);
   });
-  NumberedTable made;
+  NumberedTable made = maker.take();
   made.table.mesh = tessera::to_string(mesh);
   made.table.rank = static_cast<int>(mesh.local_rank());
-  made.table.rows = maker.take();
-  made.applications = maker.take_applications();
   return made;
 }
 
@@ -174,17 +168,15 @@ PlanTable check_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const Paral
 }
 
 struct PlanRecording::State {
-  PlanTable table;
-  std::unordered_map<std::size_t, std::size_t> applications;  ///< of rows
+  NumberedTable made;
   std::shared_ptr<PlanRecorder> recorder;
 };
 
 PlanRecording::PlanRecording(nn::ModuleBase& module, const DeviceMesh& mesh,
                              const ParallelizePlan& plan) {
   const CheckedPlan checked = check_entries(module, mesh, plan);
-  NumberedTable made = table_of(module, mesh, checked);
-  state_ = std::make_unique<State>(State{std::move(made.table), std::move(made.applications),
-                                         std::make_shared<PlanRecorder>(mesh)});
+  state_ = std::make_unique<State>(
+      State{table_of(module, mesh, checked), std::make_shared<PlanRecorder>(mesh)});
   apply_plan(checked, module, mesh, state_->recorder);
 }
 
@@ -192,13 +184,13 @@ PlanRecording::~PlanRecording() = default;
 
 PlanTable PlanRecording::record(const std::function<void()>& step) {
   state_->recorder->run(step);
-  PlanTable table = std::move(state_->table);
-  for (const auto& [row, application] : state_->applications) {
+  auto& [table, applications] = state_->made;
+  for (const auto& [row, application] : applications) {
     table.rows[row].collectives = state_->recorder->of(application);
   }
   table.elsewhere = state_->recorder->elsewhere();
   table.recorded = true;
-  return table;
+  return std::move(table);
 }
 
 PlanTable record_plan(nn::ModuleBase& module, const DeviceMesh& mesh, const ParallelizePlan& plan,
