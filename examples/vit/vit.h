@@ -38,17 +38,29 @@ struct Config {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Config, image_size, channels, patch_size, dim,
                                                 depth, heads, mlp_dim, classes, dropout)
 
-/// Reads a config.json; names that it leaves out keep their defaults. Throws Error for other names,
-/// and for sizes that don't divide.
+/// Reads a config.json; names that it leaves out keep their defaults. Throws Error, with what to
+/// write, for what is no such file, other names, and sizes that no model has.
 inline Config read_config(const std::string& path) {
-  const auto json = nlohmann::json::parse(files::read_file(path, "a config.json", 1 << 20));
-  const Config c = json;
-  for (const auto& [name, value] : json.items()) {
-    TESSERA_CHECK(nlohmann::json(c).contains(name), path, ": \"", name,
-                  "\" is none of the names; they are ", nlohmann::json(c).dump());
+  const std::string text = files::read_file(path, "a config.json", 1 << 20);
+  const nlohmann::json known = Config{};
+  try {
+    check_strict_json(text);
+  } catch (const Error& error) {
+    fail(path, ": ", error.what(), "; write an object such as ", known.dump());
   }
+  const nlohmann::json json = nlohmann::json::parse(text);
+  for (const auto& [name, value] : json.items()) {
+    TESSERA_CHECK(known.contains(name), path, ": \"", name,
+                  "\" is none of the names; they are those of ", known.dump());
+    const bool is_size = known[name].is_number_integer();
+    TESSERA_CHECK(is_size ? value.is_number_integer() && value >= 1 && value <= 1 << 20
+                          : value.is_number() && value >= 0 && value < 1,
+                  path, ": \"", name, "\" is ", value.dump(), "; give ",
+                  is_size ? "an integer from 1 to 1048576" : "a number of at least 0, below 1");
+  }
+  const Config c = json;
   TESSERA_CHECK(c.image_size % c.patch_size == 0 && c.dim % c.heads == 0, path,
-                ": patch_size must divide image_size, and heads dim; they are ", json.dump());
+                ": patch_size must divide image_size and heads dim, in ", nlohmann::json(c).dump());
   return c;
 }
 

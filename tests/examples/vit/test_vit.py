@@ -202,17 +202,83 @@ class Resuming(VitRuns):
             self.assertIn(part, done.stderr)
 
 
+class Planning(VitRuns):
+    @staticmethod
+    def plan(*flags):
+        return programs.succeed(
+            [programs.BIN / "vit_train", "--dp", 2, "--tp", 2, "--batch", 16, "--plan", *flags]).stdout
+
+    def test_for_a_machine_has_times_and_says_whether_it_fits(self):
+        plan = json.loads(self.plan("--gpu", "h100", "--json"))
+        self.assertTrue(plan["fits"])
+        self.assertEqual(set(plan["communication_s"]), {"dp", "tp", "dp_tp"})
+        exposed = sum(plan["exposed_s"].values())
+        self.assertTrue(0 < exposed < plan["step_time_s"], plan)
+        self.assertIn("It fits: ", self.plan("--gpu", "h100"))
+
+    def test_of_a_slower_network_waits_longer(self):
+        slow = self.folder / "slow.toml"
+        slow.write_text('like = "h100"\nname = "slow"\nlink_bandwidth = 1e8\nnetwork_bandwidth = 1e8\n')
+        waits = [sum(json.loads(self.plan("--gpu", gpu, "--json"))["exposed_s"].values()) for gpu in ("h100", slow)]
+        self.assertGreater(waits[1], 2 * waits[0])
+
+    def test_a_page_names_collectives_and_sizes(self):
+        page = self.folder / "plan.html"
+        self.plan("--gpu", "h100", "--html", page)
+        text = page.read_text()
+        for part in ("Plan of a vision transformer: 4 ranks of h100", "<td>dp</td><td>all_gather</td>",
+                     "<td>tp</td><td>reduce_scatter</td>", "waits for tp", "dp 2 × tp 2, batch 16",
+                     "<dt>patch_size</dt>"):
+            self.assertTrue(part in text, part)
+
+
 class Refusals(VitRuns):
+    """Each is one line on every rank, with the file or the flag, what it has, and what to give instead."""
     def refuse(self, part, tp=1, **changes):
         done = programs.run(self.command(self.folder, 1, tp, 5, 1, [], changes))
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn(part, done.stderr)
 
+    def refuse_line(self, part, *arguments):
+        done = programs.run([programs.BIN / "vit_train", *arguments, "--plan"])
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+        self.assertIn(part, done.stderr)
+
     def test_heads_that_the_ranks_do_not_divide(self):
         self.refuse("'blocks.0.attn.proj': rowwise_parallel: 5 heads cannot be shared out to 2 ranks", tp=2, heads=5)
 
-    def test_sizes_that_do_not_divide(self):
-        self.refuse("patch_size must divide image_size", patch_size=4)
+    def test_files_that_are_no_config(self):
+        path = self.folder / "c.json"
+        sizes = ("image_size", "channels", "patch_size", "dim", "depth", "heads", "mlp_dim", "classes")
+        texts = {f'{{"{name}": {value}}}': f'{path}: "{name}" is {value}; give an integer from 1'
+                 for name, value in [*((name, 0) for name in sizes), ("dim", -1), ("dim", 1.5), ("dim", '"64"')]}
+        texts |= {"[1]": "c.json: JSON does not begin with '{'; write an object such as {", "{nope": "line 1, column 3",
+                  '{"dim": 64, "dim": 64}': '"dim" appears twice', '{"dropout": 1}': "of at least 0, below 1",
+                  '{"dim": 18446744073709551615}': "give an integer", "{\"dim\": " + 99 * "[": "nested deeper",
+                  '{"head": 2}': '"head" is none of the names', '{"patch_size": 3}': '"patch_size":3',
+                  '{"heads": 3}': "patch_size must divide image_size and heads dim"}
+        for text, part in texts.items():
+            with self.subTest(text=text):
+                path.write_text(text)
+                self.refuse_line(part, "--config", path)
 
-    def test_a_size_that_is_none(self):
-        self.refuse('"head" is none of the names', head=2)
+    def test_numbers_that_no_run_can_have(self):
+        for flag, value in (("--batch", 0), ("--batch", -4), ("--dp", 0), ("--tp", 0), ("--steps", -1), ("--lr", 0),
+                            ("--dp", 2**40)):
+            with self.subTest(flag=flag, value=value):
+                self.refuse_line(f"{flag}: Value {value} not in range", f"{flag}={value}")
+
+    def test_flags_that_need_another(self):
+        for flags, needed in ((["--resume"], "--checkpoint"), (["--checkpoint-every", 1], "--checkpoint"),
+                              (["--json"], "--plan"), (["--gpu", "h100"], "--plan"), (["--html", "p.html"], "--plan")):
+            with self.subTest(flags=flags):
+                done = programs.run([programs.BIN / "vit_train", *flags])
+                self.assertEqual((done.returncode, done.stderr), (1, f"error: {flags[0]} requires {needed}\n"))
+
+    def test_a_machine_that_is_not_known(self):
+        self.refuse_line("--gpu h201 is not known; pass a100, h100", "--gpu", "h201", "--plan")
+
+    def test_every_rank_says_it(self):
+        done = programs.run(programs.on_ranks(2, [programs.BIN / "vit_train", "--dp", 2, "--batch", 0]))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("[ranks 0, 1] error: --batch: Value 0 not in range", done.stderr)

@@ -1,0 +1,63 @@
+// The flags of vit_train.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "examples/vit/vit.h"
+
+namespace vit {
+
+struct Options {
+  Config config{};
+  training::CheckpointOptions checkpoints{.every = 50, .steps = 100, .keep = 2};
+  std::string metrics{}, save_hf{}, gpu{}, html{};
+  std::int64_t batch = 64, dp = 1, tp = 1;
+  double lr = 1e-3;
+  bool plan = false, json = false;
+};
+
+/// Nothing where --help is asked for and printed. Throws Error and CLI::ParseError for what no run
+/// can have.
+inline std::optional<Options> parse(int argc, char** argv) {
+  Options o;
+  o.checkpoints.names = {.program = "vit_train", .dashes = "--"};
+  CLI::App app("Trains a vision transformer on images of stripes");
+  const CLI::Range positive(1, 1 << 24), natural(0, 1 << 24);
+  app.add_option_function<std::string>(
+      "--config", [&](const std::string& file) { o.config = read_config(file); },
+      "JSON file with the sizes of the model");
+  app.add_option("--steps", o.checkpoints.steps, "of the whole run")->check(natural);
+  app.add_option("--batch", o.batch, "images of all ranks in a step")->check(positive);
+  app.add_option("--dp", o.dp, "ranks of FSDP")->check(positive);
+  app.add_option("--tp", o.tp, "ranks of tensor parallelism")->check(positive);
+  app.add_option("--lr", o.lr, "highest learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--metrics", o.metrics, "JSONL file, one line a step");
+  app.add_option("--checkpoint", o.checkpoints.folder, "folder of steps");
+  app.add_option("--checkpoint-every", o.checkpoints.every, "steps; 0: only at the end")
+      ->check(natural)
+      ->needs("--checkpoint");
+  app.add_flag_callback(
+         "--resume", [&] { o.checkpoints.resume = training::Resume::kAuto; },
+         "continue from the newest step, if there is one")
+      ->needs("--checkpoint");
+  app.add_option("--save-hf", o.save_hf, "folder for config.json and model.safetensors");
+  app.add_flag("--plan", o.plan, "print what each rank would hold and send, and end");
+  app.add_option("--gpu", o.gpu, "what it is planned for, with times: h100, ..., or a file")
+      ->needs("--plan");
+  app.add_option("--html", o.html, "write the plan as a page, too")->needs("--plan");
+  app.add_flag("--json", o.json, "print the plan as JSON")->needs("--plan");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return std::nullopt;
+  }
+  return o;
+}
+
+}  // namespace vit
