@@ -109,7 +109,7 @@ void GradientReduction::start(CommContext& context) {
     shapes.push_back(parameter->shape());
   }
   segments_ = segments_of(shapes);
-  context.streams().note("reduce_scatter " + label());
+  context.streams().begin_unit(Lane::kReduceScatter, label());
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 

@@ -28,10 +28,6 @@
 namespace tessera::training {
 namespace {
 
-at::Tensor part_of_rank(const at::Tensor& tensor) {
-  return is_distributed(tensor) ? local_tensor(tensor) : tensor;
-}
-
 /// "dp=0, tp=1".
 std::string coordinate_text(const DeviceMesh& mesh) {
   std::vector<std::string> parts;
@@ -110,10 +106,10 @@ class MemoryWatch {
     std::map<const nn::ParameterSlot*, std::string> modules;
     for (const auto& [name, slot] : model.named_slots()) {
       modules[slot.get()] = name.substr(0, name.rfind('.'));
-      log_->assign(part_of_rank(slot->persistent()), modules[slot.get()]);
+      log_->assign(local_tensor(slot->persistent()), modules[slot.get()]);
     }
     for (const optim::StateTensor& state : optimizer.state()) {
-      log_->assign(part_of_rank(state.tensor), modules[state.slot.get()]);
+      log_->assign(local_tensor(state.tensor), modules[state.slot.get()]);
     }
   }
   std::string unit_of(const std::string& module) const {

@@ -45,6 +45,11 @@ class Streams {
   virtual void synchronize(const StreamEventPtr& event) = 0;
   /// A named mark in the order of the calls, for profilers and tests.
   virtual void note(const std::string& what) { static_cast<void>(what); }
+  /// The next communication in `lane` is for `unit`, as messages name it. A mark by default:
+  /// "all_gather unit 'x'".
+  virtual void begin_unit(Lane lane, const std::string& unit) {
+    note(to_string(lane) + (" " + unit));
+  }
 
   /// `after` waits for all that was issued to `before`.
   void order(Lane before, Lane after) { wait(after, record(before)); }

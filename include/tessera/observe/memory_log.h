@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -90,10 +91,9 @@ class MemoryLog final : public ActivityListener {
   /// Lanes whose memory the log can distinguish: to be passed to comm::set_host_streams. They
   /// forward to `lanes`. The log must outlive them.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
-  /// The memory of this tensor of a CPU belongs to `owner`: a module's FQN, or a unit as messages
-  /// name it; "": to none. Other tensors may share its block. To be called for all parameters and
-  /// the optimizer's state.
-  void assign(const at::Tensor& tensor, const std::string& owner);
+  /// The memory of this tensor of a CPU belongs to the module of this FQN; "": to none. Other
+  /// tensors may share its block. To be called for all parameters and the optimizer's state.
+  void assign(const at::Tensor& tensor, const std::string& module);
 
   /// The memory of the step that began last, which must have ended. `on_host`: shards, gradients
   /// and the optimizer's state are in the host's memory, not at the peak. `unit_of`: the unit of a
@@ -106,6 +106,11 @@ class MemoryLog final : public ActivityListener {
 
  private:
   class Lanes;
+  struct Owner {
+    std::string name;  ///< a module's FQN, or a unit as messages name it; "": none
+    bool is_unit = false;
+    auto operator<=>(const Owner&) const = default;
+  };
   struct OwnedPart {
     std::size_t owner;
     std::int64_t bytes;
@@ -132,7 +137,7 @@ class MemoryLog final : public ActivityListener {
   void note_peak();
   void update_moment();
   void update_phase();
-  std::size_t number_of(const std::string& owner);
+  std::size_t number_of(const Owner& owner);
   std::size_t owner_of_new() const;
   static MemoryKind kind_of(const Block& block);
   class Count;
@@ -144,8 +149,8 @@ class MemoryLog final : public ActivityListener {
   std::unordered_map<std::uint64_t, Block> blocks_;
   std::map<const void*, std::uint64_t> live_blocks_;  ///< by address
   std::vector<Event> events_;                         ///< of the step
-  std::vector<std::string> owners_{""};               ///< modules by FQN, and units
-  std::map<std::string, std::size_t> owner_numbers_{{"", 0}};
+  std::vector<Owner> owners_{Owner{}};
+  std::map<Owner, std::size_t> owner_numbers_{{Owner{}, 0}};
   std::vector<std::size_t> modules_;           ///< that are under way, the innermost last
   std::array<std::size_t, 4> communicated_{};  ///< the unit that a lane works for
   MemoryPhase phase_ = MemoryPhase::kSetup;

@@ -32,7 +32,7 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// Recognises FSDP's work by the lane, and its unit by the marks that FSDP leaves for profilers.
+/// Recognises FSDP's work by the lane, and learns its unit as the communication begins.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -40,17 +40,11 @@ class MemoryLog::Lanes final : public comm::Streams {
   void wait(Lane lane, const comm::StreamEventPtr& event) override { inner_->wait(lane, event); }
   void synchronize(const comm::StreamEventPtr& event) override { inner_->synchronize(event); }
 
-  /// "all_gather unit 'x'", "reduce_scatter the root unit".
-  void note(const std::string& what) override {
-    inner_->note(what);
-    for (const Lane lane : {Lane::kAllGather, Lane::kReduceScatter}) {
-      const std::string prefix = std::string(comm::to_string(lane)) + " ";
-      if (what.starts_with(prefix)) {
-        const std::lock_guard lock(log_.mutex_);
-        log_.communicated_[static_cast<std::size_t>(lane)] =
-            log_.number_of(what.substr(prefix.size()));
-      }
-    }
+  void note(const std::string& what) override { inner_->note(what); }
+  void begin_unit(Lane lane, const std::string& unit) override {
+    inner_->begin_unit(lane, unit);
+    const std::lock_guard lock(log_.mutex_);
+    log_.communicated_[static_cast<std::size_t>(lane)] = log_.number_of({unit, /*is_unit=*/true});
   }
 
  private:
@@ -115,7 +109,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-std::size_t MemoryLog::number_of(const std::string& owner) {
+std::size_t MemoryLog::number_of(const Owner& owner) {
   const auto [found, is_new] = owner_numbers_.emplace(owner, owners_.size());
   if (is_new) {
     owners_.push_back(owner);
@@ -190,7 +184,7 @@ void MemoryLog::note_peak() {
   }
 }
 
-void MemoryLog::assign(const at::Tensor& tensor, const std::string& owner) {
+void MemoryLog::assign(const at::Tensor& tensor, const std::string& module) {
   const void* data = tensor.const_data_ptr();
   const std::lock_guard lock(mutex_);
   const auto after = live_blocks_.upper_bound(data);
@@ -200,14 +194,14 @@ void MemoryLog::assign(const at::Tensor& tensor, const std::string& owner) {
   const auto& [begin, number] = *std::prev(after);
   Block& block = blocks_.at(number);
   if (static_cast<const char*>(data) < static_cast<const char*>(begin) + block.bytes) {
-    block.parts[data] = {number_of(owner), static_cast<std::int64_t>(tensor.nbytes())};
+    block.parts[data] = {number_of({module}), static_cast<std::int64_t>(tensor.nbytes())};
   }
 }
 
 void MemoryLog::entered(Activity activity, const std::string& name) {
   const std::lock_guard lock(mutex_);
   const std::size_t around = modules_.empty() ? 0 : modules_.back();
-  modules_.push_back(activity == Activity::kScope ? around : number_of(name));
+  modules_.push_back(activity == Activity::kScope ? around : number_of({name}));
 }
 
 void MemoryLog::left() {
@@ -246,8 +240,8 @@ std::vector<std::string> MemoryLog::units(
     const std::function<std::string(const std::string&)>& of) const {
   std::vector<std::string> units(owners_.size());
   for (std::size_t i = 1; i < owners_.size(); ++i) {
-    const bool is_unit = owners_[i].starts_with("unit '") || owners_[i] == "the root unit";
-    units[i] = is_unit ? owners_[i] : (of ? of(owners_[i]) : "");
+    const auto& [name, is_unit] = owners_[i];
+    units[i] = is_unit ? name : (of ? of(name) : "");
   }
   return units;
 }

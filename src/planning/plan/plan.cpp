@@ -73,8 +73,7 @@ class OneThread {
 /// So that the log knows parameters from what a forward keeps.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
-    const at::Tensor& tensor = slot->persistent();
-    log.assign(is_distributed(tensor) ? local_tensor(tensor) : tensor, /*owner=*/"");
+    log.assign(local_tensor(slot->persistent()), /*module=*/"");
   }
 }
 
