@@ -16,7 +16,10 @@ std::string short_name(const std::string& name) {
 
 /// The purpose of a call that starts now in this thread; see CollectiveCall::purpose.
 std::string purpose_of_call(const std::string& purpose) {
-  std::string text = purpose.empty() ? std::string(CallerScope::current()) : purpose;
+  if (!purpose.empty()) {
+    return purpose;
+  }
+  std::string text(CallerScope::current());
   // In a backward pass the operator alone does not tell which gradient needs the call.
   const std::string node = tessera::detail::running_node();
   if (node.empty()) {

@@ -61,15 +61,6 @@ std::string reason_of(const char* what, const std::vector<at::Tensor>& before,
   return what;
 }
 
-/// What a call is for, without the name of an operator's autograd node: the table shows backward in
-/// another column.
-std::string purpose_of(const comm::CollectiveCall& call) {
-  const bool of_operator = call.purpose.starts_with("aten::");
-  const std::string purpose =
-      call.purpose.substr(0, of_operator ? std::string::npos : call.purpose.find(" in "));
-  return purpose.empty() ? "of no operator" : purpose;
-}
-
 /// Adds a call to the list, or counts it in an entry that is otherwise equal.
 void add_call(std::vector<PlannedCollective>& list, const comm::CollectiveCall& call, bool backward,
               const std::string& reason) {
@@ -208,7 +199,8 @@ std::vector<PlannedCollective> PlanRecorder::elsewhere() const {
   std::vector<PlannedCollective> list;
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     if (!caused[i]) {
-      add_call(list, calls_[i], is_backward(i), purpose_of(calls_[i]));
+      const std::string& purpose = calls_[i].purpose;
+      add_call(list, calls_[i], is_backward(i), purpose.empty() ? "of no operator" : purpose);
     }
   }
   return list;

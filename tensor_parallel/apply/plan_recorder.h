@@ -45,7 +45,6 @@ class PlanRecorder : public std::enable_shared_from_this<PlanRecorder> {
     std::size_t application;
     std::string reason;
   };
-  /// Notifications of a style's nodes in backward.
 
   /// The number of calls since run() began.
   std::int64_t now() const { return comm::total(counter_.table()).calls - start_; }

@@ -129,7 +129,7 @@ TEST(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack) {
     EXPECT_EQ(sent.at({"cp", "reduce_scatter"}).bytes, 2 * bytes);
     const auto calls = recorder.calls();
     EXPECT_EQ(calls.at(0).purpose, "keys and values");
-    EXPECT_EQ(calls.at(1).purpose, "keys and values in GatherSequenceFunction");
+    EXPECT_EQ(calls.at(1).purpose, "keys and values");
   });
 }
 

@@ -32,7 +32,7 @@ struct CollectiveCall {
   std::string collective;
   std::int64_t bytes = 0;  ///< of this rank's input
   /// The group's purpose (PurposeScope) or, without one, the operator that needs the call
-  /// (CallerScope); in a backward pass autograd's node as well ("aten::mm in MmBackward0"). "": not
+  /// (CallerScope), and in a backward pass autograd's node ("aten::mm in MmBackward0"). "": not
   /// known.
   std::string purpose;
   std::thread::id thread{};      ///< that made the call
