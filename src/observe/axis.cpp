@@ -1,5 +1,7 @@
 #include "tessera/observe/axis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -77,6 +79,26 @@ Axis logarithmic_axis(double low, double high) {
     }
   }
   return axis;
+}
+
+std::string grid_svg(const Axis& axis, double left, double right, const PlaceOfTick& y) {
+  std::string svg;
+  for (const double tick : axis.ticks) {
+    svg += fmt::format(R"(<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>)"
+                       R"(<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)",
+                       left, right, y(tick), left - 8, y(tick) + 4, axis.label(tick));
+  }
+  return svg;
+}
+
+std::string marks_svg(const Axis& axis, double base, const PlaceOfTick& x) {
+  std::string svg;
+  for (const double tick : axis.ticks) {
+    svg += fmt::format(R"(<line class="axis" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>)"
+                       R"(<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>)",
+                       x(tick), base, base + 4, base + 18, axis.label(tick));
+  }
+  return svg;
 }
 
 }  // namespace tessera::observe

@@ -141,21 +141,12 @@ class Plot {
 
   // Horizontal lines across the plot for values; short marks below it for steps.
   std::string axes() const {
-    std::string body;
-    for (const double tick : y_.ticks) {
-      body += fmt::format(R"(<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>)"
-                          R"(<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)",
-                          kLeft, kWidth - kRight, y(tick), kLeft - 8, y(tick) + 4, y_.label(tick));
-    }
     const double base = kTop + kPlotHeight;
-    for (const double tick : x_.ticks) {
-      body += fmt::format(R"(<line class="axis" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>)"
-                          R"(<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>)",
-                          x(tick), base, base + 4, base + 18, x_.label(tick));
-    }
-    return body + fmt::format(R"(<line class="axis" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>)"
-                              R"(<text x="{3}" y="{4}" text-anchor="end">step</text>)",
-                              kLeft, kWidth - kRight, base, kLeft - 8, base + 18);
+    return grid_svg(y_, kLeft, kWidth - kRight, [this](double tick) { return y(tick); }) +
+           marks_svg(x_, base, [this](double tick) { return x(tick); }) +
+           fmt::format(R"(<line class="axis" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>)"
+                       R"(<text x="{3}" y="{4}" text-anchor="end">step</text>)",
+                       kLeft, kWidth - kRight, base, kLeft - 8, base + 18);
   }
 
   // One decimal: a tenth of a unit cannot be seen, and halves the file.

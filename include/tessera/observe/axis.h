@@ -1,6 +1,7 @@
 // Axes of pictures.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,14 @@ struct Axis {
 Axis linear_axis(double low, double high, int count);
 /// Covers [low, high], both > 0; ticks inside only.
 Axis logarithmic_axis(double low, double high);
+
+/// The place of a tick in a picture.
+using PlaceOfTick = std::function<double(double tick)>;
+/// SVG of the ticks of an axis that goes upwards: lines from `left` to `right`, and labels before
+/// them.
+std::string grid_svg(const Axis& axis, double left, double right, const PlaceOfTick& y);
+/// SVG of the ticks of an axis at the height `base`: marks below it, and labels below these.
+std::string marks_svg(const Axis& axis, double base, const PlaceOfTick& x);
 
 }  // namespace tessera::observe
 TESSERA_API_END

@@ -64,15 +64,10 @@ class MemoryPicture {
   }
 
   std::string grid() const {
-    std::string body;
-    for (const double tick : axis_.ticks) {
-      body += fmt::format(R"(<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>)"
-                          R"(<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)",
-                          kLeftMargin, kWide - kRightMargin, y(tick * unit_), kLeftMargin - 8,
-                          y(tick * unit_) + 4, axis_.label(tick));
-    }
-    return body + fmt::format(R"(<text x="{}" y="14" text-anchor="end">{}</text>)", kLeftMargin - 8,
-                              unit_ == kGibibyte ? "GiB" : "MiB");
+    return observe::grid_svg(axis_, kLeftMargin, kWide - kRightMargin,
+                             [this](double tick) { return y(tick * unit_); }) +
+           fmt::format(R"(<text x="{}" y="14" text-anchor="end">{}</text>)", kLeftMargin - 8,
+                       unit_ == kGibibyte ? "GiB" : "MiB");
   }
 
   std::string bars() const {

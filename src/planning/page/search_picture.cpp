@@ -72,22 +72,13 @@ class SearchPicture {
   }
 
   std::string axes() const {
-    std::string body;
-    for (const double tick : memory_.ticks) {
-      body += fmt::format(R"(<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>)"
-                          R"(<text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)",
-                          kFromLeft, kAcross - kFromRight, y(tick * kBytesOfGib), kFromLeft - 8,
-                          y(tick * kBytesOfGib) + 4, memory_.label(tick));
-    }
     const double base = kDown - kFromBottom;
-    for (const double tick : time_.ticks) {
-      body += fmt::format(R"(<line class="axis" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>)"
-                          R"(<text x="{0:.1f}" y="{3}" text-anchor="middle">{4}</text>)",
-                          x(tick), base, base + 4, base + 18, time_.label(tick));
-    }
-    return body + fmt::format(R"(<text x="{}" y="14" text-anchor="end">GiB</text>)"
-                              R"(<text x="{}" y="{}" text-anchor="end">seconds a step</text>)",
-                              kFromLeft - 8, kAcross - kFromRight, base + 34);
+    return observe::grid_svg(memory_, kFromLeft, kAcross - kFromRight,
+                             [this](double tick) { return y(tick * kBytesOfGib); }) +
+           observe::marks_svg(time_, base, [this](double tick) { return x(tick); }) +
+           fmt::format(R"(<text x="{}" y="14" text-anchor="end">GiB</text>)"
+                       R"(<text x="{}" y="{}" text-anchor="end">seconds a step</text>)",
+                       kFromLeft - 8, kAcross - kFromRight, base + 34);
   }
 
   std::string limit() const {
