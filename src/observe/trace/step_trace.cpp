@@ -4,7 +4,6 @@
 #include "tessera/observe/step_trace.h"
 
 #include <nlohmann/json.hpp>
-#include <nlohmann/json_fwd.hpp>
 
 #include <algorithm>
 #include <map>
@@ -22,7 +21,9 @@ namespace {
 // for what is under way beside them. Times are microseconds.
 
 using nlohmann::ordered_json;
+using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
+using std::chrono::system_clock;
 
 double in_microseconds(steady_clock::duration time) {
   return std::chrono::duration<double, std::micro>(time).count();
@@ -31,11 +32,10 @@ double in_microseconds(steady_clock::duration time) {
 /// The events of one rank in Chrome's trace event format, as text: objects with commas between.
 class ChromeEvents {
  public:
-  using Times =
-      std::pair<std::chrono::steady_clock::time_point, std::chrono::steady_clock::time_point>;
+  using Times = std::pair<steady_clock::time_point, steady_clock::time_point>;
 
   /// `origin`: when the file's time is 0, by the steady clock.
-  ChromeEvents(int rank, std::chrono::nanoseconds origin) : rank_(rank), origin_(origin) {}
+  ChromeEvents(int rank, nanoseconds origin) : rank_(rank), origin_(origin) {}
 
   void name_process(const std::string& place) {
     const std::string name = "rank " + std::to_string(rank_) + (place.empty() ? "" : ": " + place);
@@ -74,8 +74,8 @@ class ChromeEvents {
   double microseconds(steady_clock::time_point time) const {
     return in_microseconds(time.time_since_epoch() - origin_);
   }
-  nlohmann::ordered_json slice(const std::string& name, const char* category,
-                               std::thread::id thread, Times times) {
+  ordered_json slice(const std::string& name, const char* category, std::thread::id thread,
+                     Times times) {
     return {{"name", name},
             {"cat", category},
             {"ph", "X"},
@@ -111,7 +111,7 @@ class ChromeEvents {
   }
 
   int rank_;
-  std::chrono::nanoseconds origin_;
+  nanoseconds origin_;
   std::map<std::thread::id, int> threads_;
   int flights_ = 0;
   std::string text_;
@@ -128,10 +128,6 @@ void write_trace(const std::filesystem::path& path, const std::vector<std::strin
   }
   files::write_file(path, text + "\n]}\n");
 }
-
-using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
-using std::chrono::system_clock;
 
 /// What is added to a time of the steady clock for one since 1970.
 nanoseconds system_offset() {

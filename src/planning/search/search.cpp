@@ -65,18 +65,12 @@ class MeshSearch {
 
   /// What does not fit.
   TooLarge run() {
-    visit_all();
-    return too_large_;
-  }
-
- private:
-  void visit_all() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
     if (s.batch % parts != 0) {
       search_.refused.push_back({mesh_, fmt::format("{} {} is not a multiple of {} micro-batches",
                                                     s.batch_name, s.batch, parts)});
-      return;
+      return too_large_;
     }
     for (std::size_t ac = 0; ac < kActivations.size(); ++ac) {
       for (std::size_t zero = 0; zero < kZero.size(); ++zero) {
@@ -86,8 +80,10 @@ class MeshSearch {
         }
       }
     }
+    return too_large_;
   }
 
+ private:
   void visit(std::size_t ac, std::size_t zero) {
     const bool is_hopeless = std::ranges::any_of(
         too_large_, [&](const auto& other) { return other.first <= ac && other.second <= zero; });
