@@ -5,12 +5,15 @@
 #include "agreement/random_agreement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include "tessera/comm/agreement.h"
+#include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/detail/origins.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -67,6 +70,48 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
   }
 }
 
+// Shards of one parameter must be parts of one tensor: of one that all ranks had, or of one seed.
+// Parts of different tensors fit together as well, and train without an error. The values do not
+// show that, so the ranks compare what they were cut from, or filled by.
+
+/// The hash of all origins (ShardedParameter::origin) on this rank.
+std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
+  Counts origins;
+  for (const ParameterGroup* group : groups) {
+    std::ranges::transform(group->parameters(), std::back_inserter(origins),
+                           &ShardedParameter::origin);
+  }
+  return hash_of(origins);
+}
+
+/// What differs in `group`; empty: nothing. A rank without a part, or that loaded its part, has no
+/// origin to compare.
+std::string different_origins(const ParameterGroup& group) {
+  const DeviceMesh& mesh = group.mesh().shard;
+  if (mesh.size() == 1) {
+    return "";
+  }
+  std::vector<std::pair<std::string, std::int64_t>> origins;
+  for (const ShardedParameter& parameter : group.parameters()) {
+    origins.emplace_back(describe(*parameter.slot()), parameter.origin());
+  }
+  return nn::detail::different_origins(mesh, origins);
+}
+
+/// For ranks whose hashes differ: they compare parameter by parameter. Collective over the groups'
+/// meshes, between the hosts. Throws Error, on all ranks that share it, for a parameter whose
+/// shards come from other tensors.
+void check_origins(const std::vector<const ParameterGroup*>& groups) {
+  std::string difference;
+  for (const ParameterGroup* group : groups) {
+    const std::string found = different_origins(*group);
+    difference = difference.empty() ? found : difference;
+  }
+  TESSERA_CHECK(difference.empty(), difference,
+                ": the ranks filled the model with different values; give all ranks one seed "
+                "(nn::init_weights, at::manual_seed before it is made), or load a checkpoint");
+}
+
 }  // namespace
 
 void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
@@ -84,9 +129,9 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   // Usually all ranks have the same numbers. The exchange of the rows carries the largest of each
   // number and, as complement, the least; the counts follow only if their hashes differ.
   const std::int64_t hash = hash_of(counts);
-  const bool first = !origins_.settled();
+  const bool first = !compared_origins_;
   const auto compared = first ? groups() : std::vector<const ParameterGroup*>();
-  const std::int64_t origin = OriginAgreement::hash_of(compared);
+  const std::int64_t origin = hash_of_origins(compared);
   const auto largest = rows->settle({hash, ~hash, origin, ~origin, count, ~count});
   rows_ = {~largest[5], largest[4]};
   if (largest[0] != ~largest[1]) {
@@ -95,7 +140,10 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
     set_counts(dropouts, counts);
   }
   if (first && rows->is_settled()) {
-    origins_.settle(compared, largest[2] == ~largest[3]);
+    compared_origins_ = true;
+    if (largest[2] != ~largest[3]) {
+      check_origins(compared);
+    }
   }
   draws_ = draws_ || (!agreed_.empty() && counts != agreed_);
   quiet_ = !draws_ && !agreed_.empty();

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "agreement/origin_agreement.h"
+#include "parameter_group/parameter_group.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
@@ -30,8 +30,8 @@ class RandomAgreement {
   /// have `rows`; this rank has `count` of them. The first exchange includes the origins of
   /// `groups`, which must be the same on all ranks. Collective over the ranks, between the hosts,
   /// in the first two forwards, and in later ones if the model has drawn (all ranks then know
-  /// that). A model that draws nothing pays nothing. Throws PeerError, and as
-  /// OriginAgreement::settle.
+  /// that). A model that draws nothing pays nothing. Throws PeerError, and Error on all ranks that
+  /// share a parameter whose shards come from different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
@@ -42,7 +42,7 @@ class RandomAgreement {
  private:
   using Counts = std::vector<std::int64_t>;
 
-  OriginAgreement origins_;
+  bool compared_origins_ = false;
   Counts agreed_;       ///< of the last forward that compared them; empty: none has
   bool draws_ = false;  ///< on any rank
   RowRange rows_;

@@ -82,7 +82,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
     accumulation_ = Accumulation::kAdded;
   }
   used_ |= used;
-  const at::Tensor term = has_hooks() ? call_hooks(gradient) : gradient;
+  const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
     // Additions that are still pending were for a gradient that the program has dropped.
     arriving_.clear();
@@ -132,11 +132,6 @@ void ShardedParameter::forget_arrivals() {
 
 at::Tensor ShardedParameter::distributed(const at::Tensor& shard) const {
   return make_distributed(shard, sharding_, sharded_.sizes().vec());
-}
-
-/// Hooks of register_hook.
-bool ShardedParameter::has_hooks() const {
-  return detail::has_hooks(sharded_);
 }
 
 /// Autograd knows only the unsharded tensor, so it does not call the shard's hooks. The gradient

@@ -147,7 +147,6 @@ class ShardedParameter {
   at::Tensor& gradient_place();
   at::Tensor at_home(const at::Tensor& gradient) const;
   at::Tensor distributed(const at::Tensor& shard) const;
-  bool has_hooks() const;
   at::Tensor call_hooks(const at::Tensor& gradient) const;
   void check_layout(const char* what, const at::Tensor& tensor) const;
   void call_hook();

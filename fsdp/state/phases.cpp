@@ -22,11 +22,6 @@ std::string successors_of(P phase) {
   return names;
 }
 
-template <class P>
-PhaseRecorder::Change change(P from, P to, const std::string& whose) {
-  return {whose, to_string(from), to_string(to)};
-}
-
 }  // namespace
 
 // The causes are those of docs/fsdp_states.md; fsdp_test compares them.
@@ -134,7 +129,7 @@ void Phase<P>::enter(P next, const std::string& whose) {
                 to_string(next), ", only to ", successors_of(now_),
                 "; call modules and backward in an order that docs/fsdp_states.md has");
   if (PhaseRecorder* const* recorder = PhaseRecorder::Scope::active()) {
-    (*recorder)->add(now_, next, whose);
+    (*recorder)->changes<P>().push_back({whose, to_string(now_), to_string(next)});
   }
   now_ = next;
 }
@@ -143,17 +138,5 @@ void Phase<P>::enter(P next, const std::string& whose) {
 template class Phase<IterationPhase>;
 template class Phase<UnitPhase>;
 template class Phase<GatherPhase>;
-
-void PhaseRecorder::add(IterationPhase from, IterationPhase to, const std::string& whose) {
-  iterations_.push_back(change(from, to, whose));
-}
-
-void PhaseRecorder::add(UnitPhase from, UnitPhase to, const std::string& whose) {
-  units_.push_back(change(from, to, whose));
-}
-
-void PhaseRecorder::add(GatherPhase from, GatherPhase to, const std::string& whose) {
-  gathers_.push_back(change(from, to, whose));
-}
 
 }  // namespace tessera::fsdp

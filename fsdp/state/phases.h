@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tessera/export.h"
@@ -92,18 +93,19 @@ class PhaseRecorder {
 
   using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
 
-  const std::vector<Change>& iterations() const { return iterations_; }
-  const std::vector<Change>& units() const { return units_; }
-  const std::vector<Change>& gathers() const { return gathers_; }
-
-  void add(IterationPhase from, IterationPhase to, const std::string& whose);
-  void add(UnitPhase from, UnitPhase to, const std::string& whose);
-  void add(GatherPhase from, GatherPhase to, const std::string& whose);
+  /// What phases of the type P did.
+  template <class P>
+  std::vector<Change>& changes() {
+    return std::get<Changes<P>>(changes_).list;
+  }
 
  private:
-  std::vector<Change> iterations_;
-  std::vector<Change> units_;
-  std::vector<Change> gathers_;
+  template <class P>
+  struct Changes {
+    std::vector<Change> list;
+  };
+
+  std::tuple<Changes<IterationPhase>, Changes<UnitPhase>, Changes<GatherPhase>> changes_;
   Scope scope_{this};
 };
 

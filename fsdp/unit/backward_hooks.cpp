@@ -11,7 +11,6 @@
 #include "tessera/internals/detail/gradient_hooks.h"
 #include "tessera/internals/detail/graph_node.h"
 #include "tessera/internals/detail/guarded_view.h"
-#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -47,7 +46,7 @@ bool needs_gradient(const at::Tensor* tensor) {
 
 }  // namespace
 
-bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
+void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   // Only tensors that need a gradient become inputs of the node: the others' order does not matter,
   // since the callback looks at none of them by position.
   variable_list inputs;
@@ -57,7 +56,7 @@ bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
     }
   }
   if (inputs.empty()) {
-    return false;
+    return;
   }
   const auto node = tessera::detail::make_node<CallAfter>(std::move(callback));
   tessera::detail::set_inputs(*node, inputs);
@@ -67,7 +66,6 @@ bool call_after_backward(nn::TensorList tensors, GradientHook callback) {
       tessera::detail::set_node(*tensor, node);
     }
   }
-  return true;
 }
 
 bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback) {
@@ -85,10 +83,6 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
     }
   }
   return any;
-}
-
-bool backward_runs() {
-  return tessera::detail::backward_id() >= 0;
 }
 
 }  // namespace tessera::fsdp

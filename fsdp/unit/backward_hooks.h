@@ -11,15 +11,12 @@ using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// Calls `callback` with the gradients of `tensors` once all have been computed, which is when
 /// backward has passed through everything that was computed from them. Replaces the tensors by
-/// views behind a new autograd node, which autograd refuses to change in place. Returns false, and
-/// does nothing, if none requires a gradient.
-bool call_after_backward(nn::TensorList tensors, GradientHook callback);
+/// views behind a new autograd node, which autograd refuses to change in place. Does nothing if
+/// none requires a gradient.
+void call_after_backward(nn::TensorList tensors, GradientHook callback);
 
 /// Calls `callback` when backward reaches any of `tensors` (once for each). Returns false if none
 /// requires a gradient.
 bool call_before_backward(nn::TensorList tensors, const std::function<void()>& callback);
-
-/// Whether this thread is inside of a backward pass.
-bool backward_runs();
 
 }  // namespace tessera::fsdp

@@ -12,7 +12,7 @@
 #include "agreement/step_agreement.h"
 #include "tessera/core/detail/environment_switch.h"
 #include "tessera/dtensor/detail/end_of_backward.h"
-#include "unit/backward_hooks.h"
+#include "tessera/internals/detail/running_backward.h"
 #include "unit/unit.h"
 
 namespace tessera::fsdp {
@@ -81,7 +81,8 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
 /// Another model's backward may be running on this thread, so this iteration's own token is
 /// checked; autograd may hold that slightly longer than it runs.
 bool IterationState::backward_failed() const {
-  return phase() == IterationPhase::kBackward && (backward_.expired() || !backward_runs());
+  return phase() == IterationPhase::kBackward &&
+         (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
 bool IterationState::begin_forward() {

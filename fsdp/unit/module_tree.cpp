@@ -66,9 +66,4 @@ const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
   return found == index_.end() ? nullptr : &nodes_[found->second];
 }
 
-const std::string* ModuleTree::fqn_of(const nn::ModuleBase* module) const {
-  const Node* node = find(module);
-  return node == nullptr ? nullptr : &node->fqn;
-}
-
 }  // namespace tessera::fsdp

@@ -33,8 +33,6 @@ class ModuleTree {
   const Node* find(const std::string& fqn) const;
   /// nullptr if it is not in this tree.
   const Node* find(const nn::ModuleBase* module) const;
-  /// The first FQN of a module, or nullptr if it is not in this tree.
-  const std::string* fqn_of(const nn::ModuleBase* module) const;
 
  private:
   void add(const std::string& fqn, nn::ModuleBase& module);

@@ -82,9 +82,9 @@ void Unit::make_iteration() {
     unit->groups_.set_batch_mesh(groups_.mesh());
     // Named by the first of its modules below the root: others may be elsewhere.
     const auto below = std::ranges::find_if(
-        unit->modules_, [&](const nn::ModuleBase* module) { return tree.fqn_of(module); });
+        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
     unit->settings_->label =
-        unit->is_root() ? "the root unit" : "unit '" + *tree.fqn_of(*below) + "'";
+        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
   }
 }
 

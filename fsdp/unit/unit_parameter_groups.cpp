@@ -53,8 +53,11 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-void check(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
-           const std::string& label) {
+/// Throws Error, on all ranks that hold copies of it, for a parameter of the unit that messages
+/// call `label` whose copies, or those of its gradient, differ. Collective over the groups' meshes;
+/// no traffic.
+void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
+                  const std::string& label) {
   const c10::AutoGradMode no_grad(false);
   const std::string remedy =
       of == Of::kValues
@@ -71,19 +74,6 @@ void check(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
     compare(group.mesh().shard, false);
     compare(group.mesh().replicate, true);
   }
-}
-
-/// Throws Error, on all ranks that hold copies of it, for a parameter of the unit that messages
-/// call `label` whose copies differ. Collective over the groups' meshes; no traffic.
-void check_copies(const std::vector<ParameterGroup>& groups, Equality equality,
-                  const std::string& label) {
-  check(groups, equality, Of::kValues, label);
-}
-
-/// The same of their gradients.
-void check_copies_of_gradients(const std::vector<ParameterGroup>& groups,
-                               const std::string& label) {
-  check(groups, Equality::kRounded, Of::kGradients, label);
 }
 
 // A debug check, at a unit's first gather, that all ranks have built the same model. Shards are
@@ -256,13 +246,13 @@ void UnitParameterGroups::prepare(bool is_first) {
   }
   // Only now: shards may have been put into the slots since they were made.
   if (is_first) {
-    check_copies(groups_, tessera::detail::Equality::kBitwise, settings_->label);
+    check_copies(groups_, Equality::kBitwise, Of::kValues, settings_->label);
   }
 }
 
 void UnitParameterGroups::compare_copies() const {
-  check_copies(groups_, tessera::detail::Equality::kRounded, settings_->label);
-  check_copies_of_gradients(groups_, settings_->label);
+  check_copies(groups_, Equality::kRounded, Of::kValues, settings_->label);
+  check_copies(groups_, Equality::kRounded, Of::kGradients, settings_->label);
 }
 
 /// In the compute lane they do so anyway.

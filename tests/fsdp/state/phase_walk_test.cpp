@@ -17,10 +17,10 @@ using Arrows = std::set<Arrow>;
 struct Walked {
   Arrows iterations, units, gathers;
 
-  void add(const PhaseRecorder& recorder) {
-    add(iterations, recorder.iterations());
-    add(units, recorder.units());
-    add(gathers, recorder.gathers());
+  void add(PhaseRecorder& recorder) {
+    add(iterations, recorder.changes<IterationPhase>());
+    add(units, recorder.changes<UnitPhase>());
+    add(gathers, recorder.changes<GatherPhase>());
   }
 
  private:
@@ -44,7 +44,7 @@ Arrows table() {
 Walked walk(const std::function<void(Rank&)>& body, int ranks = 2) {
   Walked walked;
   RunRanks(ranks, [&](Rank& rank) {
-    const PhaseRecorder recorder;
+    PhaseRecorder recorder;
     body(rank);
     if (rank.rank() == 0) {
       walked.add(recorder);
@@ -243,21 +243,21 @@ TEST(PhaseWalk, TakesEveryTransition) {
 TEST(PhaseWalk, IsTheFirstColumnOfThePageInAStep) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     walk_loss(model).backward();
-    const PhaseRecorder recorder;
+    PhaseRecorder recorder;
     walk_loss(model).backward();
     std::string phases;
-    for (const PhaseRecorder::Change& change : recorder.units()) {
+    for (const PhaseRecorder::Change& change : recorder.changes<UnitPhase>()) {
       phases += change.whose == "unit 'block1'" ? change.to + " " : "";
     }
     EXPECT_EQ(phases, "kForward kForwardRecorded kAwaitingBackward kBackward kIdle ");
     phases.clear();
-    for (const PhaseRecorder::Change& change : recorder.iterations()) {
+    for (const PhaseRecorder::Change& change : recorder.changes<IterationPhase>()) {
       EXPECT_EQ(change.whose, "the iteration of the root unit");
       phases += change.to + " ";
     }
     EXPECT_EQ(phases, "kForward kAwaitingBackward kBackward kBetweenSteps ");
     phases.clear();
-    for (const PhaseRecorder::Change& change : recorder.gathers()) {
+    for (const PhaseRecorder::Change& change : recorder.changes<GatherPhase>()) {
       phases += change.whose == "unit 'block1'" ? change.to + " " : "";
     }
     EXPECT_EQ(phases, "kGathering kUnsharded kSharded kGathering kUnsharded kSharded ");
