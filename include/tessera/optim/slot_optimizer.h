@@ -133,7 +133,6 @@ class BatchedOptimizer : public SlotOptimizer {
   bool adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const;
   std::vector<Run> runs_of(const std::vector<ShardUpdate>& shards) const;
   void add(Batch& batch, Run run) const;
-  void update_numbers(const Batch& batch, std::size_t group);
   void update_rounded(Run run, std::size_t group, double gradient_factor);
 };
 
