@@ -3,6 +3,7 @@
 #include "known_model.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "testing/files.h"
