@@ -4,8 +4,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 
-#include <array>
-
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 
@@ -129,15 +127,11 @@ Results run_backward(Arguments arguments) {
   return {slope.to(input.scalar_type()), sums[1].to(parameter_type), sums[0].to(parameter_type)};
 }
 
-constexpr std::array kBatchNormForms{
-    Form{"native_batch_norm", bytes_of_forward, run_forward},
-    Form{"native_batch_norm_backward", bytes_of_backward, run_backward},
+const AddedForms kBatchNormForms{
+    {"native_batch_norm", bytes_of_forward, run_forward},
+    {"native_batch_norm_backward", bytes_of_backward, run_backward},
 };
 
 }  // namespace
-
-std::span<const Form> batch_norm_forms() {
-  return kBatchNormForms;
-}
 
 }  // namespace tessera::detail

@@ -3,8 +3,6 @@
 
 #include <ATen/ops/convolution_backward.h>
 
-#include <array>
-
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 
@@ -62,13 +60,10 @@ Results run_separate_bias_gradient(Arguments arguments) {
   return {of_input, of_weight, gradient.sum(rest)};
 }
 
-constexpr std::array kConvolutionForms{
-    Form{"convolution_backward", bytes_of_separate_bias_gradient, run_separate_bias_gradient}};
+const AddedForms kConvolutionForms{
+    {"convolution_backward", bytes_of_separate_bias_gradient, run_separate_bias_gradient},
+};
 
 }  // namespace
-
-std::span<const Form> convolution_forms() {
-  return kConvolutionForms;
-}
 
 }  // namespace tessera::detail

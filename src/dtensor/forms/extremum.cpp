@@ -8,7 +8,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
-#include <array>
 #include <limits>
 
 #include "forms/form.h"
@@ -272,22 +271,18 @@ Results run_extremum_index(Arguments arguments) {
   return {find_best<kLargest>(ExtremumCall(arguments)).indices};
 }
 
-constexpr std::array kExtremumForms{
-    Form{"amax", bytes_of_values, run_values<true>},
-    Form{"amin", bytes_of_values, run_values<false>},
-    Form{"max", bytes_of_values, run_values<true>},
-    Form{"min", bytes_of_values, run_values<false>},
-    Form{"aminmax", bytes_of_values, run_both},
-    Form{"max.dim", bytes_of_candidates, run_with_indices<true>},
-    Form{"min.dim", bytes_of_candidates, run_with_indices<false>},
-    Form{"argmax", bytes_of_candidates, run_extremum_index<true>},
-    Form{"argmin", bytes_of_candidates, run_extremum_index<false>},
+const AddedForms kExtremumForms{
+    {"amax", bytes_of_values, run_values<true>},
+    {"amin", bytes_of_values, run_values<false>},
+    {"max", bytes_of_values, run_values<true>},
+    {"min", bytes_of_values, run_values<false>},
+    {"aminmax", bytes_of_values, run_both},
+    {"max.dim", bytes_of_candidates, run_with_indices<true>},
+    {"min.dim", bytes_of_candidates, run_with_indices<false>},
+    {"argmax", bytes_of_candidates, run_extremum_index<true>},
+    {"argmin", bytes_of_candidates, run_extremum_index<false>},
 };
 
 }  // namespace
-
-std::span<const Form> extremum_forms() {
-  return kExtremumForms;
-}
 
 }  // namespace tessera::detail

@@ -1,8 +1,9 @@
-// Which form a call takes. The other files of this folder have the tables, by kinds of operators;
+// Which form a call takes. The other files of this folder add them, by kinds of operators;
 // plan_call looks here once for each new call, after the rule has determined what would be moved.
 
 #include "forms/form.h"
 
+#include <list>
 #include <unordered_map>
 
 namespace tessera::detail {
@@ -10,8 +11,9 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-std::vector<std::span<const Form>>& added_forms() {
-  static std::vector<std::span<const Form>> forms;
+/// A list does not move its elements when it grows.
+std::list<std::vector<Form>>& added_forms() {
+  static std::list<std::vector<Form>> forms;
   return forms;
 }
 
@@ -28,16 +30,12 @@ std::unordered_map<std::string_view, std::vector<const Form*>> forms_by_name() {
 
 }  // namespace
 
-void add_forms(std::span<const Form> forms) {
-  added_forms().push_back(forms);
+AddedForms::AddedForms(std::initializer_list<Form> forms) {
+  added_forms().emplace_back(forms);
 }
 
 std::vector<std::span<const Form>> form_tables() {
-  std::vector<std::span<const Form>> tables{
-      extremum_forms(),   norm_forms(),        statistics_forms(),          loss_forms(),
-      batch_norm_forms(), convolution_forms(), spatial_convolution_forms(), selection_forms()};
-  tables.insert(tables.end(), added_forms().begin(), added_forms().end());
-  return tables;
+  return {added_forms().begin(), added_forms().end()};
 }
 
 std::span<const Form* const> forms_of(const OperatorInfo& info) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -40,20 +41,12 @@ FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double 
 /// All forms of an operator.
 std::span<const Form* const> forms_of(const OperatorInfo& info);
 
-/// Adds the forms of an operator of this library, which are defined beside it. `forms` must live as
-/// long as the program. Only while libraries are loaded.
-void add_forms(std::span<const Form> forms);
-
-/// The tables, by what the operators do.
-std::span<const Form> extremum_forms();
-std::span<const Form> norm_forms();
-std::span<const Form> statistics_forms();
-std::span<const Form> loss_forms();
-std::span<const Form> batch_norm_forms();
-std::span<const Form> convolution_forms();
-std::span<const Form> spatial_convolution_forms();
-std::span<const Form> selection_forms();
-/// These and those that were added.
+/// Adds forms to those of an operator: a static object of the file that defines them, made while
+/// libraries are loaded.
+struct AddedForms {
+  AddedForms(std::initializer_list<Form> forms);
+};
+/// All of them, by the files.
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail

@@ -5,8 +5,6 @@
 #include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 
-#include <array>
-
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 
@@ -46,15 +44,11 @@ Results run_mean(Arguments arguments) {
   return {total[0] / total[1], total[1].clone()};
 }
 
-constexpr std::array kLossesForms{
-    Form{"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
-    Form{"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
+const AddedForms kLossesForms{
+    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
+    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
 };
 
 }  // namespace
-
-std::span<const Form> loss_forms() {
-  return kLossesForms;
-}
 
 }  // namespace tessera::detail

@@ -6,7 +6,6 @@
 #include <ATen/ops/linalg__powsum.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "forms/form.h"
@@ -141,19 +140,15 @@ Results run_norms(Arguments arguments) {
   return {norms};
 }
 
-constexpr std::array kNormsForms{
-    Form{"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    Form{"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
-    Form{"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
-    Form{"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
-    Form{"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    Form{"_foreach_norm.Scalar", bytes_of_norms, run_norms},
+const AddedForms kNormsForms{
+    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
+    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
+    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
+    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
 };
 
 }  // namespace
-
-std::span<const Form> norm_forms() {
-  return kNormsForms;
-}
 
 }  // namespace tessera::detail

@@ -5,8 +5,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/index.h>
 
-#include <array>
-
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 #include "rank/below_autograd.h"
@@ -151,15 +149,11 @@ Results run_equal(Arguments arguments) {
   return {local_tensor(verdict).item<bool>()};
 }
 
-constexpr std::array kSelectionForms{
-    Form{"index.Tensor", bytes_of_index, run_index},
-    Form{"equal", bytes_of_equal, run_equal},
+const AddedForms kSelectionForms{
+    {"index.Tensor", bytes_of_index, run_index},
+    {"equal", bytes_of_equal, run_equal},
 };
 
 }  // namespace
-
-std::span<const Form> selection_forms() {
-  return kSelectionForms;
-}
 
 }  // namespace tessera::detail

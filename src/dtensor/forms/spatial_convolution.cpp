@@ -386,15 +386,11 @@ Results run_convolution_backward(Arguments arguments) {
           term(found.weight), term(found.bias)};
 }
 
-constexpr std::array kSpatialConvolutionForms{
-    Form{"convolution", bytes_of_convolution, run_convolution},
-    Form{"convolution_backward", bytes_of_convolution_backward, run_convolution_backward},
+const AddedForms kSpatialConvolutionForms{
+    {"convolution", bytes_of_convolution, run_convolution},
+    {"convolution_backward", bytes_of_convolution_backward, run_convolution_backward},
 };
 
 }  // namespace
-
-std::span<const Form> spatial_convolution_forms() {
-  return kSpatialConvolutionForms;
-}
 
 }  // namespace tessera::detail

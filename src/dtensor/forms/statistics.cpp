@@ -5,7 +5,6 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
-#include <array>
 
 #include "forms/form.h"
 #include "forms/shard_slices.h"
@@ -104,18 +103,14 @@ Results run_deviation_and_mean(Arguments arguments) {
   return {finished(moments.variance.sqrt(), arguments), finished(moments.mean, arguments)};
 }
 
-constexpr std::array kStatisticsForms{
-    Form{"logsumexp", bytes_of_two_sums, run_logsumexp},
-    Form{"var.correction", bytes_of_two_sums, run_variance},
-    Form{"std.correction", bytes_of_two_sums, run_deviation},
-    Form{"var_mean.correction", bytes_of_two_sums, run_variance_and_mean},
-    Form{"std_mean.correction", bytes_of_two_sums, run_deviation_and_mean},
+const AddedForms kStatisticsForms{
+    {"logsumexp", bytes_of_two_sums, run_logsumexp},
+    {"var.correction", bytes_of_two_sums, run_variance},
+    {"std.correction", bytes_of_two_sums, run_deviation},
+    {"var_mean.correction", bytes_of_two_sums, run_variance_and_mean},
+    {"std_mean.correction", bytes_of_two_sums, run_deviation_and_mean},
 };
 
 }  // namespace
-
-std::span<const Form> statistics_forms() {
-  return kStatisticsForms;
-}
 
 }  // namespace tessera::detail

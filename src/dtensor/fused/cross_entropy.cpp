@@ -3,8 +3,6 @@
 // copy of the logits; it keeps the logits themselves and a few numbers a row, and backward computes
 // the softmax again, without communication.
 
-#include <array>
-
 #include "forms/form.h"
 #include "forms/shard_slices.h"
 #include "fused/fused_operator.h"
@@ -137,8 +135,8 @@ std::vector<c10::IValue> run_split(std::span<const c10::IValue> arguments) {
           make_distributed(own.log_sum_exp, rows, result.sizes)};
 }
 
-constexpr std::array kCrossEntropyForms{
-    Form{CrossEntropy::name, bytes_of_split, run_split, /*own_collectives=*/true},
+const AddedForms kCrossEntropyForms{
+    {CrossEntropy::name, bytes_of_split, run_split, /*own_collectives=*/true},
 };
 
 struct CrossEntropyNode final : FusedNode {
@@ -176,7 +174,6 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
   // The local call of its rule holds the options: a plan serves one choice of them.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
-  add_forms(kCrossEntropyForms);
 }
 
 }  // namespace

@@ -124,14 +124,17 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
 }
 
 void write_forms(std::ostream& out, bool own_collectives) {
-  const char* separator = " ";
-  std::set<std::string_view> written;
+  std::set<std::string_view> names;
   for (const auto table : detail::form_tables()) {
     for (const detail::Form& form : table) {
-      if (form.own_collectives == own_collectives && written.insert(form.name).second) {
-        out << std::exchange(separator, ", ") << "`" << form.name << "`";
+      if (form.own_collectives == own_collectives) {
+        names.insert(form.name);
       }
     }
+  }
+  const char* separator = " ";
+  for (const std::string_view name : names) {
+    out << std::exchange(separator, ", ") << "`" << name << "`";
   }
   out << "\n";
 }
