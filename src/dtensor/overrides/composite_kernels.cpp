@@ -6,7 +6,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
-#include <torch/library.h>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/kron.h>
@@ -232,6 +231,7 @@ void implement_composite_kernels(torch::Library& library) {
   library.impl("kron.out", &kron_out);
   library.impl("matmul.out", &matmul_out);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
+  implement_quantiles(library);
   implement_in_scope(library);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/library.h>
 
 #include <string>
 #include <vector>
@@ -18,5 +19,8 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors);
 /// Writes an operator's result to a distributed `out`. Where libtorch would resize `out`, that one
 /// cannot follow: its layout may not fit other sizes.
 at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name);
+
+/// The kernels of quantile and nanquantile, on one more key.
+void implement_quantiles(torch::Library& library);
 
 }  // namespace tessera::detail

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 
@@ -18,7 +19,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/composite_kernels.h"
-#include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/quantile_ranks.h"
 
 namespace tessera::detail {
@@ -110,98 +110,77 @@ at::Tensor as_tensor(double q, const at::Tensor& self) {
   return at::scalar_tensor(q, self.options());
 }
 
-/// The operator, what libtorch composes it of for plain tensors, and what of distributed ones.
-struct Quantile {
-  static constexpr Nan kNan = Nan::kCounts;
-  static constexpr const char* kName = "aten::quantile";
-  static constexpr const char* kOutName = "aten::quantile.out";
-  template <class... Arguments>
-  static at::Tensor plain(const Arguments&... arguments) {
-    return composite::quantile(arguments...);
-  }
-  template <class... Arguments>
-  static at::Tensor& plain_out(at::Tensor& out, const Arguments&... arguments) {
-    return composite::quantile_out(out, arguments...);
-  }
-};
+std::string name_of(Nan nan) {
+  return nan == Nan::kCounts ? "aten::quantile" : "aten::nanquantile";
+}
 
-struct NanQuantile {
-  static constexpr Nan kNan = Nan::kIsSkipped;
-  static constexpr const char* kName = "aten::nanquantile";
-  static constexpr const char* kOutName = "aten::nanquantile.out";
-  template <class... Arguments>
-  static at::Tensor plain(const Arguments&... arguments) {
+/// libtorch's composition, for plain tensors.
+template <Nan kNan, class... Arguments>
+at::Tensor plain(const Arguments&... arguments) {
+  if constexpr (kNan == Nan::kCounts) {
+    return composite::quantile(arguments...);
+  } else {
     return composite::nanquantile(arguments...);
   }
-  template <class... Arguments>
-  static at::Tensor& plain_out(at::Tensor& out, const Arguments&... arguments) {
+}
+
+template <Nan kNan, class... Arguments>
+at::Tensor& plain_out(at::Tensor& out, const Arguments&... arguments) {
+  if constexpr (kNan == Nan::kCounts) {
+    return composite::quantile_out(out, arguments...);
+  } else {
     return composite::nanquantile_out(out, arguments...);
   }
-};
+}
 
-template <class Operator>
+template <Nan kNan>
 at::Tensor quantiles(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim,
                      c10::string_view interpolation) {
   if (!tessera::is_distributed(self) && !tessera::is_distributed(q)) {
-    return Operator::plain(self, q, dim, keepdim, interpolation);
+    return plain<kNan>(self, q, dim, keepdim, interpolation);
   }
-  check_mixing(Operator::kName, {self, q});
+  check_mixing(name_of(kNan), {self, q});
   std::optional<ReplicationScope> scope;
   if (has_only_distributed({self, q})) {
     scope.emplace();
   }
-  return compose(self, q, dim, keepdim, interpolation, Operator::kNan);
+  return compose(self, q, dim, keepdim, interpolation, kNan);
 }
 
-template <class Operator>
+template <Nan kNan>
 at::Tensor quantile(const at::Tensor& self, double q, Dim dim, bool keepdim,
                     c10::string_view interpolation) {
   if (!tessera::is_distributed(self)) {
-    return Operator::plain(self, q, dim, keepdim, interpolation);
+    return plain<kNan>(self, q, dim, keepdim, interpolation);
   }
-  return quantiles<Operator>(self, as_tensor(q, self), dim, keepdim, interpolation);
+  return quantiles<kNan>(self, as_tensor(q, self), dim, keepdim, interpolation);
 }
 
-template <class Operator>
-at::Tensor& quantiles_out(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim,
-                          c10::string_view interpolation, at::Tensor& out) {
+/// Of one q or of several.
+template <Nan kNan, auto kOperator, class Q>
+at::Tensor& write_out(const at::Tensor& self, Q q, Dim dim, bool keepdim,
+                      c10::string_view interpolation, at::Tensor& out) {
   if (!tessera::is_distributed(out)) {
-    return Operator::plain_out(out, self, q, dim, keepdim, interpolation);
+    return plain_out<kNan>(out, self, q, dim, keepdim, interpolation);
   }
-  return copy_to(out, quantiles<Operator>(self, q, dim, keepdim, interpolation),
-                 Operator::kOutName);
+  return copy_to(out, kOperator(self, q, dim, keepdim, interpolation),
+                 (name_of(kNan) + ".out").c_str());
 }
 
-template <class Operator>
-at::Tensor& quantile_out(const at::Tensor& self, double q, Dim dim, bool keepdim,
-                         c10::string_view interpolation, at::Tensor& out) {
-  if (!tessera::is_distributed(out)) {
-    return Operator::plain_out(out, self, q, dim, keepdim, interpolation);
-  }
-  return copy_to(out, quantile<Operator>(self, q, dim, keepdim, interpolation), Operator::kOutName);
-}
-
-void implement_quantiles(torch::Library& library) {
-  library.impl("quantile", &quantiles<Quantile>);
-  library.impl("quantile.scalar", &quantile<Quantile>);
-  library.impl("quantile.out", &quantiles_out<Quantile>);
-  library.impl("quantile.scalar_out", &quantile_out<Quantile>);
-  library.impl("nanquantile", &quantiles<NanQuantile>);
-  library.impl("nanquantile.scalar", &quantile<NanQuantile>);
-  library.impl("nanquantile.out", &quantiles_out<NanQuantile>);
-  library.impl("nanquantile.scalar_out", &quantile_out<NanQuantile>);
-}
-
-// As composite_kernels.cpp: above autograd, and below it.
-TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
-  implement_quantiles(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
-  implement_quantiles(library);
-}
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
-  implement_quantiles(library);
+template <Nan kNan>
+void implement(torch::Library& library) {
+  const std::string name = name_of(kNan);
+  library.impl(name.c_str(), &quantiles<kNan>);
+  library.impl((name + ".scalar").c_str(), &quantile<kNan>);
+  library.impl((name + ".out").c_str(), &write_out<kNan, quantiles<kNan>, const at::Tensor&>);
+  library.impl((name + ".scalar_out").c_str(), &write_out<kNan, quantile<kNan>, double>);
 }
 
 }  // namespace
+
+void implement_quantiles(torch::Library& library) {
+  implement<Nan::kCounts>(library);
+  implement<Nan::kIsSkipped>(library);
+}
+
 }  // namespace tessera::detail
