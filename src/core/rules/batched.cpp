@@ -101,6 +101,16 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
   };
 }
 
+/// An operator on `dims` dimensions of each of `inputs` tensors, linear in the first. The kernels
+/// refuse an empty batch.
+RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
+  return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
+                  .results = {dims},
+                  .linear = {0},
+                  .sizes_arg = sizes_arg,
+                  .empty = false});
+}
+
 /// qr(A, mode). Mode "r" leaves out one result: no rule. The mode is text, for which OpCall has no
 /// accessor.
 std::optional<ShardingRule> qr_rule(const OpCall& call) {
@@ -155,9 +165,7 @@ std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   const int self = call.tensor_index(0), ndim = call.tensor(0).ndim();
   ShardingRule rule = start(call);
   TensorFactors factors = add_factors(rule, call.tensor(0).sizes);
-  for (auto& factor : rule.factors) {
-    factor.allow_empty = false;  // not every kernel accepts an empty batch
-  }
+  forbid_empty_shards(rule);  // not every kernel accepts an empty batch
   input_of(rule, self) = factors;
   for (std::int64_t dim : call.integers(1)) {
     Factors& along = factors.at(static_cast<std::size_t>(wrap_dim(call, dim, ndim)));
@@ -261,26 +269,19 @@ std::vector<Row> linear_algebra_rows() {
   };
 }
 
-/// Pooling. Their kernels refuse an empty batch, hence `empty = false`. Averages are linear; maxima
-/// come with indices, for which no reduction is right.
+/// Averages are linear; maxima come with indices, for which no reduction is right.
 std::vector<Row> pooling_rows() {
   return {
-      {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}",
-       on_last({.inputs = {2}, .results = {2}, .linear = {0}, .empty = false})},
-      {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}",
-       on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
-      {"{avg_pool2d,_adaptive_avg_pool2d}_backward",
-       on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}, .empty = false})},
-      {"{avg_pool3d,_adaptive_avg_pool3d}_backward",
-       on_last({.inputs = {3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+      {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
+      {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
+      {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
+      {"{avg_pool3d,_adaptive_avg_pool3d}_backward", in_space(3, 2)},
       {"max_pool2d_with_indices adaptive_max_pool2d",
        on_last({.inputs = {2}, .results = {2, 2}, .empty = false})},
       {"max_pool3d_with_indices adaptive_max_pool3d",
        on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
-      {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward",
-       on_last({.inputs = {2, 2, 2}, .results = {2}, .linear = {0}, .empty = false})},
-      {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward",
-       on_last({.inputs = {3, 3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+      {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
+      {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
   };
 }
 
@@ -289,29 +290,25 @@ std::vector<Row> resampling_rows() {
   return {
       {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
        "replication_pad1d",
-       on_last({.inputs = {1}, .results = {1}, .linear = {0}, .empty = false})},
+       in_space(1)},
       {"upsample_{nearest2d,bilinear2d,bicubic2d} reflection_pad2d replication_pad2d "
        "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}",
-       on_last({.inputs = {2}, .results = {2}, .linear = {0}, .empty = false})},
+       in_space(2)},
       {"upsample_{nearest3d,trilinear3d} _upsample_nearest_exact3d reflection_pad3d "
        "replication_pad3d",
-       on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
+       in_space(3)},
       {"{upsample_nearest1d,upsample_linear1d,_upsample_nearest_exact1d}_backward",
-       on_last({.inputs = {1}, .results = {1}, .linear = {0}, .sizes_arg = 2, .empty = false})},
+       in_space(1, 1, 2)},
       {"{upsample_nearest2d,upsample_bilinear2d,upsample_bicubic2d}_backward "
        "_upsample_{nearest_exact2d,bilinear2d_aa,bicubic2d_aa}_backward",
-       on_last({.inputs = {2}, .results = {2}, .linear = {0}, .sizes_arg = 2, .empty = false})},
+       in_space(2, 1, 2)},
       {"{upsample_nearest3d,upsample_trilinear3d,_upsample_nearest_exact3d}_backward",
-       on_last({.inputs = {3}, .results = {3}, .linear = {0}, .sizes_arg = 2, .empty = false})},
-      {"{reflection_pad1d,replication_pad1d}_backward",
-       on_last({.inputs = {1, 1}, .results = {1}, .linear = {0}, .empty = false})},
-      {"{reflection_pad2d,replication_pad2d}_backward",
-       on_last({.inputs = {2, 2}, .results = {2}, .linear = {0}, .empty = false})},
-      {"{reflection_pad3d,replication_pad3d}_backward",
-       on_last({.inputs = {3, 3}, .results = {3}, .linear = {0}, .empty = false})},
+       in_space(3, 1, 2)},
+      {"{reflection_pad1d,replication_pad1d}_backward", in_space(1, 2)},
+      {"{reflection_pad2d,replication_pad2d}_backward", in_space(2, 2)},
+      {"{reflection_pad3d,replication_pad3d}_backward", in_space(3, 2)},
       {"constant_pad_nd", constant_pad_rule, true},
-      {"pixel_shuffle pixel_unshuffle channel_shuffle",
-       on_last({.inputs = {3}, .results = {3}, .linear = {0}, .empty = false})},
+      {"pixel_shuffle pixel_unshuffle channel_shuffle", in_space(3)},
       {"grid_sampler_2d", on_last({.inputs = {3, 3}, .results = {3}, .empty = false})},
       {"grid_sampler_3d", on_last({.inputs = {4, 4}, .results = {4}, .empty = false})},
   };

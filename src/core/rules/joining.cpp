@@ -117,27 +117,35 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// `count` equal parts along `dim`; each may be sharded. Splits the local tensor into as many.
-ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
+/// One tensor of `count` equal parts along `dim`, each of which may be sharded; the output is one.
+ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
   Sizes sizes = call.tensor(0).sizes;
   sizes[dim] /= count;
-  const TensorFactors output = add_factors(rule, sizes);
-  const int along = output[dim].front();
+  const TensorFactors part = add_factors(rule, sizes);
+  input_of(rule, self) = part;
+  input_of(rule, self)[dim] = {add_unsharded(rule, count), part[dim].front()};
+  rule.outputs = {part};
+  add_any_linear(rule, {self});
+  return rule;
+}
+
+/// All `count` equal parts along `dim`. Splits the local tensor into as many.
+ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
+  ShardingRule rule = part_of_equals(call, dim, count);
+  const int along = rule.outputs[0][dim].front();
   // For an empty tensor, split.Tensor makes one part.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
-  input_of(rule, self) = output;
-  input_of(rule, self)[dim] = {add_unsharded(rule, count), along};
-  rule.outputs.assign(static_cast<std::size_t>(count), output);
-  add_any_linear(rule, {self});
+  rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
   const bool copies = base_name(call.op).ends_with("copy");
   const bool unsafe = base_name(call.op).starts_with("unsafe");
-  rule.local_call = {.op = copies   ? "aten::split_copy.Tensor"
-                           : unsafe ? "aten::unsafe_split.Tensor"
-                                    : "aten::split.Tensor",
-                     .args = {call.args[0], sizes[dim], static_cast<std::int64_t>(dim)},
-                     .when_split = {along}};
+  rule.local_call = {
+      .op = copies   ? "aten::split_copy.Tensor"
+            : unsafe ? "aten::unsafe_split.Tensor"
+                     : "aten::split.Tensor",
+      .args = {call.args[0], call.tensor(0).sizes[dim] / count, static_cast<std::int64_t>(dim)},
+      .when_split = {along}};
   rule.size_arguments = {{.arg = 1, .output = 0, .dim = static_cast<int>(dim)}};
   return rule;
 }
@@ -145,37 +153,31 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
 /// Part `part` of the equal parts of `size` along `dim`: what split_equally gives one of.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
-  const int self = call.tensor_index(0);
-  ShardingRule rule = start(call);
-  Sizes sizes = call.tensor(0).sizes;
-  const std::int64_t count = sizes[dim] / size;
-  sizes[dim] = size;
-  const TensorFactors output = add_factors(rule, sizes);
-  const int along = output[dim].front();
-  input_of(rule, self) = output;
-  input_of(rule, self)[dim] = {add_unsharded(rule, count), along};
-  rule.outputs = {output};
-  add_any_linear(rule, {self});
+  ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
   rule.local_call = {
       .op = base_name(call.op).ends_with("copy") ? "aten::slice_copy.Tensor" : "aten::slice.Tensor",
       .args = {call.args[0], static_cast<std::int64_t>(dim), part * size, (part + 1) * size,
                std::int64_t{1}},
-      .when_split = {along}};
+      .when_split = rule.outputs[0][dim]};
   const auto output_dim = static_cast<int>(dim);
   rule.size_arguments = {{.arg = 2, .output = 0, .dim = output_dim, .times = part},
                          {.arg = 3, .output = 0, .dim = output_dim, .times = part + 1}};
   return rule;
 }
 
-std::size_t dim_argument(const OpCall& call, std::size_t arg) {
-  return static_cast<std::size_t>(wrap_dim(call, call.integer_or(arg, 0), call.tensor(0).ndim()));
+/// A rule for the dimension that argument `arg` names. A scalar has none.
+template <class Rule>
+RuleFunction::Body along(std::size_t arg, Rule rule) {
+  return [=](const OpCall& call) -> std::optional<ShardingRule> {
+    const int ndim = call.tensor(0).ndim();
+    if (ndim == 0) {
+      return std::nullopt;
+    }
+    return rule(call, static_cast<std::size_t>(wrap_dim(call, call.integer_or(arg, 0), ndim)));
+  };
 }
 
-std::optional<ShardingRule> split_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() == 0) {
-    return std::nullopt;
-  }
-  const std::size_t dim = dim_argument(call, 2);
+std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer(1);
   if (step <= 0) {
     return std::nullopt;
@@ -191,11 +193,7 @@ std::optional<ShardingRule> split_rule(const OpCall& call) {
   return split_along(call, dim, sizes);
 }
 
-std::optional<ShardingRule> split_with_sizes_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() == 0) {
-    return std::nullopt;
-  }
-  const std::size_t dim = dim_argument(call, 2);
+ShardingRule split_with_sizes_rule(const OpCall& call, std::size_t dim) {
   const Sizes sizes = call.integers(1);
   const bool equal = !sizes.empty() && sizes.front() > 0 &&
                      std::count(sizes.begin(), sizes.end(), sizes.front()) == std::ssize(sizes);
@@ -204,28 +202,17 @@ std::optional<ShardingRule> split_with_sizes_rule(const OpCall& call) {
              : split_along(call, dim, sizes);
 }
 
-std::optional<ShardingRule> unbind_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() == 0) {
-    return std::nullopt;
-  }
-  const std::size_t dim = dim_argument(call, 1);
+ShardingRule unbind_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, Sizes(static_cast<std::size_t>(call.tensor(0).sizes[dim]), -1));
 }
 
 /// select(self, dim, index)
-std::optional<ShardingRule> select_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() == 0) {
-    return std::nullopt;
-  }
-  return split_along(call, dim_argument(call, 1), {-1});
+ShardingRule select_rule(const OpCall& call, std::size_t dim) {
+  return split_along(call, dim, {-1});
 }
 
 /// slice(self, dim, start, end, step). A slice of all of a dimension leaves it sharded.
-std::optional<ShardingRule> slice_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() == 0) {
-    return std::nullopt;
-  }
-  const std::size_t dim = dim_argument(call, 1);
+std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
   const auto clamp = [&](std::int64_t at) {
     return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size);
@@ -262,12 +249,12 @@ Table joining_table() {
           {
               {"cat{,.out}", cat_rule},
               {"stack _stack", stack_rule},
-              {"split.Tensor {split_copy,unsafe_split}.Tensor", split_rule},
+              {"split.Tensor {split_copy,unsafe_split}.Tensor", along(2, split_rule)},
               {"{split_with_sizes,split_with_sizes_copy,unsafe_split_with_sizes}",
-               split_with_sizes_rule},
-              {"{unbind,unbind_copy}.int", unbind_rule},
-              {"{select,select_copy}.int", select_rule},
-              {"{slice,slice_copy}.Tensor", slice_rule},
+               along(2, split_with_sizes_rule)},
+              {"{unbind,unbind_copy}.int", along(1, unbind_rule)},
+              {"{select,select_copy}.int", along(1, select_rule)},
+              {"{slice,slice_copy}.Tensor", along(1, slice_rule)},
           }};
 }
 

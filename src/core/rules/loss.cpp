@@ -130,46 +130,36 @@ ShardingRule elementwise_loss(const OpCall& call, std::size_t reduction_arg,
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...)
-RuleFunction::Body loss_forward(std::size_t reduction_arg) {
+/// loss(self, target, ..., reduction, ...). Its backward takes the gradient first, a scalar or of
+/// the shape of the elements, and is linear in it.
+RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
     const auto elements = add_broadcast(rule, call, tensor_arguments(call));
     if (!elements) {
       return std::nullopt;
     }
-    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), true);
-  };
-}
-
-/// loss_backward(grad, self, target, ..., reduction, ...). Linear in the gradient, which is a
-/// scalar or has the shape of the elements.
-RuleFunction::Body loss_backward(std::size_t reduction_arg) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    ShardingRule rule = start(call);
-    const auto elements = add_broadcast(rule, call, tensor_arguments(call));
-    if (!elements) {
-      return std::nullopt;
+    if (is_backward) {
+      add_linear(rule, {call.tensor_index(0)});
     }
-    add_linear(rule, {call.tensor_index(0)});
-    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), false);
+    return elementwise_loss(call, reduction_arg, *elements, std::move(rule), !is_backward);
   };
 }
 
 }  // namespace
 
 Table loss_table() {
-  return {"loss",
-          {
-              {"nll_loss_forward nll_loss2d_forward", nll_forward},
-              {"nll_loss_backward nll_loss2d_backward", nll_backward},
-              {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss_forward(2), true},
-              {"binary_cross_entropy", loss_forward(3), true},
-              {"binary_cross_entropy_with_logits", loss_forward(4), true},
-              {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss_backward(3),
-               true},
-              {"binary_cross_entropy_backward", loss_backward(4), true},
-          }};
+  return {
+      "loss",
+      {
+          {"nll_loss_forward nll_loss2d_forward", nll_forward},
+          {"nll_loss_backward nll_loss2d_backward", nll_backward},
+          {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss(2), true},
+          {"binary_cross_entropy", loss(3), true},
+          {"binary_cross_entropy_with_logits", loss(4), true},
+          {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss(3, true), true},
+          {"binary_cross_entropy_backward", loss(4, true), true},
+      }};
 }
 
 }  // namespace tessera::rules

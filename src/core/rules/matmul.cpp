@@ -138,9 +138,7 @@ std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   if (call.tensor(1).numel() == 0) {
     return std::nullopt;
   }
-  for (auto& factor : rule->factors) {
-    factor.allow_empty = false;
-  }
+  forbid_empty_shards(*rule);
   return rule;
 }
 

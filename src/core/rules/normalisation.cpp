@@ -171,42 +171,25 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
   return rule;
 }
 
-/// The backward of batch_norm_inference: each shard adds its terms to the parameters' gradients.
-ShardingRule batch_norm_inference_backward(const OpCall& call) {
-  ShardingRule rule = start(call);
-  TensorFactors input;
-  for (const std::int64_t size : call.tensor(1).sizes) {
-    input.push_back({add_reduced(rule, size, ReduceOp::kSum)});
-    rule.factors.back().allow_empty = false;
-  }
-  const TensorFactors channels{input[1]};
-  set_input(rule, call, 0, input);
-  set_input(rule, call, 1, input);
-  for (const std::size_t arg : {2, 3, 4}) {
-    set_input(rule, call, arg, channels);
-  }
-  rule.outputs = {input, channels, channels};
-  add_linear(rule, {call.tensor_index(0)});
-  return rule;
-}
-
 /// native_batch_norm_backward(grad, input, weight, running mean, running variance, mean, inverse
-/// deviation, training, ...)
+/// deviation, training, ...). With the running statistics samples are independent, and each shard
+/// adds its terms to the parameters' gradients.
 std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() < 2) {
     return std::nullopt;
   }
-  if (!call.boolean_or(7, false)) {
-    return batch_norm_inference_backward(call);
-  }
+  const bool training = call.boolean_or(7, false);
   ShardingRule rule = start(call);
-  TensorFactors input = add_unsharded_factors(rule, call.tensor(1).sizes);
-  input[1] = {add_factor(rule, call.tensor(1).size(1))};
-  rule.factors.back().allow_empty = false;
+  TensorFactors input;
+  for (const std::int64_t size : call.tensor(1).sizes) {
+    const bool whole = training && input.size() != 1;
+    input.push_back({whole ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum)});
+  }
+  forbid_empty_shards(rule);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   set_input(rule, call, 1, input);
-  for (std::size_t arg = 2; arg <= 6; ++arg) {
+  for (std::size_t arg = 2; arg <= (training ? 6 : 4); ++arg) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};

@@ -67,20 +67,10 @@ int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
 
 /// Which partial inputs the reduction keeps partial.
 void add_linearity(ShardingRule& rule, Kind kind, int self) {
-  switch (kind) {
-    case Kind::kSum:
-      return add_linear(rule, {self});
-    case Kind::kProduct:
-      return add_linear(rule, {self}, {ReduceOp::kProduct});
-    case Kind::kMax:
-      return add_linear(rule, {self}, {ReduceOp::kMax});
-    case Kind::kMin:
-      return add_linear(rule, {self}, {ReduceOp::kMin});
-    case Kind::kNanSum:
-    case Kind::kAny:
-    case Kind::kAll:
-    case Kind::kUnsharded:
-      return;
+  if (kind == Kind::kSum) {
+    add_linear(rule, {self});
+  } else if (kind == Kind::kProduct || kind == Kind::kMax || kind == Kind::kMin) {
+    add_linear(rule, {self}, {*reduction_of(kind)});
   }
 }
 
