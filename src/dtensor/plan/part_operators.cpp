@@ -1,9 +1,10 @@
 // aten::embedding and aten::gather where the dimension that they pick from is split: each rank
 // picks from its shard, and the sum over ranks is the result. A rule names one of them
 // (ShardingRule::LocalCall), and plan_by_rule.cpp runs it instead of the operator. They are
-// operators and not functions, since the plan of a call runs operators.
-
-#include "plan/part_operators.h"
+// operators and not functions, since the plan of a call runs operators. Beside the original's
+// arguments they take where the shard begins and the size of the whole dimension. An index outside
+// of that throws on a CPU. On a GPU embedding_rows asserts that on the device, and gather_part does
+// not check it.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_assert_async.h>
@@ -76,12 +77,4 @@ TORCH_LIBRARY(tessera_local, library) {
 }
 
 }  // namespace
-
-c10::OperatorHandle find_part_operator(ShardingRule::LocalCall::PartOperator part) {
-  using PartOperator = ShardingRule::LocalCall::PartOperator;
-  const bool embeds = part == PartOperator::kEmbeddingRows;
-  return c10::Dispatcher::singleton().findSchemaOrThrow(
-      embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part", "");
-}
-
 }  // namespace tessera::detail

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "operators/number_type.h"
-#include "plan/part_operators.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/flat_place.h"
@@ -94,11 +93,16 @@ void reduce_sums_first(ShardingRule& rule) {
 
 // What runs on the local tensors.
 
+/// Its operator in part_operators.cpp.
+std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
+  const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
+  return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
+}
+
 /// The handle is looked up now, so that a run of the plan does not search by name.
 CallPlan::LocalCall local_call_of(const ShardingRule::LocalCall& call) {
   const auto* part = std::get_if<ShardingRule::LocalCall::PartOperator>(&call.op);
-  return {part != nullptr ? find_part_operator(*part)
-                          : find_operator(std::get<std::string_view>(call.op)),
+  return {find_operator(part != nullptr ? name_of(*part) : std::get<std::string_view>(call.op)),
           call.args, call.scale};
 }
 
