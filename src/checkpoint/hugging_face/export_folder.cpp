@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <random>
 #include <regex>
 #include <set>
 #include <system_error>
 #include <utility>
 
+#include "blocks/blocks.h"
 #include "hugging_face/model_files.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
@@ -36,9 +36,7 @@ bool is_shard(const std::string& name) {
 
 /// Bytes of a tensor's values.
 std::int64_t bytes_of(const Item& item) {
-  return std::accumulate(item.sizes.begin(), item.sizes.end(),
-                         static_cast<std::int64_t>(c10::elementSize(item.dtype)),
-                         std::multiplies<>());
+  return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
 
 /// In order, each shard as full as the limit allows. A tensor larger than the limit gets its own

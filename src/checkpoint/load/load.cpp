@@ -168,27 +168,25 @@ class Comparison {
     }
   }
 
+  void note_different(const std::string& name, const std::string& how) {
+    if (is_partial(name, options_)) {
+      report_.reshaped.push_back(name);
+    } else {
+      different_.push_back(name + " (" + how + ")");
+    }
+  }
+
   bool fits(const StateEntry& entry, const std::string& name) {
     const ManifestTensor& stored = *step_.find(name);
     if (stored.sizes != entry.stored.sizes) {
-      if (is_partial(name, options_)) {
-        report_.reshaped.push_back(name);
-      } else {
-        different_.push_back(fmt::format("{} (checkpoint [{}], here [{}])", name,
-                                         fmt::join(stored.sizes, ", "),
-                                         fmt::join(entry.stored.sizes, ", ")));
-      }
+      note_different(name, fmt::format("checkpoint [{}], here [{}]", fmt::join(stored.sizes, ", "),
+                                       fmt::join(entry.stored.sizes, ", ")));
       return false;
     }
     const c10::ScalarType from = find_dtype(stored.dtype)->scalar_type;
     const c10::ScalarType to = entry.tensor.scalar_type();
     if (!is_convertible_type(from, to)) {
-      if (is_partial(name, options_)) {
-        report_.reshaped.push_back(name);
-      } else {
-        different_.push_back(
-            fmt::format("{} (checkpoint {}, here {})", name, stored.dtype, c10::toString(to)));
-      }
+      note_different(name, fmt::format("checkpoint {}, here {}", stored.dtype, c10::toString(to)));
       return false;
     }
     if (from != to) {

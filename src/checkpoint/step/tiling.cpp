@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
-#include <numeric>
 #include <set>
 #include <vector>
 
+#include "blocks/blocks.h"
 #include "safetensors/format.h"
 #include "tessera/core/error.h"
 
@@ -16,10 +15,6 @@ namespace {
 /// The limit of comparisons of two chunks along one dimension. A grid of 300 × 300 chunks of a
 /// matrix needs fewer. It bounds the time for untrusted manifests.
 constexpr std::size_t kMostComparisons = 40'000'000;
-
-std::int64_t volume(std::span<const std::int64_t> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
-}
 
 /// The dimension along which chunks begin at the most different places: then few of them overlap
 /// along it.
@@ -64,12 +59,12 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
 /// that begin before it ends. If none overlap, they cover the tensor if they have as many elements.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws where a product overflows
-  const std::int64_t all = volume(tensor.sizes);
+  const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
-    TESSERA_CHECK(volume(chunk.sizes) <= all - elements, "its chunks have more than its ", all,
+    TESSERA_CHECK(product(chunk.sizes) <= all - elements, "its chunks have more than its ", all,
                   " elements");
-    elements += volume(chunk.sizes);
+    elements += product(chunk.sizes);
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
   if (tensor.sizes.empty()) {

@@ -79,11 +79,7 @@ at::Tensor differentiable_dropout(const at::Tensor& x, double p, const at::Scala
     node->first_element = first_element;
     node->place = place.vec();
   }
-  at::Tensor result = Dropout::call_below_autograd(x, p, seed, stream, first_element, place);
-  if (node != nullptr) {
-    node->record(result);
-  }
-  return result;
+  return recorded(node, Dropout::call_below_autograd(x, p, seed, stream, first_element, place));
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

@@ -74,7 +74,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   rules::input_of(rule, 0) = factors.table;
   rules::input_of(rule, 1) = factors.indices;
   rule.outputs = {factors.result};
-  rule.local_call = {.op = std::string_view(Embedding::name),
+  rule.local_call = {.op = Embedding::name,
                      .args = {TensorRef{0}, TensorRef{1}, std::int64_t{0}, call.tensor(0).size(0)},
                      .when_split = {factors.row}};
   rule.offset_arguments = {{.arg = 2, .input = 0, .dim = 0}};
@@ -90,7 +90,7 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   rules::input_of(rule, 2) = factors.table;
   rule.unread = {2};
   rule.outputs = {factors.table};
-  rule.local_call = {.op = std::string_view(EmbeddingBackward::name),
+  rule.local_call = {.op = EmbeddingBackward::name,
                      .args = {TensorRef{0}, TensorRef{1}, TensorRef{2}, std::int64_t{0}},
                      .when_split = {factors.row}};
   rule.offset_arguments = {{.arg = 3, .input = 2, .dim = 0}};
@@ -115,11 +115,7 @@ at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& 
     node->save(indices, weight.variable_data());
     node->first_row = first_row;
   }
-  at::Tensor result = Embedding::call_below_autograd(weight, indices, first_row, total_rows);
-  if (node != nullptr) {
-    node->record(result);
-  }
-  return result;
+  return recorded(node, Embedding::call_below_autograd(weight, indices, first_row, total_rows));
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

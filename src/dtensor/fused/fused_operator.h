@@ -109,6 +109,15 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   return node;
 }
 
+/// The result of a call with that node.
+template <class NodeOfOperator>
+at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
+  if (node != nullptr) {
+    node->record(result);
+  }
+  return result;
+}
+
 /// The rule of an operator on elements: all tensors and results have the sizes of the first tensor.
 RuleFunction::Body elementwise_rule(std::size_t results);
 

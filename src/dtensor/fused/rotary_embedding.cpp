@@ -67,11 +67,7 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
     node->save(cos, sin);
     node->transposed = transposed;
   }
-  at::Tensor result = RotaryEmbedding::call_below_autograd(x, cos, sin, transposed);
-  if (node != nullptr) {
-    node->record(result);
-  }
-  return result;
+  return recorded(node, RotaryEmbedding::call_below_autograd(x, cos, sin, transposed));
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

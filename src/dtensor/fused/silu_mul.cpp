@@ -61,11 +61,7 @@ at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up)
     // Inputs alone, which the matmuls before this have made anyway.
     node->save(gate, up);
   }
-  at::Tensor result = SiluMul::call_below_autograd(gate, up);
-  if (node != nullptr) {
-    node->record(result);
-  }
-  return result;
+  return recorded(node, SiluMul::call_below_autograd(gate, up));
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

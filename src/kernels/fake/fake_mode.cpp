@@ -90,25 +90,25 @@ at::Tensor on_meta(const at::Tensor& tensor) {
   return meta;
 }
 
-void replace_by_meta(Stack& stack, std::size_t count) {
+/// Puts `replacement(tensor)` in the place of each tensor of the last `count` values.
+void replace_tensors(Stack& stack, std::size_t count,
+                     at::Tensor (*replacement)(const at::Tensor&)) {
   for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
     c10::IValue& value = stack[i];
     if (value.isTensor()) {
-      value = on_meta(value.toTensor());
+      value = replacement(value.toTensor());
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(on_meta(tensor));
+        list.push_back(replacement(tensor));
       }
       value = list;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        list.push_back(tensor ? std::optional(on_meta(*tensor)) : std::nullopt);
+        list.push_back(tensor ? std::optional(replacement(*tensor)) : std::nullopt);
       }
       value = list;
-    } else if (value.isDevice()) {
-      value = c10::Device(c10::kMeta);
     }
   }
 }
@@ -122,25 +122,19 @@ at::Tensor allocated(const at::Tensor& meta) {
 /// Runs the call on the meta device: leaves its results on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
   const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
-  replace_by_meta(stack, op.schema().arguments().size());
+  const std::size_t count = op.schema().arguments().size();
+  replace_tensors(stack, count, on_meta);
+  for (std::size_t i = stack.size() - count; i < stack.size(); ++i) {
+    if (stack[i].isDevice()) {
+      stack[i] = c10::Device(c10::kMeta);
+    }
+  }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
 }
 
 void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   run_on_meta(op, stack);
-  const std::size_t results = op.schema().returns().size();
-  for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
-    c10::IValue& value = stack[i];
-    if (value.isTensor()) {
-      value = allocated(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(allocated(tensor));
-      }
-      value = list;
-    }
-  }
+  replace_tensors(stack, op.schema().returns().size(), allocated);
 }
 
 /// The arguments that a schema says are written: the results of a call in place.
