@@ -155,6 +155,16 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
+TEST(Plan, OnACpuCollectivesTakeTheTimeOfTheirRank) {
+  planning::Machine machine = products_alone();
+  machine.link_bandwidth = 1e6;
+  const planning::StepTime time = *plan_net({.machine = machine}).ranks.front().time;
+  for (const char* group : {"dp", "tp"}) {
+    EXPECT_GT(time.exposed.at(group), 0);
+    EXPECT_NEAR(time.exposed.at(group), time.communication.at(group), 1e-9);
+  }
+}
+
 TEST(Plan, SaysWhetherItFitsAndWhatToTry) {
   planning::Machine machine = products_alone();
   machine.reserved_bytes = 0;

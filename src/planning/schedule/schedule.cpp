@@ -176,7 +176,11 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   network = std::max(network, lane(current_).time) + seconds;
   step_.communication[call.group] += seconds;
   add_span(call.group, call.collective, network - seconds, network);
-  return std::make_shared<Transfer>(*this, Moment{network, call.group});
+  const Moment end{network, call.group};
+  if (!has_lanes_) {
+    wait(current_, end);  // The ranks of CPUs move the bytes themselves.
+  }
+  return std::make_shared<Transfer>(*this, end);
 }
 
 comm::StreamEventPtr Schedule::record(Lane which) const {

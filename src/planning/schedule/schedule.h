@@ -25,7 +25,7 @@ namespace tessera::planning {
 class Schedule {
  public:
   /// Without a machine it keeps no time. Without lanes, as on a CPU, all is in the order of its
-  /// issue, and events have passed.
+  /// issue, collectives too, and events have passed.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
