@@ -139,6 +139,7 @@
 #include "tessera/optim/optimizer_list.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/optim/slot_optimizer.h"
+#include "tessera/planning/calibrate.h"
 #include "tessera/planning/estimate.h"
 #include "tessera/planning/machine.h"
 #include "tessera/planning/page.h"

@@ -5,13 +5,17 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "planning/net.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/tensor_memory.h"
 #include "tessera/optim/adamw.h"
+#include "tessera/planning/calibrate.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -153,6 +157,59 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(plan.ranks.front().time->flops, flops, 1e-6 * flops);
   EXPECT_NEAR(plan.ranks.front().metrics.step_time_s, flops / 1e9, 1e-6 * flops / 1e9);
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
+}
+
+constexpr std::chrono::milliseconds kPause(20);
+
+/// A training of the net with a pause in each step, and how many steps of it were made.
+struct CountedRun {
+  std::shared_ptr<Net> net;
+  std::shared_ptr<int> steps = std::make_shared<int>(0);
+  planning::Run run{};
+
+  explicit CountedRun(const comm::WorldPtr& world) {
+    const DeviceMesh mesh = init_device_mesh(world, {1, 1}, {"dp", "tp"});
+    net = make_net(mesh);
+    planning::detail::allocate(*net);
+    run = {
+        net, mesh,
+        [net = net, steps = steps, mesh, optimizer = planning::detail::make_optimizer({}, *net)] {
+          train_net(*net, *optimizer, mesh);
+          std::this_thread::sleep_for(kPause);
+          ++*steps;
+        }};
+  }
+};
+
+TEST(Plan, OnACalibratedMachineTakesWhatItsStepsTookWhichComputeWhatOthersDo) {
+  RunRanks(1, [](Rank& rank) {
+    std::vector<CountedRun> made;
+    const auto make = [&](const comm::WorldPtr& world) { return made.emplace_back(world).run; };
+    const planning::Machine machine = planning::calibrate(make, rank.world(), {});
+    const int measured = *made.front().steps;
+    for (const double rate : {machine.flops_fp32, machine.attention_share, machine.memory_bandwidth,
+                              machine.link_bandwidth}) {
+      EXPECT_TRUE(std::isfinite(rate) && rate > 0) << planning::to_toml(machine);
+    }
+    const planning::RankPlan plan = planning::plan_rank(make, 1, 0, {.machine = machine});
+    EXPECT_GE(plan.time->total, std::chrono::duration<double>(kPause).count());
+    const CountedRun plain(rank.world());
+    while (*plain.steps < measured) {
+      plain.run.step();
+    }
+    const nn::NamedSlots slots = made.front().net->named_slots();
+    const nn::NamedSlots expected = plain.net->named_slots();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_TRUE(at::equal(local_tensor(slots[i].second->persistent()),
+                            local_tensor(expected[i].second->persistent())))
+          << slots[i].first;
+    }
+  });
+}
+
+TEST(Plan, CalibratesOnACpuAlone) {
+  EXPECT_ERROR(planning::calibrate({}, {}, {.device = "cuda"}),
+               "calibrate() measures steps on a CPU, not on cuda");
 }
 
 TEST(Plan, OnACpuCollectivesTakeTheTimeOfTheirRank) {

@@ -26,7 +26,7 @@ namespace planning = tessera::planning;
 
 /// The flags beside llama_train's.
 struct PlanFlags {
-  std::string gpu, json, html;
+  std::string gpu, calibrate, json, html;
   std::int64_t gpus = 0;
   bool search = false;
 };
@@ -36,6 +36,10 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
                  "with a machine's numbers")
       ->option_text("NAME|FILE.toml");
+  app.add_option("--calibrate", flags.calibrate,
+                 "Make a few steps of the run on this CPU, under tessera-run with all its ranks, "
+                 "and write a machine of their rates, for --gpu with --device cpu")
+      ->option_text("FILE.toml");
   app.add_flag(
       "--search", flags.search,
       "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
@@ -57,11 +61,32 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
                 "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
                 "example");
+  TESSERA_CHECK(flags.calibrate.empty() || flags.gpu.empty(),
+                "--calibrate measures this CPU; leave out --gpu");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
+  files.push_back({"--calibrate", flags.calibrate});
   files.push_back({"--json", flags.json});
   files.push_back({"--html", flags.html});
   check_files_differ(files);
+}
+
+void write_file(const char* flag, const std::string& file, const std::string& text) {
+  std::ofstream out(file);
+  out << text;
+  out.close();
+  TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in a folder that is there");
+}
+
+/// Writes the machine of --calibrate on rank 0. Others return nullopt.
+std::optional<planning::Machine> calibrated(const std::string& file, const TrainOptions& options) {
+  const tessera::comm::WorldScope scope(tessera::comm::world_from_environment());
+  const planning::Machine machine = calibrate_llama(options, scope.world());
+  if (scope.world()->rank() > 0) {
+    return std::nullopt;
+  }
+  write_file("--calibrate", file, planning::to_toml(machine));
+  return machine;
 }
 
 /// With all four degrees, of which the mesh has those above 1.
@@ -69,10 +94,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
                 const TrainOptions& o, const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
-  std::ofstream out(file);
-  out << json.dump(2) << "\n";
-  out.close();
-  TESSERA_CHECK(out, "can't write --json ", file, "; give a file in a folder that is there");
+  write_file("--json", file, json.dump(2) + "\n");
 }
 
 /// Fills in the options what a search finds, if one is asked for.
@@ -100,6 +122,12 @@ int plan(std::vector<std::string> arguments) {
     machine = planning::machine_of(flags.gpu, "--gpu");
   }
   try {
+    if (!flags.calibrate.empty()) {
+      machine = calibrated(flags.calibrate, options);
+      if (!machine) {
+        return 0;
+      }
+    }
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const planning::RunPlan run = plan_llama(options, machine);
     std::cout << planning::to_text(run) << std::flush;

@@ -9,6 +9,7 @@
 #include "examples/llama/scalar_type.h"
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
+#include "tessera/core/keep_freed_memory.h"
 
 namespace llama {
 
@@ -76,6 +77,11 @@ bool is_given(const TrainOptions& options, const char* flag) {
 planning::RunPlan plan_llama(const TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   return planning::plan_run(run_of(options), options.ranks(), plan_options(options, machine));
+}
+
+planning::Machine calibrate_llama(const TrainOptions& options, const comm::WorldPtr& world) {
+  keep_freed_memory();  // as llama_train
+  return planning::calibrate(run_of(options), world, plan_options(options, std::nullopt));
 }
 
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,

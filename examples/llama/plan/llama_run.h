@@ -8,6 +8,7 @@
 #include <string>
 
 #include "examples/llama/train/options/train_options.h"
+#include "tessera/planning/calibrate.h"
 #include "tessera/planning/page.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/search.h"
@@ -17,6 +18,9 @@ namespace llama {
 /// A plan of each kind of rank. Throws tessera::Error for what llama_train refuses.
 tessera::planning::RunPlan plan_llama(const TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
+/// Makes steps of the run on this CPU. Collective over `world`.
+tessera::planning::Machine calibrate_llama(const TrainOptions& options,
+                                           const tessera::comm::WorldPtr& world);
 /// Training layouts of `gpus` ranks. What was given as a flag stays as it is.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,

@@ -158,4 +158,13 @@ Machine machine_of(const std::string& name, const std::string& asked) {
   return read_machine(name, asked);
 }
 
+std::string to_toml(const Machine& machine) {
+  std::string text =
+      fmt::format("name = \"{}\"\nranks_per_node = {}\n", machine.name, machine.ranks_per_node);
+  for (const Field& field : kFields) {
+    text += fmt::format("{} = {}\n", field.name, machine.*field.value);
+  }
+  return text;
+}
+
 }  // namespace tessera::planning

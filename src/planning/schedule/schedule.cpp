@@ -36,10 +36,6 @@ double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
          size_of(weight, 0);
 }
 
-bool is_attention(std::string_view name) {
-  return name.starts_with("aten::_scaled_dot_product");
-}
-
 /// What fills a tensor does not read it.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
@@ -77,6 +73,16 @@ double ring_share(std::string_view collective, double n) {
 }
 
 }  // namespace
+
+bool is_attention(std::string_view name) {
+  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
+}
+
+bool is_product(std::string_view name) {
+  return name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" ||
+         name == "aten::addmm_" || name == "aten::convolution" ||
+         name == "aten::convolution_backward";
+}
 
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/fake_world.h"
@@ -70,5 +71,8 @@ class Schedule {
 /// FLOPs of an operator if it is a matrix product, a convolution or attention (with a mask it
 /// counts half), else 0.
 double product_flops(const kernels::FakeCall& call);
+bool is_attention(std::string_view name);
+/// A matrix product or a convolution.
+bool is_product(std::string_view name);
 
 }  // namespace tessera::planning

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "tessera/comm/world.h"
+#include "tessera/export.h"
+#include "tessera/planning/machine.h"
+#include "tessera/planning/plan.h"
+
+TESSERA_API_BEGIN
+namespace tessera::planning {
+
+/// Makes a few steps of a training on this CPU, and returns the machine on which its plan takes as
+/// long as the median of them: products, attention and collectives at the rates that they had, all
+/// other operators at what is left of the step. The rates are those of so many ranks at the same
+/// time, of this rank. `make`: called with `world` and with a fake one. `options`: of the plan.
+/// Collective over `world`, whose ranks are processes of one host. Throws what `make` and the step
+/// throw.
+Machine calibrate(const MakeRun& make, const comm::WorldPtr& world, PlanOptions options);
+
+}  // namespace tessera::planning
+TESSERA_API_END
