@@ -55,19 +55,6 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// All layers are equal unless --freeze tells them apart.
-planning::Estimate estimate_llama(const TrainOptions& options, const planning::Machine& machine) {
-  const planning::PlanOptions whole = plan_options(options, machine);
-  const std::int64_t layers =
-      options.freeze.empty() ? read_config(options.config).num_hidden_layers : 0;
-  const auto plan_of = [&](std::int64_t few) {
-    TrainOptions cut = options;
-    cut.layers = few;
-    return planning::plan_rank(run_of(cut), options.ranks(), /*rank=*/0, whole);
-  };
-  return planning::estimate(plan_of, {layers, "model.layers"}, options.ranks(), whole);
-}
-
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
@@ -86,30 +73,38 @@ planning::Machine calibrate_llama(const TrainOptions& options, const comm::World
 
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
-  const std::int64_t heads = read_config(o.config).num_attention_heads;
-  return planning::search(
-      {.ranks = gpus,
-       .machine = machine,
-       .dp_replicate = o.dp_replicate,
-       .batch = o.batch,
-       .sequence = o.seq,
-       .first = {o.dp, o.tp, o.cp, o.ac, o.zero, o.accumulate},
-       .fixed_dp = is_given(o, "--dp"),
-       .fixed_tp = is_given(o, "--tp"),
-       .fixed_cp = is_given(o, "--cp"),
-       .fixed_ac = is_given(o, "--ac"),
-       .fixed_zero = is_given(o, "--zero"),
-       .fixed_accumulate = is_given(o, "--accumulate"),
-       .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
-       // What llama_train refuses with --cp is left out.
-       .allows_cp =
-           [&](std::int64_t cp) {
-             return o.seq % (2 * cp) == 0 && o.dropout == 0 && o.lora_dropout == 0;
-           },
-       .estimate =
-           [&](const TrainingLayout& layout) { return estimate_llama(with(o, layout), machine); },
-       .batch_name = "--batch",
-       .text = flags_of});
+  const models::LlamaConfig config = read_config(o.config);
+  const std::int64_t heads = config.num_attention_heads;
+  // All layers are equal unless --freeze tells them apart.
+  const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
+  const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
+    TrainOptions cut = with(o, layout);
+    cut.layers = few;
+    return run_of(cut);
+  };
+  return planning::search({.ranks = gpus,
+                           .machine = machine,
+                           .dp_replicate = o.dp_replicate,
+                           .batch = o.batch,
+                           .sequence = o.seq,
+                           .first = {o.dp, o.tp, o.cp, o.ac, o.zero, o.accumulate},
+                           .fixed_dp = is_given(o, "--dp"),
+                           .fixed_tp = is_given(o, "--tp"),
+                           .fixed_cp = is_given(o, "--cp"),
+                           .fixed_ac = is_given(o, "--ac"),
+                           .fixed_zero = is_given(o, "--zero"),
+                           .fixed_accumulate = is_given(o, "--accumulate"),
+                           .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
+                           // What llama_train refuses with --cp is left out.
+                           .allows_cp =
+                               [&](std::int64_t cp) {
+                                 return o.seq % (2 * cp) == 0 && o.dropout == 0 &&
+                                        o.lora_dropout == 0;
+                               },
+                           .estimate = planning::estimate_by_plans(
+                               cut_run, {layers, "model.layers"}, gpus, plan_options(o, machine)),
+                           .batch_name = "--batch",
+                           .text = flags_of});
 }
 
 std::string flags_of(const TrainingLayout& layout) {

@@ -8,6 +8,7 @@
 #include "tessera/export.h"
 #include "tessera/planning/estimate.h"
 #include "tessera/planning/machine.h"
+#include "tessera/planning/plan.h"
 
 TESSERA_API_BEGIN
 namespace tessera::planning {
@@ -72,6 +73,12 @@ struct Search {
 
 /// "dp 64 × tp 8, ac full, ZeRO-3"; with cp and micro-batches where they are above 1.
 std::string name_of(const TrainingLayout& layout);
+
+/// For SearchSpace::estimate: estimate() by plans of the runs that `run_of` makes of a layout on
+/// `ranks`, of the model with so many layers, 0: with all. `options`: of the whole model.
+std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
+    const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
+    const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
 /// Estimates layouts: tp within a node, each kind of activation checkpointing, ZeRO-2 and 3; where
 /// nothing fits without, also as many micro-batches as it takes; for sequences of 16384 tokens and

@@ -223,6 +223,17 @@ class LayoutSearch {
 
 }  // namespace
 
+std::function<Estimate(const TrainingLayout&)> estimate_by_plans(
+    const std::function<MakeRun(const TrainingLayout&, std::int64_t)>& run_of,
+    const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
+  return [=](const TrainingLayout& layout) {
+    const auto plan_of = [&](std::int64_t layers) {
+      return plan_rank(run_of(layout, layers), ranks, /*rank=*/0, options);
+    };
+    return estimate(plan_of, model, ranks, options);
+  };
+}
+
 Search search(const SearchSpace& space) {
   return LayoutSearch(space).run();
 }
