@@ -10,8 +10,10 @@
 #include <memory>
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
@@ -36,42 +38,68 @@ struct Conv : nn::Module<Conv> {
   nn::Parameter weight, bias;
 };
 
+/// (batch, features) to the same.
+struct Layer : nn::Module<Layer> {
+  Layer(std::int64_t features, std::int64_t hidden)
+      : up(*this, "up", features, hidden), down(*this, "down", hidden, features) {}
+  at::Tensor forward(const at::Tensor& x) { return x + (*down)(at::relu((*up)(x))); }
+  nn::Child<nn::Linear> up, down;
+};
+
 /// Nothing divides by two ranks of each mesh dimension but the batch.
 struct Net : nn::Module<Net> {
   static constexpr std::int64_t kChannels = 5, kSize = 7, kHidden = 333;
   static constexpr std::int64_t kFeatures = kChannels * kSize * kSize;
 
+  explicit Net(std::int64_t depth) {
+    for (std::int64_t i = 0; i < depth; ++i) {
+      layers->push_back(std::make_shared<Layer>(kFeatures, kHidden));
+    }
+  }
   at::Tensor forward(const at::Tensor& images, const at::Tensor& targets) {
-    const at::Tensor features = (*norm)(at::relu((*conv)(images)).flatten(1));
+    const at::Tensor features = (*layers)((*norm)(at::relu((*conv)(images)).flatten(1)));
     return at::mse_loss((*down)(at::relu((*up)(features))), targets);
   }
   nn::Child<Conv> conv{*this, "conv", kChannels};
   nn::Child<nn::LayerNorm> norm{*this, "norm", kFeatures};
+  nn::Child<nn::Sequential> layers{*this, "layers"};
   nn::Child<nn::Linear> up{*this, "up", kFeatures, kHidden};
   nn::Child<nn::Linear> down{*this, "down", kHidden, 3};
 };
 
-/// On the meta device, parallelized over "dp" and "tp".
-inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
-  const auto net = testing::made_on_meta<Net>();
+/// On the meta device, parallelized over "dp" and "tp". `depth`: layers between the norm and the
+/// last MLP.
+inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t depth,
+                                          const fsdp::Options& options = {}) {
+  const auto net = testing::made_on_meta<Net>(depth);
   using namespace tensor_parallel;
-  parallelize_module(*net, mesh["tp"], {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
-  fsdp::fully_shard({&*net->up, &*net->down}, mesh["dp"]);
-  fsdp::fully_shard(*net, mesh["dp"]);
+  parallelize_module(*net, mesh["tp"],
+                     {{"**.up", colwise_parallel()}, {"**.down", rowwise_parallel()}});
+  fsdp::fully_shard({&*net->up, &*net->down}, mesh["dp"], options);
+  fsdp::apply_plan(*net, mesh["dp"], fsdp::plan_units(*net, fsdp::wrap_class<Layer>(), options));
   return net;
 }
 
-/// The samples of a rank.
-inline constexpr std::int64_t kSamples = 16;
+inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
+  return make_deep_net(mesh, /*depth=*/0);
+}
 
-/// The ranks of a tp group have the same samples.
-inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
+/// A step. `samples`: of this rank; the ranks of a tp group have the same.
+inline void train_on(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh,
+                     std::int64_t samples) {
   const double value = 0.1 * static_cast<double>(1 + mesh.local_rank("dp"));
-  const at::Tensor images = at::full({kSamples, 3, Net::kSize, Net::kSize}, value);
+  const at::Tensor images = at::full({samples, 3, Net::kSize, Net::kSize}, value);
   net(images, images.flatten(1).slice(1, 0, 3)).backward();
   optim::clip_grad_norm_(optimizer.parameters(), 1.0);
   optimizer.step();
   optimizer.zero_grad();
+}
+
+/// The samples of a rank, in train_net().
+inline constexpr std::int64_t kSamples = 16;
+
+inline void train_net(Net& net, optim::Optimizer& optimizer, const DeviceMesh& mesh) {
+  train_on(net, optimizer, mesh, kSamples);
 }
 
 }  // namespace tessera::testing

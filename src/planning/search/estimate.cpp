@@ -17,18 +17,32 @@ namespace {
 /// the last one. Two more, so that what goes in pairs shows.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
-/// The name of a moment, with the number of a layer of the second half counted from the end.
-std::string key_of(const std::string& name, const LayeredModel& model) {
+/// The name of a moment with another number of its layer, if it is in one.
+template <class Number>
+std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
+  constexpr std::string_view kDigits = "-0123456789";
   const std::string before = model.container + ".";
   const std::size_t found = name.find(before);
   const std::size_t digits = found + before.size();
-  if (found == std::string::npos || digits == name.find_first_not_of("0123456789", digits)) {
+  if (found == std::string::npos || digits == name.find_first_not_of(kDigits, digits)) {
     return name;
   }
-  const std::size_t end = std::min(name.find_first_not_of("0123456789", digits), name.size());
+  const std::size_t end = std::min(name.find_first_not_of(kDigits, digits), name.size());
   const std::int64_t layer = std::strtoll(name.c_str() + digits, nullptr, 10);
-  const std::int64_t counted = layer < model.layers / 2 ? layer : layer - model.layers;
-  return name.substr(0, digits) + std::to_string(counted) + name.substr(end);
+  return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
+}
+
+/// Layers of the second half are counted from the end: -1 is the last.
+std::string key_of(const std::string& name, const LayeredModel& model) {
+  return renumbered(name, model, [&](std::int64_t layer) {
+    return layer < model.layers / 2 ? layer : layer - model.layers;
+  });
+}
+
+/// The reverse.
+std::string moment_of(const std::string& key, const LayeredModel& model) {
+  return renumbered(key, model,
+                    [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
 }
 
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const LayeredModel& model) {
@@ -62,7 +76,7 @@ Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel
     }
     if (const auto now = std::llround(grown(with_few, same->second)); now > estimate.peak_bytes) {
       estimate.peak_bytes = now;
-      estimate.peak_moment = key;
+      estimate.peak_moment = moment_of(key, model);
     }
   }
   estimate.metrics.step_time_s = grown(few.time->total, more.time->total);

@@ -1,0 +1,152 @@
+// Times, estimates and a search of a model that is no Llama, by plans of it.
+
+#include "tessera/planning/estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <string>
+
+#include "planning/net.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/planning/page.h"
+#include "tessera/planning/search.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+
+namespace tessera {
+namespace {
+
+using planning::TrainingLayout;
+
+constexpr std::int64_t kRanks = 4, kDepth = 9, kBatch = 8192;
+
+/// The training of a net of `layers` layers, 0: of kDepth, with a layout.
+planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
+  return [=](const comm::WorldPtr& world) -> planning::Run {
+    const DeviceMesh mesh = init_device_mesh(world, {layout.dp, layout.tp}, {"dp", "tp"});
+    const fsdp::Options options{.reshard_after_forward = layout.zero == 3};
+    const auto net = testing::make_deep_net(mesh, layers == 0 ? kDepth : layers, options);
+    nn::to_empty(*net, at::kCPU);
+    nn::init_weights(*net, /*seed=*/0);
+    const auto optimizer = std::make_shared<optim::AdamW>(*net, optim::AdamWOptions{});
+    return {net, mesh,
+            [=] { testing::train_on(*net, *optimizer, mesh, kBatch / mesh.size("dp")); }};
+  };
+}
+
+/// Of all layers.
+planning::RankPlan plan_first(const TrainingLayout& layout, const planning::PlanOptions& options) {
+  return planning::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
+}
+
+planning::PlanOptions on_h100s() {
+  return {.machine = planning::machine_of("h100"), .device = "cuda", .tokens = kBatch};
+}
+
+double sum_of(const std::map<std::string, double>& seconds) {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0,
+                         [](double sum, const auto& entry) { return sum + entry.second; });
+}
+
+TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
+  constexpr double kBandwidth = 1e9;
+  const planning::Machine links{.name = "links",
+                                .memory_bytes = 1e15,
+                                .flops_half = 1e30,
+                                .flops_fp32 = 1e30,
+                                .memory_bandwidth = 1e30,
+                                .operator_latency_s = 0,
+                                .link_bandwidth = kBandwidth,
+                                .network_bandwidth = kBandwidth,
+                                .network_share = 1,
+                                .link_latency_s = 0,
+                                .network_latency_s = 0};
+  const planning::RankPlan plan =
+      plan_first({.dp = 1, .tp = 2}, {.machine = links, .device = "cuda"});
+  // In a ring of two each rank sends as many bytes as it puts into an all-reduce.
+  double bytes = 0;
+  for (const auto& [key, traffic] : plan.metrics.comm) {
+    ASSERT_EQ(key.second, "all_reduce");
+    bytes += static_cast<double>(traffic.bytes);
+  }
+  // Each layer's result, and the gradient of its input.
+  EXPECT_GT(bytes, 2.0 * kDepth * kBatch * testing::Net::kFeatures * sizeof(float));
+  const double seconds = bytes / kBandwidth;
+  EXPECT_NEAR(sum_of(plan.time->exposed), seconds, 1e-6 * seconds);
+  EXPECT_NEAR(plan.time->total, seconds, 1e-6 * seconds);
+}
+
+TEST(Exposed, IsLittleWhereLayersAreGatheredWhileOthersCompute) {
+  const planning::StepTime time = *plan_first({.dp = kRanks}, on_h100s()).time;
+  EXPECT_LT(time.exposed.at("dp"), 0.5 * time.communication.at("dp"));
+  EXPECT_NEAR(time.total, time.compute + sum_of(time.exposed), 1e-9);
+}
+
+TEST(Estimate, OfPlansOfFewLayersIsThatOfTheWholeModel) {
+  for (const TrainingLayout& layout :
+       {TrainingLayout{.dp = 4, .tp = 1}, TrainingLayout{.dp = 2, .tp = 2},
+        TrainingLayout{.dp = 1, .tp = 4}, TrainingLayout{.dp = 4, .tp = 1, .zero = 2}}) {
+    SCOPED_TRACE(planning::name_of(layout));
+    const planning::RankPlan whole = plan_first(layout, on_h100s());
+    const planning::Estimate found =
+        planning::estimate_by_plans(run_of, {kDepth, "layers"}, kRanks, on_h100s())(layout);
+    const auto peak = static_cast<double>(whole.memory.peak_bytes);
+    // Blocks are rounded to 512 bytes: the smallest don't grow with each layer.
+    EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
+    EXPECT_EQ(found.peak_moment, whole.memory.peak_moment);
+    EXPECT_NEAR(found.metrics.step_time_s / whole.time->total, 1, 1e-6);
+    EXPECT_NEAR(found.exposed_s / sum_of(whole.time->exposed), 1, 1e-6);
+    EXPECT_NEAR(*found.metrics.mfu / *whole.metrics.mfu, 1, 1e-6);
+  }
+}
+
+/// Layouts of four ranks by plans of few layers.
+planning::SearchSpace space_of(const planning::Machine& machine) {
+  planning::PlanOptions options = on_h100s();
+  options.machine = machine;
+  return {
+      .ranks = kRanks,
+      .machine = machine,
+      .batch = kBatch,
+      .first = {.ac = "none"},
+      .fixed_ac = true,
+      .estimate = planning::estimate_by_plans(run_of, {kDepth, "layers"}, kRanks, options),
+  };
+}
+
+TEST(Search, ByPlansFindsTheFastestLayoutThatFits) {
+  planning::Machine machine = planning::machine_of("h100");
+  machine.reserved_bytes = 0;
+  const planning::Search all = planning::search(space_of(machine));
+  ASSERT_EQ(all.found.size(), 6U);  // tp of 1, 2, 4, each with ZeRO-2 and 3
+  const double fastest = plan_first(all.best().layout, on_h100s()).time->total;
+  for (const planning::FoundLayout& found : all.found) {
+    EXPECT_LE(fastest, (1 + 1e-6) * plan_first(found.layout, on_h100s()).time->total);
+  }
+  machine.memory_bytes = static_cast<double>(all.best().estimate.peak_bytes - 1);
+  const planning::Search less = planning::search(space_of(machine));
+  ASSERT_TRUE(less.best().fits);
+  EXPECT_LE(plan_first(less.best().layout, on_h100s()).memory.peak_bytes, machine.room());
+  EXPECT_GT(less.best().estimate.metrics.step_time_s, fastest);
+}
+
+TEST(Page, NamesTheLayoutsAndTheCollectivesOfTheirMeshDimensions) {
+  const testing::TemporaryFolder dir;
+  planning::write_plan_page(
+      planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s()),
+      planning::search(space_of(planning::machine_of("h100"))),
+      {.name = "a <net>", .layers = kDepth, .configuration = {{"batch", "8192"}}}, dir / "p.html");
+  const std::string page = testing::ReadFile(dir / "p.html");
+  for (const char* part : {"Plan of a &lt;net&gt;: 4 ranks of h100",
+                           "<td>dp</td><td>all_gather</td>", "<td>dp</td><td>reduce_scatter</td>",
+                           "<td>tp</td><td>all_reduce</td>", "dp 2 × tp 2, ac none, ZeRO-3",
+                           "dp 4 × tp 1, ac none, ZeRO-2", "waits for tp", "<dt>batch</dt>"}) {
+    EXPECT_CONTAINS(page, part);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
