@@ -167,7 +167,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
 
 /// A rule for the dimension that argument `arg` names. A scalar has none.
 template <class Rule>
-RuleFunction::Body along(std::size_t arg, Rule rule) {
+RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int ndim = call.tensor(0).ndim();
     if (ndim == 0) {
@@ -249,12 +249,12 @@ Table joining_table() {
           {
               {"cat{,.out}", cat_rule},
               {"stack _stack", stack_rule},
-              {"split.Tensor {split_copy,unsafe_split}.Tensor", along(2, split_rule)},
+              {"split.Tensor {split_copy,unsafe_split}.Tensor", along_dim(2, split_rule)},
               {"{split_with_sizes,split_with_sizes_copy,unsafe_split_with_sizes}",
-               along(2, split_with_sizes_rule)},
-              {"{unbind,unbind_copy}.int", along(1, unbind_rule)},
-              {"{select,select_copy}.int", along(1, select_rule)},
-              {"{slice,slice_copy}.Tensor", along(1, slice_rule)},
+               along_dim(2, split_with_sizes_rule)},
+              {"{unbind,unbind_copy}.int", along_dim(1, unbind_rule)},
+              {"{select,select_copy}.int", along_dim(1, select_rule)},
+              {"{slice,slice_copy}.Tensor", along_dim(1, slice_rule)},
           }};
 }
 
