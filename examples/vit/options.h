@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,20 @@ struct Options {
   std::int64_t batch = 64, dp = 1, tp = 1;
   double lr = 1e-3;
   bool plan = false, json = false;
+
+  /// What all ranks must be started with alike; of folders whether they are given.
+  std::map<std::string, std::string> shared() const {
+    return {{"--config", nlohmann::json(config).dump()},
+            {"--steps", std::to_string(checkpoints.steps)},
+            {"--batch", std::to_string(batch)},
+            {"--dp", std::to_string(dp)},
+            {"--tp", std::to_string(tp)},
+            {"--lr", nlohmann::json(lr).dump()},
+            {"--checkpoint", checkpoints.folder.empty() ? "" : "DIR"},
+            {"--checkpoint-every", std::to_string(checkpoints.every)},
+            {"--resume", checkpoints.resume == training::Resume::kAuto ? "given" : ""},
+            {"--save-hf", save_hf.empty() ? "" : "DIR"}};
+  }
 };
 
 /// Nothing where --help is asked for and printed. Throws Error and CLI::ParseError for what no run

@@ -44,6 +44,7 @@ struct Run {
 void train(const Options& o) {
   observe::count_tensor_memory();  // metrics then have the peak, to compare with a plan's
   const comm::WorldPtr world = comm::world_from_environment();
+  training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
   Run run(o, world);
   const nlohmann::json entries{{"config", o.config}};
