@@ -61,7 +61,7 @@ class Matrices : public nn::Module<Matrices> {
 
 struct Seconds {
   double passed = 0;
-  double of_processor = 0;  ///< of all threads
+  double of_processor = 0;  ///< processor time of all threads
 };
 
 double processor_seconds() {

@@ -52,7 +52,7 @@ def chosen(described, prefixes):
             sys.exit(f"error: '{name}' is of type {each.properties.dtype}, which safetensors has not")
         names[new] = name
     if not names:
-        sys.exit(f"error: no tensor is left of {len(described)} entries, of which the first is "
+        sys.exit(f"error: no tensor is left of {len(described)} entries, beginning with "
                  f"'{min(described, default='')}'; correct --prefix")
     return dict(sorted(names.items())), left_out
 

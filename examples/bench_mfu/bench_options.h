@@ -16,7 +16,7 @@ struct BenchOptions {
   std::int64_t seq = 0;               ///< 0: those of the shapes, 128 of a config
   std::int64_t steps = 6, warmup = 2;
   std::string device = "cpu", peak_flops = "measure";
-  std::vector<std::string> flags;  ///< of llama_train, as they are
+  std::vector<std::string> flags;  ///< passed to llama_train unchanged
   std::string peer;                ///< the script that runs PyTorch's steps; "": none
   std::string out = "bench_mfu";
 };

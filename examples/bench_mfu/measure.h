@@ -21,7 +21,7 @@ struct Figures {
   std::optional<double> mfu{};         ///< torchtitan: 6 (N - N_embedding) + 12 L H Q T a token
   std::optional<double> mfu_causal{};  ///< the same with half of the attention
   std::optional<double> hfu{};         ///< all products that are made, those made again too
-  std::optional<std::int64_t> active_bytes{};  ///< of rank 0, the most in a step
+  std::optional<std::int64_t> active_bytes{};  ///< the most that rank 0 has in a step
   std::int64_t reserved_bytes = 0;
 };
 

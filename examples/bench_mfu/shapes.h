@@ -11,7 +11,7 @@ namespace bench {
 
 /// What others have published for a model.
 struct Shape {
-  std::string_view name;       ///< of --shape
+  std::string_view name;       ///< the value of --shape
   std::string_view config;     ///< config.json
   std::int64_t seq = 0;        ///< tokens a sequence
   std::int64_t batch = 0;      ///< sequences a step and GPU

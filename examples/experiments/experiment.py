@@ -100,7 +100,7 @@ def check_vocabulary(run, home):
         return
     size = config_of(home, run.flags).get("vocab_size", BYTES)
     check(size == BYTES, f"run \"{run.name}\" has {by_bytes[0]} without a tokenizer, and {run.flags['config']} a vocabulary of {size}, "
-          f"of which the bytes of a text are not the tokens; give a tokenizer, or tokens, or a vocabulary of {BYTES}")
+          f"but the tokens of a text are its bytes; give a tokenizer, or tokens, or a vocabulary of {BYTES}")
 
 
 def config_of(home, flags):

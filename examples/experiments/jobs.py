@@ -214,7 +214,7 @@ class Folder:
             process = subprocess.Popen(
                 launcher.command(ranks, flags_file), cwd=launcher.home, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, pass_fds=[self.lock.fileno()],
-                # Tensors' own memory, of which a process has more on a CPU.
+                # The memory of tensors. On a CPU the process itself has more.
                 env=dict(os.environ, TESSERA_COUNT_MEMORY="1"))
             try:
                 status = process.wait()

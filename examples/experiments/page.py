@@ -231,7 +231,7 @@ def method(report):
     text = ""
     if "fp32" in rules:
         text += (f"<p>In fp32 runs may differ by rounding. The reference is run again {report['perturbed']} times from weights "
-                 "of which every second one has its last bit flipped. A sum of n terms in another order is at most √n times such "
+                 "with the last bit of every second one flipped. A sum of n terms in another order is at most √n times such "
                  "a change, in each of three kinds of products, in two runs, and in each of t steps anew: at step t the largest "
                  "change so far times √(6·n·t) is allowed (a unit in the last printed place of it only √(6·t) times), and "
                  "2·√(n·t)·2<sup>−24</sup> of the figure itself. n is the longest sum of a step.</p>")

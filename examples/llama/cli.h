@@ -22,7 +22,7 @@ using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
 /// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group): see
-/// config_file.h. `alternatives`: flags of which a run takes one. `first`: the flags that
+/// config_file.h. `alternatives`: flags that exclude each other. `first`: the flags that
 /// --help shows, while --help-all shows all; {}: --help shows all. Unknown names are errors that
 /// give the nearest valid one, and so are two values of a flag that has one. Throws tessera::Error;
 /// CLI11's Success passes, behind the help that is asked for.

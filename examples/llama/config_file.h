@@ -21,7 +21,7 @@ void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternativ
 /// A flag of a program after parsing, given or not.
 struct ResolvedFlag {
   std::string name;                   ///< without its dashes
-  std::string section;                ///< of the file: the option's group
+  std::string section;                ///< in the file: the option's group
   std::vector<std::string> values{};  ///< none: it is not given, and has no default
   std::string note{};                 ///< why a file must leave it out; "" where it need not
   bool is_list = false, is_number = false, is_switch = false, is_path = false;

@@ -42,7 +42,7 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   return matches;
 }
 
-/// All that is read under one name. What isn't there is told where it is opened.
+/// All that is read under one name. A missing file is an error where it is opened.
 std::vector<std::string> places_read(const std::string& path) {
   std::error_code error;
   std::vector<std::string> places{path};

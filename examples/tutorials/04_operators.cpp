@@ -70,7 +70,7 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 
 // [rule]
 /// On a mesh dimension the product may split the rows of a, the columns of b, or the inner
-/// dimension, of which each rank then has a term of the sum.
+/// dimension. Each rank then has a term of the sum.
 void register_scaled_product() {
   register_rule("tutorial::scaled_product",
                 std::vector<AcceptedPlacements>{

@@ -43,7 +43,7 @@ class RandomAgreement {
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< of the last forward that compared them; empty: none has
+  Counts agreed_;       ///< in the last forward that compared them; empty: none has
   bool draws_ = false;  ///< on any rank
   RowRange rows_;
   bool quiet_ = false;  ///< two forwards have compared them, and nothing was drawn

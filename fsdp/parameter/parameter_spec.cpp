@@ -40,7 +40,7 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                 " comes from; slice both from one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
   TESSERA_CHECK(!share_ranks(outer, mesh), "fully_shard: ", name, " is distributed on ",
                 to_string(outer), ", and was to be split over ", to_string(mesh),
-                " as well, of which that is a part: a dimension splits a tensor once; give this "
+                " as well, which contains it: a dimension splits a tensor once; give this "
                 "parameter the other dimensions by Options::parameter_mesh, or leave it plain");
   const std::vector<std::string>& persistent = data_mesh.persistent().shape().names();
   const std::vector<std::string>& known = root.shape().names();

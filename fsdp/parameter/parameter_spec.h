@@ -27,7 +27,7 @@ struct ParameterSpec {
   DataMesh mesh;
   std::optional<std::int64_t> dim;  ///< that is split over mesh.shard; empty: replicated there
   std::int64_t parts = 1;           ///< equal ones of that dimension, each split (a fused weight)
-  ShardingSpec sharding;            ///< of the tensor that will persist
+  ShardingSpec sharding;            ///< of the persistent tensor
   ShardHome home;
   std::optional<AllGatherExtension> extension;
 };

@@ -164,9 +164,9 @@ class ShardedParameter {
   MakeStandIn make_stand_in_;
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
-  std::uint64_t counted_version_ = 0;  ///< of the shard, as the unsharded tensor has counted it
+  std::uint64_t counted_version_ = 0;  ///< the shard's, as the unsharded tensor has counted it
   int expected_ = 0;                   ///< reductions under way
-  int discarded_ = 0;                  ///< of those, the first: the program has dropped them
+  int discarded_ = 0;                  ///< the program dropped the first so many of these
   /// What represented them in `.grad` when a backward ended; nullptr: nothing.
   const UnreducedGradient* shown_expected_ = nullptr;
   std::vector<at::Tensor> arriving_;  ///< on the host, to be added to the gradient

@@ -23,7 +23,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   UnshardedGradient scattered;
   /// Reductions are under way whose results are to be added.
   bool expects = false;
-  at::Tensor reduced;  ///< of earlier backwards, in the layout of the parameter
+  at::Tensor reduced;  ///< sum of earlier backwards, in the parameter's layout
 
   /// Whether nothing waits any more.
   bool is_settled() const { return !kept && !scattered.local.defined() && !expects; }

@@ -91,10 +91,10 @@ class GatheredState {
   std::optional<BufferPool::Buffer> memory_;
   std::optional<EncodedGather> encoded_;  ///< empty: values are gathered
   PostForwardShard post_forward_;
-  std::uint64_t gathered_versions_ = 0;  ///< of the shards, when they were gathered last
+  std::uint64_t gathered_versions_ = 0;  ///< versions of the shards at the last gather
 
-  comm::Lane lane_ = comm::Lane::kAllGather;    ///< of what was gathered last
-  at::Tensor send_;                             ///< of the all-gather under way
+  comm::Lane lane_ = comm::Lane::kAllGather;    ///< the lane of the last gather
+  at::Tensor send_;                             ///< the input of the all-gather under way
   std::optional<BufferPool::Buffer> sent_;      ///< its memory, if the group's
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel), unless in place
   comm::StreamEventPtr decoded_;                ///< what extensions were given has been read

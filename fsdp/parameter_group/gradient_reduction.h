@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 /// How a group's gradients are reduced, by the settings when the reduction started.
 struct ReductionOptions {
   c10::ScalarType dtype;
-  double divisor = 1;  ///< of the sum over all ranks
+  double divisor = 1;  ///< the sum over all ranks is divided by it
   bool all_reduce =
       true;  ///< false: over replicas in a later reduction, with what comes until then
   bool force_sum = false;                    ///< no part of the division comes before the sum

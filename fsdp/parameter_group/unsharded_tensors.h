@@ -71,7 +71,7 @@ class PostForwardShard {
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
-  DeviceMesh mesh_;  ///< of one dimension, or none: nothing is kept
+  DeviceMesh mesh_;  ///< one dimension; empty: nothing is kept
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< the piece
   at::Tensor sent_;              ///< while the collective reads it

@@ -23,7 +23,7 @@ struct AppliedParameter {
 
 /// A plan's decisions on a module.
 struct AppliedUnit {
-  std::string line;  ///< of the plan's table
+  std::string line;  ///< its line in the plan's table
   DeviceMesh mesh;
   std::vector<AppliedParameter> parameters;
 

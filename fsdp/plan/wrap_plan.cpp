@@ -57,7 +57,7 @@ class UnitChooser {
 
   const ModuleTree& tree_;
   const Policy& policy_;
-  std::vector<std::int64_t> left_;  ///< of each node: elements that no unit has
+  std::vector<std::int64_t> left_;  ///< for each node: elements that no unit has
   std::set<const nn::ParameterSlot*> counted_;
 };
 

@@ -145,7 +145,7 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh) {
   }
   TESSERA_CHECK(all > 0 && !negative, "mean_weight: ", rows, " rows on this rank and ", all,
                 " on all of ", to_string(mesh),
-                "; pass how many rows each rank has, of which some must have at least one");
+                "; pass how many rows each rank has; at least one rank must have some");
   return static_cast<double>(rows) * static_cast<double>(mesh.size()) / static_cast<double>(all);
 }
 

@@ -80,7 +80,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   CommContext& comm_context() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
-  std::vector<Ran> forward_order_;  ///< of graphs whose backward may come
+  std::vector<Ran> forward_order_;  ///< forwards whose graphs may have a backward to come
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< what forward has gathered ahead last
   /// Held by what autograd calls at the end of the backward under way, and goes with it.

@@ -113,13 +113,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< nullptr: no root is known yet
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< of the results of the call under way
+  std::optional<c10::ScalarType> restored_dtype_;  ///< type of the results of the call under way
   /// Modules of this unit that the forward under way has not run yet.
   std::unordered_set<const nn::ModuleBase*> to_run_;
-  bool warned_ = false;  ///< of modules that did not run
+  bool warned_ = false;  ///< about modules that did not run
   /// One for each call under way; nullptr: it is in that of another.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< of the root
+  RandomAgreement random_agreement_;  ///< used in the root alone
   bool warned_of_rows_ = false;
   bool checked_outside_ = false;    ///< the root: that no parameter around it was forgotten
   bool follows_abandoned_ = false;  ///< the root's forward: one that never came to its backward

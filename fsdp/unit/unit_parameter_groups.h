@@ -62,8 +62,7 @@ class UnitParameterGroups {
   /// Keeps pieces for what the step still gathers, where groups keep them.
   void reshard_within_step();
 
-  /// The ranks of `batch`, of which the groups' meshes may be slices, have a part of the batch
-  /// each.
+  /// Each rank of `batch` has a part of the batch. The groups' meshes may be slices of it.
   void set_batch_mesh(const DataMesh& batch);
 
   /// Whether `tensor` is the unsharded one of the parameter in `slot`, allocated or not.

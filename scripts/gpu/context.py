@@ -22,7 +22,7 @@ def add(results, **row):
 
 @dataclasses.dataclass
 class Context:
-    """Of one item: a stage, or a stage for one shape."""
+    """The context of one item: a stage, or a stage for one shape."""
     results: pathlib.Path
     item: str
     rehearse: bool

@@ -21,7 +21,7 @@ class GroupWatch;
 struct GroupInfo {
   std::string name;
   std::vector<int> ranks;  ///< world ranks in group order
-  int rank = 0;            ///< of this rank within the group
+  int rank = 0;            ///< this rank's number in the group
   std::chrono::milliseconds timeout{};
   /// Set for every group whose ranks wait for one another; nullptr for one rank, or for fake ranks.
   std::shared_ptr<GroupWatch> watch{};

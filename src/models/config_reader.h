@@ -62,7 +62,7 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
-  /// The value of a key of which 0 says "none", as null does.
+  /// The value of a key whose 0 means "none", as null does.
   double number_or_zero(const char* key) const {
     return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }

@@ -269,7 +269,7 @@ LlamaConfig read_config(const std::filesystem::path& file) {
                       file.string());
 }
 
-/// Attention runs on whole heads, of which each rank needs equally many.
+/// Attention runs on whole heads. Each rank needs equally many.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;

@@ -34,8 +34,8 @@ std::atomic<std::uint64_t> allocations = 0;
 /// Data that is needed when a block is freed.
 struct Counted {
   TensorBlock block;
-  c10::DataPtr memory;             ///< of libtorch's allocator
-  std::size_t reserved_bytes = 0;  ///< or of the system
+  c10::DataPtr memory;             ///< from libtorch's allocator
+  std::size_t reserved_bytes = 0;  ///< or from the system
 };
 
 /// By address: libtorch's raw allocations know nothing else of a block.

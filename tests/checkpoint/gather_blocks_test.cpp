@@ -49,7 +49,7 @@ const std::vector<Placements> kPlacements = {{Shard{0}, Shard{0}},    {Shard{0},
                                              {Shard{0}, Replicate{}}, {Replicate{}, Shard{0}},
                                              {Shard{1}, Replicate{}}, {Replicate{}, Replicate{}}};
 
-TEST(GatherBlocks, BringsEveryPlacementWhole) {
+TEST(GatherBlocks, GathersTheWholeTensorFromEveryPlacement) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     for (const auto& sizes : {Sizes{8, 4}, Sizes{7, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
       for (const auto& placements : kPlacements) {

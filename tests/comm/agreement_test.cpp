@@ -87,7 +87,7 @@ TEST(Agreement, TellsAllRanksOfTheFirstFailure) {
   });
 }
 
-TEST(Agreement, GivesAnErrorWithoutAMessageOne) {
+TEST(Agreement, FillsInAMissingErrorMessage) {
   RunRanks(2, [](Rank& rank) {
     const auto failure = first_failure(*group_of_all(*rank.world()), c10::kCPU, [&] {
       if (rank.rank() == 1) {

@@ -241,7 +241,7 @@ TEST_P(Collectives, SeveralUnderWayAtOnce) {
   });
 }
 
-TEST_P(Collectives, ADroppedWorkIsNoHindrance) {
+TEST_P(Collectives, ADroppedWorkDoesNotBlockLaterCalls) {
   RunRanks(ranks(), [](Rank& rank) {
     for (int i = 0; i < 3; ++i) {
       group_of_all(*rank.world())->all_reduce(at::full({10}, 1.0), ReduceOp::kSum);

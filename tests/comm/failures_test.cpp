@@ -131,7 +131,7 @@ std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   });
 }
 
-TEST(Mismatch, OfTheCollectiveIsNamedOnEveryRank) {
+TEST(Mismatch, CollectiveMismatchIsNamedOnEveryRank) {
   const auto errors =
       errors_when_rank_1_calls([](Rank& rank) { group_of_all(*rank.world())->barrier(); });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("the ranks disagree"), HasSubstr("all_reduce (call 2"),
@@ -139,33 +139,33 @@ TEST(Mismatch, OfTheCollectiveIsNamedOnEveryRank) {
                                  Not(HasSubstr("root")))));
 }
 
-TEST(Mismatch, OfTheSizeIsNamedOnEveryRank) {
+TEST(Mismatch, SizeMismatchIsNamedOnEveryRank) {
   const auto errors = errors_when_rank_1_calls([](Rank& rank) { sum(rank, 5'000'000); });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("4 elements"), HasSubstr("5000000 elements"))));
 }
 
-TEST(Mismatch, OfTheTypeIsNamedOnEveryRank) {
+TEST(Mismatch, TypeMismatchIsNamedOnEveryRank) {
   const auto errors = errors_when_rank_1_calls([](Rank& rank) {
     group_of_all(*rank.world())->all_reduce(at::zeros({4}, at::kLong), ReduceOp::kSum)->wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("Float"), HasSubstr("Long"))));
 }
 
-TEST(Mismatch, OfTheReductionIsNamedOnEveryRank) {
+TEST(Mismatch, ReductionMismatchIsNamedOnEveryRank) {
   const auto errors = errors_when_rank_1_calls([](Rank& rank) {
     group_of_all(*rank.world())->all_reduce(at::zeros({4}), ReduceOp::kMax)->wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("sum"), HasSubstr("max"))));
 }
 
-TEST(Mismatch, OfTheRootIsNamedOnEveryRank) {
+TEST(Mismatch, RootMismatchIsNamedOnEveryRank) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     group_of_all(*rank.world())->broadcast(at::zeros({4}), rank.rank() == 2 ? 1 : 0)->wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("root 0"), HasSubstr("root 1"))));
 }
 
-TEST(Mismatch, OfAllToAllsCountsIsNamedOnEveryRank) {
+TEST(Mismatch, AllToAllCountMismatchIsNamedOnEveryRank) {
   const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
     // Rank 2 sends three elements to rank 0, which expects one.
     const std::vector<std::int64_t> ones = {1, 1, 1};

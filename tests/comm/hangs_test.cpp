@@ -340,7 +340,7 @@ TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(FlightRecords, OfAnEarlierJobStayMappedWhenALaterOneUsesTheFolder) {
+TEST(FlightRecords, AnEarlierJobsStayMappedWhenALaterJobUsesTheFolder) {
   const testing::TemporaryFolder folder;
   const RecordPtr earlier = make_record({}, 1, folder.path());
   const RecordPtr later = make_record({}, 1, folder.path());

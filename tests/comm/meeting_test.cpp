@@ -51,7 +51,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
 }
 
 // Rank 2 is in its first group of the name when rank 1 is in its second.
-TEST(AllComeAtOnce, RanksOfAGroupMayHaveBeenInDifferentlyManyBefore) {
+TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
     const int r = rank.rank();

@@ -92,7 +92,7 @@ TEST(WorldEnd, WhatAbortThrowsDoesNotHideTheExceptionThatLeavesTheScope) {
   EXPECT_THROWN(std::runtime_error, leave(), "the data are damaged");
 }
 
-TEST(WorldEnd, AScopeWithinTheCleanUpAfterAnExceptionIsOneThatEndsWell) {
+TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   const WorldPtr world = thread_worlds(1).front();
   struct CleanUp {
     WorldPtr world;

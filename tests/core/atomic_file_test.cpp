@@ -104,7 +104,7 @@ TEST(AtomicFile, LeavesWhatAWriterOfAnotherHostHasOpen) {
   EXPECT_EQ(ReadFile(folder / ".f.tmp-another-host-17-0"), "half");
 }
 
-TEST(AtomicFile, IsNewOrLeftAlone) {
+TEST(AtomicFile, AnExistingFileIsNotReplacedByANewOne) {
   const TemporaryFolder folder;
   EXPECT_TRUE(write_new_file(folder / "f", "first"));
   EXPECT_FALSE(write_new_file(folder / "f", "second"));

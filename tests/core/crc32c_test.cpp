@@ -30,7 +30,7 @@ TEST(Crc32c, IsThatOfTheStandard) {
   }
 }
 
-TEST(Crc32c, IsTheSameInEveryWayAndPieceByPiece) {
+TEST(Crc32c, EveryWayAndEveryCutGiveTheSameSum) {
   std::string text;
   for (unsigned i = 0; i < 40'000; ++i) {  // more than is summed in one go
     text.push_back(static_cast<char>(i * i / 7));
@@ -53,7 +53,7 @@ TEST(Crc32c, IsTheSameInEveryWayAndPieceByPiece) {
   }
 }
 
-TEST(Crc32c, IsTakenInTheFirstWay) {
+TEST(Crc32c, UsesTheFastestWay) {
   EXPECT_EQ(std::string(crc32c_ways().back().name), "table");
   const std::string text(5000, 'x');
   EXPECT_EQ(crc32c(std::as_bytes(std::span(text))), SumOf(crc32c_ways().front(), text));

@@ -117,7 +117,7 @@ TEST(PromptCompletions, BeginAndEndWithSeveralTokens) {
   EXPECT_ERROR(SampleOf("{}", {.end = {}}), "PromptOptions::end is empty");
 }
 
-TEST(PromptCompletions, AnEmptyPromptTeachesNothingOfTheFirstToken) {
+TEST(PromptCompletions, AnEmptyPromptLeavesTheFirstTokenOutOfTheTargets) {
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})").second,
             (Tokens{'y', 0, -100, -100, -100, -100}));
   EXPECT_EQ(SampleOf(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}).second,

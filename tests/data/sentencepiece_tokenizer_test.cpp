@@ -38,7 +38,7 @@ TEST(SentencePieceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->end_tokens(), std::vector<std::int64_t>{2});
 }
 
-TEST(SentencePieceTokenizer, FindsSpecialTokensInATexts) {
+TEST(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   testing::TemporaryFolder folder;
   testing::WriteFile(folder / "tokenizer.model", SmallModel());
   const auto ids = [&](const char* text) {

@@ -118,16 +118,16 @@ enum class StyleKind {
   kPrepareInput,
   kPrepareOutput,
   kFusedColwise,
-  kExperts,  ///< of a user's own
+  kExperts,  ///< a user's own style
 };
 
 struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< of kRowwise: its plain input is this rank's features
-  std::int64_t dim = 1;     ///< of kSequence, and of kExperts: 0: whole experts
-  std::int64_t parts = 1;   ///< of kFusedColwise
+  bool takes_part = false;  ///< for kRowwise: its plain input is this rank's features
+  std::int64_t dim = 1;     ///< for kSequence, and for kExperts: 0: whole experts
+  std::int64_t parts = 1;   ///< for kFusedColwise
 };
 
 struct PlanEntry {

@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
   app.add_option("--only", arguments.only, "This case alone");
   app.add_option("--processes", arguments.search.processes);
   app.add_option("--seconds", arguments.search.seconds, "No case begins later; 0: all run");
-  app.add_option("--timeout", arguments.search.timeout, "Of a wait for peers, in seconds");
+  app.add_option("--timeout", arguments.search.timeout, "The longest wait for peers, in seconds");
   app.add_option("--set", arguments.set,
                  "Decisions: NAME=LABEL,... ; without a label: the simplest; *: all others");
   app.add_flag("--refusals", arguments.refusals, "List what was refused, too");

@@ -225,7 +225,7 @@ class SubfoldersOfALayer(unittest.TestCase):
                             "src/layer/a.cpp": ["tessera/layer/all.h"]})
         self.assertEqual(layer.backward([".", "high"]), ["src/layer/a.cpp includes tessera/layer/all.h: . uses high"])
 
-    def test_a_circle_has_no_order(self):
+    def test_a_circular_include_is_found_in_any_order(self):
         layer = self.layer({"src/layer/one/a.h": ["two/b.h"], "src/layer/two/b.h": ["../one/a.h"]})
         self.assertEqual([len(layer.backward(order)) for order in (["one", "two"], ["two", "one"])], [1, 1])
 

@@ -66,7 +66,7 @@ class Versions(unittest.TestCase):
         self.assertEqual(done.stderr, f"setup: torch 2.99 is not tested: {' '.join(known_versions())} are; another can be used "
                                       "with --libtorch DIR and cmake -DTESSERA_ANY_TORCH=ON\n")
 
-    def test_the_readme_names_them(self):
+    def test_the_readme_names_the_tested_versions(self):
         readme = " ".join((ROOT / "README.md").read_text().split())
         self.assertIn(f"those that are tested: {', '.join(known_versions())}", readme)
 

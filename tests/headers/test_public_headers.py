@@ -41,7 +41,7 @@ class PublicHeaders(unittest.TestCase):
     def test_the_umbrella_includes_each_of_them_and_nothing_else(self):
         self.assertEqual(includes("tessera/tessera.hpp"), public_headers())
 
-    def test_all_that_they_declare_is_exported(self):
+    def test_all_declarations_are_exported(self):
         for path in sorted(INCLUDE.rglob("*.h")):
             text = path.read_text()
             with self.subTest(header=path.relative_to(INCLUDE).as_posix()):
@@ -50,7 +50,7 @@ class PublicHeaders(unittest.TestCase):
                     self.assertEqual((marks[0], marks[-1]), ("TESSERA_API_BEGIN", "TESSERA_API_END"))
                     self.assertEqual(len(marks), 2 + marks.count("namespace tessera"))
 
-    def test_what_is_exported_is_so_from_its_first_declaration(self):
+    def test_first_declarations_are_exported_too(self):
         # g++ decides by that one.
         exported = {name for _, text in sources() if BEGIN in text for name in declared(text, r"[^;{]*\{")}
         for path, text in sources():
@@ -58,7 +58,7 @@ class PublicHeaders(unittest.TestCase):
                 with self.subTest(file=path.relative_to(ROOT).as_posix()):
                     self.assertEqual(declared(text, ";") & exported, set())
 
-    def test_they_include_no_internal_header(self):
+    def test_no_public_header_includes_an_internal_one(self):
         # nn::MetaDevice is a scope that holds one of dtensor's; Linear and Hooked have a base that
         # tensor parallelism knows both by, and Hooked makes parts of what it holds; scopes that a
         # backward takes along are CarriedScopes;

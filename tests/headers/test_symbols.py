@@ -23,7 +23,7 @@ def changed(name, what):
 
 
 class Names(unittest.TestCase):
-    def test_nothing_has_changed(self):
+    def test_no_change_needs_no_entry(self):
         self.assertEqual(unnamed(OLD, ""), [])
 
     def test_a_default_of_a_field_is_named_with_its_class(self):
@@ -31,10 +31,10 @@ class Names(unittest.TestCase):
         self.assertEqual(unnamed(new, "`lr` and `Options` and Options::lr"), ["tessera::Options::lr"] * 2)
         self.assertEqual(unnamed(new, "`optim::Options::lr`"), [])
 
-    def test_the_order_of_fields_counts(self):
+    def test_another_order_of_fields_needs_an_entry(self):
         self.assertEqual(unnamed(changed("tessera::Options", "struct { eps, lr }"), ""), ["tessera::Options"] * 2)
 
-    def test_an_overload_counts(self):
+    def test_a_new_overload_needs_an_entry(self):
         new = [*OLD, "tessera::save | void (int, bool)"]
         self.assertEqual(unnamed(new, "`save_all`, `resave`"), ["tessera::save"])
         self.assertEqual(unnamed(new, "`save(rank, always)`"), [])
@@ -44,7 +44,7 @@ class Names(unittest.TestCase):
         self.assertEqual(unnamed(new, "`Schedule`"), ["tessera::Schedule::Schedule"] * 2)
         self.assertEqual(unnamed(new, "`Schedule(options)`"), [])
 
-    def test_a_class_that_goes_is_named_once(self):
+    def test_a_removed_class_is_named_once(self):
         new = [line for line in OLD if "Schedule" not in line]
         self.assertEqual(len(unnamed(new, "")), 2)
         self.assertEqual(unnamed(new, "`Schedule`"), [])

@@ -47,7 +47,7 @@ TEST(GraphNodeCanary, IsFoundByItsClass) {
   EXPECT_EQ(node_cast<Other>(y.grad_fn()), nullptr);
 }
 
-TEST(GraphNodeCanary, OfALongChainIsFreedWithoutALongStack) {
+TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
   at::Tensor x = at::ones({1}).requires_grad_();
   for (int i = 0; i < 300'000; ++i) {
     x = times(x, 1);

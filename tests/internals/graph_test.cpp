@@ -107,7 +107,7 @@ at::Tensor times_kept(const at::Tensor& x, const at::Tensor& factor) {
   return result;
 }
 
-TEST(SavedTensorCanary, IsGivenBackInBackwardOnce) {
+TEST(SavedTensorCanary, IsReturnedOnceInBackward) {
   const at::Tensor x = leaf();
   const at::Tensor y = times_kept(x, at::full({2}, 3.0));
   y.sum().backward();

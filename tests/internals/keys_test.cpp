@@ -78,7 +78,7 @@ TEST(KeyScopesCanary, IncludeAndExclude) {
   EXPECT_FALSE(is_below_autograd());
 }
 
-TEST(KeyScopesCanary, RestoreThoseOfAnotherTime) {
+TEST(KeyScopesCanary, RestoreEarlierKeys) {
   const KeysOfThread before = keys_of_thread();
   const IncludeKeys include(kDistributedKey);
   const KeysOfThread within = keys_of_thread();

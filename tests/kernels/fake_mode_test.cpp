@@ -43,7 +43,7 @@ TEST(FakeMode, SeesAConvolutionAndALayerNormAsOneOperatorEach) {
   EXPECT_EQ(names, (std::vector<std::string>{"aten::convolution", "aten::native_layer_norm"}));
 }
 
-TEST(FakeMode, OfAGpuTellsOfTheKernelsThatRunThere) {
+TEST(FakeMode, ReportsTheKernelsThatRunOnAGpu) {
   std::vector<std::string> names;
   const FakeMode fake(c10::DeviceType::CUDA, [&](const FakeCall& call) {
     names.push_back(call.name);

@@ -75,7 +75,7 @@ TEST_P(Products, AddmmAddsABroadcastTerm) {
   }
 }
 
-TEST_P(Products, AddmmInPlaceAddsToWhatIsThere) {
+TEST_P(Products, AddmmInPlaceAddsToItsTensor) {
   for (const Sizes& s : kSizes) {
     const at::Tensor x = a(s);
     const at::Tensor y = b(s);
@@ -86,14 +86,14 @@ TEST_P(Products, AddmmInPlaceAddsToWhatIsThere) {
   }
 }
 
-TEST(ProductsOnce, OfBetaZeroDoNotReadTheTerm) {
+TEST(ProductsOnce, DoNotReadTheTermIfBetaIsZero) {
   const at::Tensor x = at::randn({200, 200});
   const at::Tensor nan = at::full({200, 200}, std::nan(""));
   expect_near(at::addmm(nan, x, x, 0), in_double(x, x), 200);
   expect_near(nan.clone().addmm_(x, x, 0), in_double(x, x), 200);
 }
 
-TEST(ProductsOnce, OfPartsOfRowsAreThoseOfCopies) {
+TEST(ProductsOnce, AreRightForPartsOfRows) {
   const at::Tensor wide = at::randn({256, 512});
   const at::Tensor part = wide.narrow(1, 100, 256);
   expect_near(at::mm(part, part), in_double(part, part), 256);
@@ -114,7 +114,7 @@ TEST(ProductsOnce, KeepLibtorchsMessages) {
   }
 }
 
-TEST(ProductsOnce, OfOtherTypesAreLibtorchs) {
+TEST(ProductsOnce, LeaveOtherTypesToLibtorch) {
   for (const at::ScalarType type : {at::kDouble, at::kBFloat16, at::kComplexFloat}) {
     const at::Tensor x = at::randn({160, 160}, type);
     EXPECT_TRUE(at::equal(at::mm(x, x), libtorch::mm(x, x))) << type;
@@ -135,7 +135,7 @@ TEST(ProductsOnce, HaveTheSameBitsInEveryCall) {
   EXPECT_TRUE(at::equal(at::mm(x, x.t()), at::mm(x, x.t())));
 }
 
-TEST(ProductsOnce, OfFewMultiplicationsOrOneRowStayWithMkl) {
+TEST(ProductsOnce, LeaveFewMultiplicationsAndOneRowToMkl) {
   EXPECT_FALSE(gains_from_onednn(64, 64, 64));
   EXPECT_FALSE(gains_from_onednn(1, 4096, 4096));
   EXPECT_FALSE(gains_from_onednn(4096, 4096, 7));

@@ -120,7 +120,7 @@ TEST(FillRandom, APartGetsItsElementsOfTheWhole) {
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
 }
 
-TEST(FillRandom, SeveralBoxesGoWhereTheyLie) {
+TEST(FillRandom, FillsSeveralBoxesAtTheirPlaces) {
   const at::Tensor whole = filled({8, 3}, Normal{0, 1});
   const at::Tensor part = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
@@ -169,7 +169,7 @@ TEST(Dropout, KeepsTheRestScaled) {
   EXPECT_TRUE(y.allclose(x * kept / 0.75, 1e-15));
 }
 
-TEST(Dropout, OfAPartIsThePartOfTheWhole) {
+TEST(Dropout, DropsInAPartWhatItDropsInTheWhole) {
   const at::Tensor x = at::rand({6, 8});
   const at::Tensor whole = dropout(x, GlobalPlace::whole({6, 8}), 0.5, kKey);
   const at::Tensor part =

@@ -91,7 +91,7 @@ TEST(ParseConfig, TakesNullKeyValueHeadsForThoseOfTheQueries) {
   }
 }
 
-TEST(SpecialTokens, AreThoseOfGenerationWhereItHasThem) {
+TEST(SpecialTokens, ComeFromTheGenerationConfigIfItHasThem) {
   const testing::TemporaryFolder dir;
   const auto read = [&](const Json& json) { return read_special_tokens(dir.path(), Parse(json)); };
   EXPECT_TRUE(read(Valid()).begin.empty());
@@ -173,7 +173,7 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
   EXPECT_ERROR(Parse(mistral), "\"attention_bias\" of a mistral is not implemented");
 }
 
-TEST(Tokenizer, OfBytesIsForModelsOfBytesAndNewOnes) {
+TEST(Tokenizer, ReadsBytesForByteModelsAndNewModels) {
   const LlamaConfig bytes = Parse(With("vocab_size", 256));
   const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_EQ(open_tokenizer("", "", bytes, /*new_to_text=*/false)->vocabulary(), 256);

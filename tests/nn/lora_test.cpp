@@ -36,7 +36,7 @@ struct AdaptedMlp final : Module<AdaptedMlp> {
   Child<Linear> down{*this, "down", 7, 5};
 };
 
-TEST(Lora, BeginsAsNothingBesideFrozenWeights) {
+TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
   AdaptedMlp plain, adapted;
   init_weights(plain, 3);
   apply_lora(adapted, {.rank = 2, .alpha = 6, .targets = {"up", "d*"}, .dropout = 0.1});

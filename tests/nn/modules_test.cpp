@@ -78,7 +78,7 @@ TEST(Dropout, ReplaysACall) {
   EXPECT_TRUE(module(x).equal(first));
 }
 
-TEST(Dropout, OfTwoModulesIsIndependent) {
+TEST(Dropout, TwoModulesDrawIndependently) {
   auto a = std::make_shared<Dropout>(0.5);
   auto b = std::make_shared<Dropout>(0.5);
   Sequential both(a, b);
@@ -87,7 +87,7 @@ TEST(Dropout, OfTwoModulesIsIndependent) {
   EXPECT_FALSE((*a)(x).equal((*b)(x)));
 }
 
-TEST(Dropout, OfTwoUninitialisedModulesIsIndependent) {
+TEST(Dropout, TwoUninitialisedModulesDrawIndependently) {
   struct Both : Module<Both> {
     std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
     Child<Dropout> a{*this, "a", 0.5}, b{*this, "b", 0.5};
@@ -107,7 +107,7 @@ struct DropBlock : Module<DropBlock> {
   Child<Dropout> drop{*this, "drop", 0.5};
 };
 
-TEST(Dropout, TakesItsNameInTheWholeModelWhateverWasAskedOfAPartBefore) {
+TEST(Dropout, TakesItsNameInTheWholeModelAfterAPartWasAskedForNames) {
   const auto masks = [](bool ask_parts) {
     struct Two : Module<Two> {
       std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }

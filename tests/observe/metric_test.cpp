@@ -93,7 +93,7 @@ TEST(Metric, RefusesStatesThatWouldCountTwice) {
   EXPECT_ERROR(bad.add_from_one(), "the state 'b' of a metric is summed over ranks");
 }
 
-TEST(Metric, GoesThroughASaveWithoutBeingSynchronisedAndToAnyNumberOfRanks) {
+TEST(Metric, IsSavedUnsynchronisedAndLoadedOnAnyNumberOfRanks) {
   const TemporaryFolder dir;
   const auto filled = [] {
     auto linear = std::make_unique<nn::Linear>(2, 3);

@@ -11,7 +11,7 @@
 namespace tessera::observe {
 namespace {
 
-TEST(TensorMemory, CountsWhatIsThereAndTheMostSinceItWasAsked) {
+TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {
   count_tensor_memory();
   const std::int64_t before = *tensor_bytes();
   take_peak_tensor_bytes();
@@ -22,7 +22,7 @@ TEST(TensorMemory, CountsWhatIsThereAndTheMostSinceItWasAsked) {
   EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large one was before
 }
 
-TEST(TensorMemory, TellsOfEachBlockInMultiplesOfTheGranularity) {
+TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   std::vector<TensorBlock> told;
   count_tensor_memory(
       {.granularity = 512, .observer = [&](const TensorBlock& block) { told.push_back(block); }});
@@ -50,7 +50,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   count_tensor_memory();
 }
 
-TEST(TensorMemory, ATensorOfNothingIsNoBlock) {
+TEST(TensorMemory, AnEmptyTensorIsNoBlock) {
   std::vector<TensorBlock> told;
   count_tensor_memory({.observer = [&](const TensorBlock& block) { told.push_back(block); }});
   at::zeros({0, 5});

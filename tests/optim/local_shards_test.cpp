@@ -16,7 +16,7 @@ TEST(MergeAdjoining, JoinsNeighboursInMemory) {
   EXPECT_TRUE(runs[1].equal(at::ones({2})));
 }
 
-TEST(MergeAdjoining, KeepsApartWhatHasAGapAnOrderOrATypeOfItsOwn) {
+TEST(MergeAdjoining, KeepsPiecesApartThatHaveAGapOrDifferInOrderOrType) {
   const at::Tensor buffer = at::arange(12, at::kFloat);
   const at::Tensor first = buffer.narrow(0, 0, 4);
   EXPECT_EQ(merge_adjoining({first, buffer.narrow(0, 5, 4)}).size(), 2U);
@@ -36,7 +36,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
 }
 
 // A step of one of them alone, whose counters then differ; gradients that lie apart and together.
-TEST(AdamW, UpdatesNeighboursAsIfTheyWereNone) {
+TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
     const std::vector<nn::SlotPtr> reference{slot_of(buffer.narrow(0, 0, 6).view({2, 3})),

@@ -1,4 +1,4 @@
-// The search over layouts of which an arithmetic estimate says what they take.
+// The search over layouts, with an arithmetic estimate of what each takes.
 
 #include "tessera/planning/search.h"
 
@@ -37,7 +37,7 @@ TEST(Search, TheFastestThatFitsIsFirst) {
   EXPECT_EQ(planning::name_of(found.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
 }
 
-TEST(Search, WhatTakesMoreThanWhatIsTooLargeIsNotEstimated) {
+TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkipped) {
   const planning::Search found = planning::search(space(600));
   for (const FoundLayout& each : found.found) {
     EXPECT_EQ(each.fits, each.estimate.peak_bytes <= 600);

@@ -54,7 +54,7 @@ struct Call final : at::ObserverContext {
   std::vector<Range> reads;
   std::vector<Range> writes;
   std::int64_t inner = 0;  ///< the elements that a product sums over
-  std::int64_t calls = 0;  ///< of operators, when it began
+  std::int64_t calls = 0;  ///< operators called when it began
 };
 
 thread_local std::int64_t calls = 0;

@@ -69,7 +69,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
                "a DeclaringMlp on 2 ranks");
 }
 
-TEST(DeclaredPlan, IsAskedForWhereThereIsNone) {
+TEST(DeclaredPlan, IsRequiredIfNoPlanIsGiven) {
   nn::Linear linear(4, 4);
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
   EXPECT_ERROR(parallelize_module(linear, mesh), "no plan was given",

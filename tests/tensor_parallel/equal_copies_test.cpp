@@ -126,7 +126,7 @@ TEST(Copies, AreComparedForReplicatedStylesToo) {
   EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
 }
 
-TEST(Copies, MayBeExpertsInstead) {
+TEST(Copies, MayDifferIfMarkedDistinct) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     Filled<HeadsModel> model;
     model.norm->weight->detach().fill_(rank.rank() + 1.0);

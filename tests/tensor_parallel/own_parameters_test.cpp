@@ -69,7 +69,7 @@ void expect_as_alone(Encoder& model) {
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRank) {
+TEST(OwnParameters, InAContainerHaveTheGradientsOfOneRank) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [](Rank& rank) {
       Encoder model;
@@ -79,7 +79,7 @@ TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRank) {
   }
 }
 
-TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRankUnderFsdp) {
+TEST(OwnParameters, InAContainerHaveTheGradientsOfOneRankUnderFsdp) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
     parallelize_module(model, mesh["tp"], plan());
@@ -91,7 +91,7 @@ TEST(OwnParameters, OfAContainerHaveTheGradientsOfOneRankUnderFsdp) {
   });
 }
 
-TEST(OwnParameters, OfABlockMayBeNamedByAStyle) {
+TEST(OwnParameters, InABlockMayBeNamedByAStyle) {
   RunRanks(2, [](Rank& rank) {
     Encoder model;
     ParallelizePlan styles = plan();
@@ -122,7 +122,7 @@ TEST(OwnParameters, MayBePlacedByAnEntryBesideThoseOfTheModulesBelow) {
   }
 }
 
-TEST(OwnParameters, OfInnerModulesFollowTheInnermostEntry) {
+TEST(OwnParameters, FollowTheInnermostEntry) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     Encoder model;
     const PlanTable table = check_plan(model, mesh,

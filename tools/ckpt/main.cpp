@@ -134,9 +134,9 @@ int run(int argc, char** argv) {
   exporting->add_option("OUT", arguments.other, "The folder to be written")->required();
   exporting->add_option("--config", arguments.config, "The config.json of the model");
   exporting->add_option("--model", arguments.model,
-                        "A Hugging Face folder of which config.json and the tokenizer's files are "
-                        "taken");
-  exporting->add_option("--dtype", arguments.dtype, "Of the weights; fp32 without it")
+                        "A Hugging Face folder whose config.json and tokenizer's files are taken");
+  exporting
+      ->add_option("--dtype", arguments.dtype, "Type of the weights: fp32, bf16 or fp16 (fp32)")
       ->check(CLI::IsMember(kTypes));
   add("diff", "Says in which tensors two steps differ", diff)
       ->add_option("OTHER", arguments.other, "The other step")

@@ -66,7 +66,7 @@ std::string TextWriter::json_of(const GrowingText& text) const {
                                        {"text", text.text()},
                                        {"tokens", text.tokens()},
                                        {"finish", text.stopped() ? "stop" : ended}};
-  // Tokens may be bytes, of which some are no character.
+  // Tokens may be bytes. Some bytes are no character.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

@@ -89,7 +89,7 @@ std::optional<planning::Machine> calibrated(const std::string& file, const Train
   return machine;
 }
 
-/// With all four degrees, of which the mesh has those above 1.
+/// With all four degrees. The mesh has those above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const TrainOptions& o, const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));

@@ -78,7 +78,7 @@ class CompressedStream : public ByteStream {
                   consumed(), " (", reason, "); copy or make it again");
   }
 
-  std::span<unsigned char> input_;  ///< of the buffer, what has not been decompressed
+  std::span<unsigned char> input_;  ///< the part of buffer_ that is not decompressed yet
 
  private:
   InputFile file_;

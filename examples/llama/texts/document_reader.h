@@ -16,15 +16,15 @@ namespace llama {
 
 /// Where a piece begins.
 struct PiecePlace {
-  std::size_t file = 0;      ///< of the list
+  std::size_t file = 0;      ///< its place in the list of files
   std::uint64_t offset = 0;  ///< in the contents of the file
-  std::uint64_t line = 1;    ///< of a JSONL file
+  std::uint64_t line = 1;    ///< line number in a JSONL file
 };
 
 /// A document, or a part of a text file that is too long to be tokenized at once.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< of a JSONL file: the line
+  std::string text;  ///< in a JSONL file the whole line
   bool is_json = false;
   bool begins = true, ends = true;  ///< a document begins, or ends, with this piece
 };
@@ -65,9 +65,9 @@ class DocumentReader {
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
   std::string buffer_;          ///< contents, as far as they have been read
-  std::size_t begin_ = 0;       ///< of what has not been taken: at place_
-  bool at_end_ = false;         ///< of the file: the buffer has all that is left
-  std::uint64_t consumed_ = 0;  ///< of the files before
+  std::size_t begin_ = 0;       ///< where the rest to be taken begins: at place_
+  bool at_end_ = false;         ///< the buffer has all that is left of the file
+  std::uint64_t consumed_ = 0;  ///< bytes of the files before
 };
 
 }  // namespace llama

@@ -137,8 +137,8 @@ class Pipeline {
   DocumentReader reader_;
   Progress progress_;
   std::vector<Piece> pieces_;  ///< of the next chunk
-  std::size_t bytes_ = 0;      ///< of these
-  std::size_t under_way_ = 0;  ///< of the chunks
+  std::size_t bytes_ = 0;      ///< size of pieces_
+  std::size_t under_way_ = 0;  ///< size of chunks_
   std::deque<Chunk> chunks_;
 };
 

@@ -14,9 +14,9 @@ namespace llama {
 /// From pieces to tokens. Immutable: threads share it.
 struct PieceEncoder {
   tessera::data::TokenizerPtr tokenizer;
-  std::vector<std::int64_t> begin, end;  ///< of documents
+  std::vector<std::int64_t> begin, end;  ///< tokens around each document
   std::vector<std::string> files;        ///< for messages
-  std::string field;                     ///< of objects in JSONL
+  std::string field;                     ///< the one with the text, in JSONL objects
 
   /// None for a document without text. Throws Error, with file and line, for a line that is not an
   /// object with such a text.

@@ -26,7 +26,7 @@ void declare(CLI::App& app, TokenizeOptions& o) {
       ->option_text("FILES...");
   app.add_flag("--jsonl", o.jsonl,
                "All files are JSONL (those named .jsonl, .json or .ndjson, also with .gz or .zst)");
-  app.add_option("--field", o.field, "Of an object in JSONL, the one with the text (text)");
+  app.add_option("--field", o.field, "The field of a JSONL object that has the text (text)");
   app.add_flag("--bos,!--no-bos", o.bos, "Documents begin with the tokenizer's begin token (no)");
   app.add_flag("--eos,!--no-eos", o.eos, "Documents end with the end token (yes)");
   app.add_option("--eos-token", o.eos_token,

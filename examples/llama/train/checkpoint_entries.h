@@ -1,4 +1,4 @@
-// What the checkpoints of llama_train say beside tensors: of which data, model and flags they are.
+// What the checkpoints of llama_train say beside tensors: their data, model and flags.
 
 #pragma once
 

@@ -44,7 +44,7 @@ struct LlamaRun {
   tessera::DeviceMesh data_ranks;   ///< 1-D: the ranks that hold different tokens
   Config config;
   TrainingData data;
-  std::int64_t rows, first_row;  ///< of each batch, this rank's
+  std::int64_t rows, first_row;  ///< this rank's part of each batch
   std::shared_ptr<Llama> model;
   std::unique_ptr<tessera::optim::Optimizer> optimizer;
   tessera::training::TrainState state;

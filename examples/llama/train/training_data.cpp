@@ -193,7 +193,7 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   return data;
 }
 
-/// Messages say of which data they are.
+/// Messages name the data by `flag`.
 std::shared_ptr<const data::BatchLoader> held_out_loader(
     const char* flag, const TrainOptions& options, const Config& config,
     const std::function<data::TokenSourcePtr()>& open) {

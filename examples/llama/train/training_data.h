@@ -18,7 +18,7 @@ namespace llama {
 struct TrainingData {
   tessera::data::TokenizerPtr tokenizer;                     ///< none without text
   std::shared_ptr<const tessera::data::BatchLoader> loader;  ///< none with --steps 0
-  std::string eval_text;  ///< of --eval-text: its bytes are counted, too
+  std::string eval_text;  ///< contents of --eval-text: its bytes are counted, too
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;  ///< none without --eval-text or --eval-tokens
 };

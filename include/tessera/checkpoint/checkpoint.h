@@ -97,7 +97,7 @@ struct LoadReport {
   std::vector<std::string> missing;     ///< in the state, not in the checkpoint
   std::vector<std::string> unexpected;  ///< in the checkpoint, not in the state
   std::vector<std::string> cast;        ///< converted between floating-point types
-  std::vector<std::string> reshaped;  ///< of other sizes, or a type that cannot be converted; left
+  std::vector<std::string> reshaped;    ///< not loaded: another size, or no conversion of the type
 };
 
 /// Fills the model and the optimizer's state from a step, or the newest step of a folder, that was

@@ -18,7 +18,7 @@ namespace tessera::checkpoint {
 /// for a manifest that is not valid.
 std::string describe_step(const std::filesystem::path& step);
 
-/// Is told of the bytes read so far, and of all.
+/// Called with the number of bytes read so far, and of all.
 using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 
 /// Reads every byte of a step, a MiB at a time, and compares it with the manifest. What is wrong: a

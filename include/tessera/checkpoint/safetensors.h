@@ -88,7 +88,7 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Is told of bytes that were written, and where in the file.
+  /// Called with bytes that were written, and where in the file.
   using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
   /// Throws Error for duplicate or unfit names, a type that the format lacks, or no room.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,

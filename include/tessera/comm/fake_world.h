@@ -14,7 +14,7 @@ namespace tessera::comm {
 /// A call in a fake group.
 struct FakeCollective {
   const std::string& group;       ///< its name
-  const std::vector<int>& ranks;  ///< of the world
+  const std::vector<int>& ranks;  ///< world ranks
   std::string collective;
   std::int64_t bytes = 0;  ///< of this rank's input
 };

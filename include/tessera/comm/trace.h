@@ -67,7 +67,7 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCallPtr>*> lists_;  ///< of the recorders
+  std::vector<std::vector<CollectiveCallPtr>*> lists_;  ///< the lists of the recorders
 };
 /// Shared by a world and its groups.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;

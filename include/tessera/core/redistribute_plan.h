@@ -35,7 +35,7 @@ struct Step {
   /// for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension, see StepKind; -1: none
-  int to_dim = -1;  ///< of kAllToAll
+  int to_dim = -1;  ///< likewise, for kAllToAll
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;
   LayoutPtr to = nullptr;

@@ -31,7 +31,7 @@ class PrefetchLoader {
   std::int64_t first_, last_;
   bool pinned_, beside_;
   std::int64_t step_ = -1;                 ///< the one that is being loaded
-  std::future<BatchLoader::Batch> batch_;  ///< of std::async: its destructor waits
+  std::future<BatchLoader::Batch> batch_;  ///< from std::async: its destructor waits
 };
 
 }  // namespace tessera::data

@@ -58,8 +58,8 @@ TokenizerPtr tiktoken_tokenizer(const std::string& path,
                                 std::optional<TiktokenModel> model = std::nullopt);
 
 /// A tokenizer of one of these three forms, told by the file's content; of a folder its
-/// tokenizer.json or else its tokenizer.model. Of the first and the last the files beside it are
-/// read as `transformers` does: tokenizer_config.json, special_tokens_map.json and
+/// tokenizer.json or else its tokenizer.model. For the first and the last, the files beside it
+/// are read as `transformers` does: tokenizer_config.json, special_tokens_map.json and
 /// added_tokens.json. Throws Error as they do, and where these contradict the tokenizer.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// The file that open_tokenizer() takes of a folder.

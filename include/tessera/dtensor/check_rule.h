@@ -12,7 +12,7 @@ namespace tessera {
 
 /// How check_rule compares.
 struct CheckRuleOptions {
-  int ranks = 3;       ///< of the mesh, on one dimension; sizes that it does not divide show more
+  int ranks = 3;       ///< on a 1-D mesh; sizes that it does not divide show more
   double rtol = 1e-5;  ///< as at::allclose
   double atol = 1e-8;  ///< as at::allclose
 };

@@ -42,7 +42,7 @@ void set_custom_all_gather(nn::ModuleBase& module, AllGather all_gather,
 /// output is dropped once the gradients in it are.
 void set_custom_reduce_scatter(nn::ModuleBase& module, ReduceScatter reduce_scatter,
                                AllocateBuffer allocate = {}, bool recurse = true);
-/// How 0.1 was told `recurse` alone. A template, so that braces mean an allocate.
+/// The form of 0.1, with `recurse` alone. A template, so that braces mean an allocate.
 template <std::same_as<bool> Recurse>
 [[deprecated("pass allocate = {} before recurse")]] void set_custom_all_gather(
     nn::ModuleBase& module, AllGather all_gather, Recurse recurse) {

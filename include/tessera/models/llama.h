@@ -40,7 +40,7 @@ namespace tessera::models {
 struct HeadLoss {
   at::Tensor targets;  ///< (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};  ///< of documents, as forward() takes them
+  at::Tensor positions{};  ///< in documents, as forward() takes them
 };
 
 /// A decoder with Hugging Face's parameter names, by which weights are loaded and exported:
@@ -97,7 +97,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   std::shared_ptr<Backbone> model_;
   std::shared_ptr<nn::Linear> lm_head_;
   nn::Parameter cos_, sin_;  ///< rotary tables (max_sequence, head_dim), buffers
-  at::Tensor window_mask_;   ///< of the last length that needed one
+  at::Tensor window_mask_;   ///< for the last length that needed one
   nn::ContextParallelPtr context_parallel_;
 };
 

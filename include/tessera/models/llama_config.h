@@ -31,7 +31,7 @@ struct LlamaConfig {
   bool query_key_value_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
-  double attention_dropout = 0;     ///< of training, which is not implemented
+  double attention_dropout = 0;     ///< in training; not implemented
   bool begins_texts = true;         ///< a text begins with the model's bos_token_id
   bool query_key_norm = false;      ///< RMSNorm of each head's queries and keys
   std::int64_t sliding_window = 0;  ///< how many positions a query sees, its own included; 0: all

@@ -20,7 +20,7 @@ namespace tessera::nn {
 /// What an Attention calls its projections; by default as Hugging Face's Llama does.
 struct AttentionNames {
   std::string query = "q_proj", key = "k_proj", value = "v_proj";
-  std::string fused = "qkv_proj";  ///< of the one that is all three
+  std::string fused = "qkv_proj";  ///< one Linear in place of the three
   std::string output = "o_proj";
 };
 
@@ -38,7 +38,7 @@ struct AttentionOptions {
   bool fused_qkv = false;
   bool causal = true;
   std::int64_t window = 0;  ///< how many positions a query sees, its own included; 0: all
-  double dropout = 0;       ///< of the weights of the positions, in training (docs/random.md)
+  double dropout = 0;       ///< on attention weights, in training (docs/random.md)
   /// Weights are initially normal(0, init_std), those of the output normal(0, output_init_std), or
   /// the same where that is 0; biases zero, norms one.
   double init_std = 0.02, output_init_std = 0;

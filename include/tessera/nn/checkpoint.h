@@ -47,7 +47,7 @@ OperatorPolicy save_matmuls_and_attention();
 struct CheckpointCounts {
   std::atomic<std::int64_t> regions = 0;         ///< forwards
   std::atomic<std::int64_t> packed = 0;          ///< tensors that forward did not keep
-  std::atomic<std::int64_t> recomputations = 0;  ///< of regions, in backward
+  std::atomic<std::int64_t> recomputations = 0;  ///< regions that backward ran again
   std::atomic<std::int64_t> repacked = 0;        ///< tensors that recomputations made again
   std::atomic<std::int64_t> early_stops = 0;     ///< recomputations that did not run to the end
   // With an operator policy:

@@ -80,7 +80,7 @@ class ContextParallel {
       std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, c10::ScalarType>;
 
   DeviceMesh mesh_;
-  std::map<MaskKey, at::Tensor> masks_;  ///< of one length of sequences
+  std::map<MaskKey, at::Tensor> masks_;  ///< all for one length of sequences
   std::int64_t length_of_masks_ = 0;     ///< a chunk's
 };
 /// Shared by a model and the calls of its attention.

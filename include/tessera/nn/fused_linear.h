@@ -14,7 +14,7 @@ namespace tessera::nn {
 
 /// One of the Linears that a FusedLinear takes the place of.
 struct FusedPart {
-  std::string name;  ///< of the module, for files: "q_proj"
+  std::string name;  ///< the module's name in files: "q_proj"
   std::int64_t out_features = 0;
 };
 

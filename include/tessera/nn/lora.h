@@ -20,7 +20,7 @@ struct LoraOptions {
   double alpha = 8;  ///< the term is multiplied by alpha / rank
   /// Patterns of the FQNs of Linears (see matches_fqn): {"layers.*.attn.[qv]_proj"}.
   std::vector<std::string> targets{};
-  double dropout = 0;  ///< of the term's input, in training
+  double dropout = 0;  ///< on the input of the term, in training
 };
 
 /// What apply_lora() attaches to a Linear: y = x weight^T + bias + scale * B(A(dropout(x))). The

@@ -15,7 +15,7 @@ namespace tessera::nn {
 
 /// What an MLP calls its Linears; by default as Hugging Face's Llama does.
 struct MlpNames {
-  std::string gate = "gate_proj";  ///< of a SwiGlu
+  std::string gate = "gate_proj";  ///< in a SwiGlu only
   std::string up = "up_proj", down = "down_proj";
 };
 

@@ -117,7 +117,7 @@ class ParameterSlot {
   bool replicated_by_default_ = false;
   bool of_adapter_ = false;
   bool initialized_;
-  std::uint64_t unfilled_version_ = 0;  ///< of persistent(), while it was not filled
+  std::uint64_t unfilled_version_ = 0;  ///< version of persistent() while it was not filled
   std::vector<Owner> owners_;
   bool saved_ = true;
 };

@@ -50,7 +50,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
 /// What a unit's tensors take.
 struct UnitMemory {
-  BytesByKind most{};     ///< of each kind at one time
+  BytesByKind most{};     ///< each kind's largest
   BytesByKind at_peak{};  ///< when all tensors together take the most
 };
 
@@ -63,7 +63,7 @@ struct MomentMemory {
 
 /// A rank's memory in a step.
 struct StepMemory {
-  BytesByKind most{};  ///< of each kind at one time
+  BytesByKind most{};  ///< each kind's largest
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;                  ///< "the backward of unit 'model.layers.3'"

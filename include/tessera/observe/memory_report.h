@@ -15,7 +15,7 @@ namespace tessera::observe {
 /// The memory of one rank in one step.
 struct RankMemory {
   std::int64_t step = 0;
-  std::string place{};                   ///< of the rank: "dp=0, tp=1"
+  std::string place{};                   ///< the rank's, in the mesh: "dp=0, tp=1"
   std::optional<StepMemory> tensors{};   ///< on the host, by unit and kind; nullopt: not counted
   std::int64_t peak_reserved_bytes = 0;  ///< by libtorch on a GPU; on a CPU resident, so far
   std::optional<std::int64_t> peak_active_bytes{};  ///< what tensors had of it

@@ -20,20 +20,20 @@ struct StepMetrics {
   double loss = 0;
   double grad_norm = 0;
   double lr = 0;
-  std::optional<double> loss_scale;    ///< of fp16; nullopt without scaling
+  std::optional<double> loss_scale;    ///< with fp16; nullopt without scaling
   bool skipped = false;                ///< no update, because a gradient overflowed
   double step_time_s = 0;              ///< seconds
-  double data_time_s = 0;              ///< of them, what the step waited for its batch
+  double data_time_s = 0;              ///< the part of it that the step waited for its batch
   double tokens_per_s = 0;             ///< of the whole job
   double tflops = 0;                   ///< per rank, by torchtitan's FLOP formula
   std::optional<double> mfu;           ///< per cent; nullopt if the device's peak is not known
   std::optional<double> mfu_causal;    ///< the same with causal attention counted half
-  std::int64_t peak_memory_bytes = 0;  ///< of this rank; cuda: reserved, in this step
+  std::int64_t peak_memory_bytes = 0;  ///< on this rank; cuda: reserved, in this step
   std::optional<std::int64_t> peak_active_bytes;  ///< what tensors had of it, if known
   std::int64_t memory_capacity_bytes = 0;         ///< of its device; 0: not known
   /// For how long a checkpoint kept training waiting between the step before and this one.
   std::optional<double> checkpoint_stall_s;
-  std::optional<double> eval_loss;  ///< of held-out data after this step, if it was evaluated
+  std::optional<double> eval_loss;  ///< on held-out data after this step, if it was evaluated
   comm::TrafficTable comm;          ///< of this rank in this step
 };
 
@@ -71,7 +71,7 @@ class MetricsWriter {
 
  private:
   std::filesystem::path path_;
-  std::size_t last_bytes_ = 0;  ///< of the last record
+  std::size_t last_bytes_ = 0;  ///< size of the last record
   std::ofstream out_;
 };
 

@@ -24,8 +24,8 @@ struct ShardingRow {
   std::int64_t local_bytes = 0;
 };
 
-/// One row for each parameter of a module, in the module's order. Of a parameter that FSDP manages
-/// it is the shard. Not collective.
+/// One row for each parameter of a module, in the module's order. For a parameter that FSDP
+/// manages it is the shard. Not collective.
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
 
 }  // namespace tessera::observe

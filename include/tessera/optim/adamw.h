@@ -11,8 +11,8 @@ namespace tessera::optim {
 /// The defaults are those of torch.optim.AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;          ///< of the running mean of gradients
-  double beta2 = 0.999;        ///< of the running mean of their squares
+  double beta1 = 0.9;          ///< decay of the running mean of gradients
+  double beta2 = 0.999;        ///< decay of the running mean of their squares
   double eps = 1e-8;           ///< added to the root of the latter
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
 };

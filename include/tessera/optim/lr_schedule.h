@@ -19,7 +19,7 @@ struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;   ///< steps
   std::int64_t steps = 0;    ///< of the whole run
-  double decay_ratio = 0.2;  ///< of kWsd: the share of the steps, at their end, in which it falls
+  double decay_ratio = 0.2;  ///< for kWsd: the last share of the steps, in which it falls
   double min_factor = 0;     ///< what the rate falls to, as a share of the full one
 };
 

@@ -31,8 +31,8 @@ struct Group {
 
 /// The local shard of a parameter in a step.
 struct ShardUpdate {
-  std::size_t index;     ///< of the parameter in Optimizer::parameters()
-  std::size_t group;     ///< of its options
+  std::size_t index;     ///< its place in Optimizer::parameters()
+  std::size_t group;     ///< index of its optimizer group
   at::Tensor parameter;  ///< local, without autograd
   at::Tensor gradient;   ///< local; undefined if there is none
 };

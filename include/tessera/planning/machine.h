@@ -16,20 +16,20 @@ namespace tessera::planning {
 struct Machine {
   std::string name;
   double memory_bytes = 0;           ///< of a device
-  double reserved_bytes = 3e9;       ///< of it for what is no tensor: the context, NCCL's buffers
+  double reserved_bytes = 3e9;       ///< not for tensors: the context, NCCL's buffers
   double flops_half = 0;             ///< FLOP/s of matrix products in bf16 and fp16, dense
   double flops_fp32 = 0;             ///< in fp32, as libtorch computes them by default
-  double product_share = 0.7;        ///< of these that products reach
-  double attention_share = 0.5;      ///< of these that attention reaches
+  double product_share = 0.7;        ///< share of these that products reach
+  double attention_share = 0.5;      ///< share of these that attention reaches
   double memory_bandwidth = 0;       ///< bytes a second
-  double memory_share = 0.8;         ///< of it that other operators reach
+  double memory_share = 0.8;         ///< share of it that other operators reach
   double operator_latency_s = 2e-6;  ///< the least that an operator takes
   std::int64_t ranks_per_node = 8;
   double link_bandwidth = 0;         ///< bytes a second out of a device, to those of its node
   double network_bandwidth = 0;      ///< bytes a second out of a device, to other nodes
-  double network_share = 0.8;        ///< of both that collectives reach
+  double network_share = 0.8;        ///< share of both bandwidths that collectives reach
   double link_latency_s = 10e-6;     ///< of a collective within a node
-  double network_latency_s = 30e-6;  ///< of one over nodes
+  double network_latency_s = 30e-6;  ///< of a collective over nodes
 
   /// Bytes that tensors can have of a device.
   std::int64_t room() const { return static_cast<std::int64_t>(memory_bytes - reserved_bytes); }

@@ -15,9 +15,9 @@ namespace tessera::planning {
 
 /// What a page says of a training beside its plan, as text.
 struct PageOptions {
-  std::string name{};       ///< of the model, for the title
+  std::string name{};       ///< the model's name, for the title
   std::string settings{};   ///< below the title: the mesh, and what else matters
-  std::int64_t layers = 1;  ///< of the model, of which a second time line shows three
+  std::int64_t layers = 1;  ///< the model's; a second time line shows three of them
   std::vector<std::pair<std::string, std::string>>
       configuration{};  ///< names and values, at the end
 };

@@ -43,7 +43,7 @@ struct PlanOptions {
   /// "cpu" or "cuda": that the training runs on. Its tensors are on the CPU while it is planned.
   std::string device = "cpu";
   bool offload = false;     ///< on a GPU: shards, gradients and optimizer are in the host's memory
-  std::int64_t tokens = 0;  ///< or samples, of a step of all ranks
+  std::int64_t tokens = 0;  ///< or samples, in a step, over all ranks
   c10::ScalarType type = c10::kFloat;  ///< of products, for their peak FLOP/s
   /// The model's FLOPs per token, for MFU; zeros: what the products of the step count, with those
   /// that are computed again.

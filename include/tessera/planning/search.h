@@ -16,8 +16,8 @@ namespace tessera::planning {
 /// How a training is spread over ranks: what a search chooses.
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< ranks that shard parameters, without those that replicate them
-  std::int64_t tp = 1, cp = 1;  ///< of tensor and of context parallelism
-  std::string ac{};             ///< of activations: "none", "selective" or "full" checkpointing
+  std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
+  std::string ac{};             ///< activation checkpointing: "none", "selective" or "full"
   int zero = 3;  ///< 2: parameters stay gathered until backward; 3: they are resharded
   std::int64_t accumulate = 1;  ///< micro-batches of a step
 };
@@ -27,9 +27,9 @@ struct SearchSpace {
   std::int64_t ranks = 0;
   Machine machine{};
   std::int64_t dp_replicate = 1;
-  std::int64_t batch = 1;     ///< samples of a step of all ranks
+  std::int64_t batch = 1;     ///< samples in a step, over all ranks
   std::int64_t sequence = 0;  ///< tokens of a sample; 0: samples are no sequences
-  TrainingLayout first{};     ///< of what is fixed the values; of cp and accumulate where it begins
+  TrainingLayout first{};     ///< the fixed values, and where cp and accumulate begin
   bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
        fixed_accumulate = false;
   /// Whether the model can be split over so many ranks; empty: over any number.

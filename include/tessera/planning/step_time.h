@@ -24,7 +24,7 @@ struct StepTime {
   /// What the compute lane waits for, by mesh dimension.
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< of all collectives, by mesh dimension
-  double flops = 0;                             ///< of all products, those computed again too
+  double flops = 0;                             ///< for all products, those computed again too
   std::vector<Span> spans;                      ///< operators of a phase without a gap are one
 };
 

@@ -21,8 +21,8 @@ struct PlannedParameter {
   std::vector<std::int64_t> sizes;        ///< global
   std::vector<std::int64_t> local_sizes;  ///< on this rank
   std::int64_t bytes = 0;                 ///< on this rank
-  std::int64_t smallest_bytes = 0;        ///< of all ranks
-  std::int64_t largest_bytes = 0;         ///< of all ranks
+  std::int64_t smallest_bytes = 0;        ///< the least that any rank has
+  std::int64_t largest_bytes = 0;         ///< the most that any rank has
   bool shared = false;                    ///< tied: an earlier row has it as well
 };
 
@@ -46,7 +46,7 @@ struct PlanRow {
 /// What a plan makes of a model, seen from one rank.
 struct PlanTable {
   std::string mesh;  ///< "DeviceMesh((tp=2), cpu)"
-  int rank = 0;      ///< of the mesh
+  int rank = 0;      ///< in the mesh
   std::vector<PlanRow> rows;
   /// Collectives that no style causes: sums of gradients at the end of backward, those of operators
   /// between the styles, and the loss's. Empty unless recorded.

@@ -77,8 +77,8 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   style keep its shard for backward, and gather it again there, once for all that share it:
 //   Korthikanti et al. 2022. Such a backward cannot be differentiated itself. The styles of the
 //   gather and of the products must both have it; without it the gathered input is kept.
-// * use_local_output: hand out the local tensor, plain, in place of the distributed one. Of a split
-//   result that is this rank's part: what it means from then on is the caller's word
+// * use_local_output: hand out the local tensor, plain, in place of the distributed one. For a
+//   split result that is this rank's part: what it means from then on is the caller's word
 //   (docs/tensor_parallel.md).
 // Redistributing is collective over the mesh and differentiable.
 
@@ -117,7 +117,7 @@ StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 /// then of the second, and may be split or chunked into as many. colwise_parallel() would give a
 /// rank consecutive features of one part or two. A distributed result has _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  std::int64_t parts = 0;  ///< of an nn::Linear; an nn::FusedLinear knows its own
+  std::int64_t parts = 0;  ///< for an nn::Linear; an nn::FusedLinear knows its own
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
   bool regather = true;

@@ -27,7 +27,7 @@ enum class Resume : std::uint8_t {
 
 /// Where a run starts, and what it leaves to be continued.
 struct CheckpointOptions {
-  std::filesystem::path folder = {};  ///< of the run's steps; empty: none are saved
+  std::filesystem::path folder = {};  ///< for the run's steps; empty: none are saved
   std::int64_t every = 0;             ///< steps; 0: at the end only
   std::int64_t steps = 0;             ///< of the whole run; 0: it only loads
   bool async = true;                  ///< save from a copy while training goes on

@@ -80,7 +80,7 @@ class Renaming {
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
       TESSERA_CHECK(used_[i], "load_hugging_face: the pair of names ", text_of(pairs_[i]),
                     " matches none of the ", files.tensors().size(), " tensors in '",
-                    files.folder().string(), "', of which the first is '",
+                    files.folder().string(), "', beginning with '",
                     files.tensors().empty() ? "" : files.tensors().begin()->first,
                     "'; correct or remove it");
     }

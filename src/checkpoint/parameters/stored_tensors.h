@@ -18,7 +18,7 @@ struct StoredTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
   // Its rows in the parameter: one run in each group, and the groups one after another.
-  std::int64_t first = 0;       ///< of the run in the first group
+  std::int64_t first = 0;       ///< first row of the run in the first group
   std::int64_t run = 0;         ///< rows of a run
   std::int64_t group_rows = 0;  ///< from one run's begin to the next
   std::int64_t groups = 1;

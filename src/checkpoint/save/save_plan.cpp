@@ -24,7 +24,7 @@ namespace {
 /// mesh.
 struct Holders {
   std::vector<std::int64_t> coordinate;  ///< empty for a plain tensor
-  std::vector<int> ranks;                ///< of the world, rising
+  std::vector<int> ranks;                ///< world ranks, rising
 };
 
 using Coordinate = std::vector<std::int64_t>;

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 /// Rows of a chunk, and where they are in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< of the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first one, in the chunk; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
@@ -24,7 +24,7 @@ struct ChunkRows {
 struct PlannedChunk {
   std::size_t entry = 0;
   int rank = 0;
-  int file = 0;  ///< of the rank's, from 1
+  int file = 0;  ///< its number among the rank's files, from 1
   std::vector<std::int64_t> offset, sizes;
   std::vector<ChunkRows> parts;  ///< one after another
 };

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 /// Rows of a chunk.
 struct RowBlock {
-  std::int64_t row = 0;  ///< of the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< the first one, in the chunk; 0 for a scalar
   at::Tensor values;
 };
 

@@ -11,7 +11,7 @@ namespace tessera::comm {
 
 /// A rank's view of its job after the rendezvous.
 struct JobInfo {
-  detail::StorePtr store;  ///< of this job's ranks alone
+  detail::StorePtr store;  ///< shared by this job's ranks alone
   int rank = 0;
   int size = 1;
   int local_rank = 0;

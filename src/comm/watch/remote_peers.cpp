@@ -34,7 +34,7 @@ struct RemotePeers::State {
   detail::StorePtr store;      ///< used by the thread alone
   std::int64_t left_read = 0;  ///< likewise
 
-  std::mutex mutex;  ///< of what follows; never held while the store is asked
+  std::mutex mutex;  ///< guards what follows; never held while the store is asked
   std::condition_variable changed;
   std::deque<Request> requests;
   std::uint64_t served = 0;

@@ -13,7 +13,7 @@
 namespace tessera::detail {
 namespace {
 
-constexpr std::size_t kBlockBytes = 64;  ///< of a register: four lanes of 128 bits
+constexpr std::size_t kBlockBytes = 64;  ///< size of a register: four lanes of 128 bits
 /// As many as hide how long a product takes.
 constexpr std::size_t kBlocks = 8;
 

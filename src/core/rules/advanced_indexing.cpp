@@ -16,9 +16,9 @@ namespace {
 /// indexed ones: in place where those are adjacent, else in front.
 struct AdvancedIndex {
   std::vector<int> indices;   ///< tensors, None left out
-  std::vector<bool> indexed;  ///< of self's dimensions
-  TensorFactors broadcast;    ///< of the indices
-  TensorFactors result;       ///< of self[indices]
+  std::vector<bool> indexed;  ///< for each of self's dimensions
+  TensorFactors broadcast;    ///< factors of the indices, broadcast
+  TensorFactors result;       ///< factors of self[indices]
 };
 
 /// Whether masks may be among the indices: how much they select is known only from the data.

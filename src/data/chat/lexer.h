@@ -17,8 +17,8 @@ struct TemplatePart {
   enum class Kind { kText, kExpression, kStatement };
   Kind kind = Kind::kText;
   int line = 1;
-  std::string text;           ///< of text alone
-  std::vector<Token> tokens;  ///< of the others; the last is kEnd
+  std::string text;           ///< used for text alone
+  std::vector<Token> tokens;  ///< used for the others; the last is kEnd
 };
 
 /// The parts of a template, without comments and without the white space that Jinja leaves out, by

@@ -20,7 +20,7 @@ inline constexpr int kMaxDepth = 64;
 struct State {
   std::vector<Fields> scopes;
   std::string out;
-  std::vector<std::pair<std::size_t, std::size_t>> generated;  ///< of `out`: {% generation %}
+  std::vector<std::pair<std::size_t, std::size_t>> generated;  ///< spans of `out`: {% generation %}
   std::size_t steps = 0;
   int depth = 0;
 };

@@ -33,7 +33,7 @@ class Mixture {
   };
   Node node(std::size_t first, std::size_t last) const;
 
-  std::vector<std::int64_t> sums_;  ///< of the shares of the sources before, in units of 2^-30
+  std::vector<std::int64_t> sums_;  ///< sums of the shares of the sources before, in units of 2^-30
 };
 
 }  // namespace tessera::data

@@ -162,7 +162,7 @@ class PromptCompletions final : public SampleSource {
   PromptOptions options_;
   std::vector<std::uint32_t> tokens_;  ///< of all samples, one behind the other
   std::vector<bool> learnt_;           ///< which of these are targets
-  std::vector<std::size_t> begins_;    ///< of each sample, in tokens_
+  std::vector<std::size_t> begins_;    ///< where each sample begins in tokens_
 };
 
 }  // namespace

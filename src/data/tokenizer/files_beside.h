@@ -27,10 +27,10 @@ struct FilesBeside {
   std::optional<bool> adds_begin;    ///< add_bos_token, or what the class takes for it
   std::optional<bool> adds_end;
   bool decides_ends = true;  ///< adds_begin and adds_end win over what the tokenizer's file says
-  bool legacy = true;        ///< of SentencePiece: each part between special tokens gets a space
+  bool legacy = true;        ///< for SentencePiece: each part between special tokens gets a space
   std::map<std::string, std::string> special;  ///< texts by key: "bos_token"
   std::optional<std::string> chat_template;
-  std::optional<std::string> tool_template;  ///< of chats that have tools, where it is another
+  std::optional<std::string> tool_template;  ///< for chats that have tools, where it is another
   std::vector<std::filesystem::path> read;   ///< the files that were
 };
 

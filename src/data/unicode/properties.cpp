@@ -34,7 +34,7 @@ bool has_name(std::string_view names, std::string_view name) {
 
 using Codes = std::vector<char32_t>;
 
-/// Of each entry's own ranges, without its bases.
+/// The edges of each entry's own ranges, without its bases.
 std::vector<Codes> read_edges() {
   std::vector<Codes> all;
   std::size_t begin = 0;

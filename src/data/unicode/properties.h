@@ -25,9 +25,9 @@ enum class CodeKind {
   kSpace,            ///< \s
   kDigit,            ///< \d
   kHexDigit,         ///< \h
-  kPunctuationStep,  ///< of the pre-tokenizer Punctuation
-  kDigitsStep,       ///< of Digits
-  kStrippedSpace,    ///< of the normalizer Strip, and beside added tokens
+  kPunctuationStep,  ///< used by the pre-tokenizer Punctuation
+  kDigitsStep,       ///< used by the pre-tokenizer Digits
+  kStrippedSpace,    ///< used by the normalizer Strip, and beside added tokens
   kAddedTokenWord,   ///< beside added tokens that are a single word
 };
 const CodeSet& unicode_codes(CodeKind kind);

@@ -128,8 +128,8 @@ std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor
                            [i](const Sizes& part) { return part[i]; });
     const Sizes chunks = chunks_of_split(split[i], *layout, sizes, mesh.size());
     TESSERA_CHECK(found == chunks, what, " takes a plain tensor for ", to_string(placements),
-                  ", of which the ranks hold ", c10::IntArrayRef(found),
-                  " positions along dimension ", split[i].dim, ", but torch.chunk of ",
+                  ", but the ranks hold ", c10::IntArrayRef(found), " positions along dimension ",
+                  split[i].dim, ", and torch.chunk of ",
                   sizes[static_cast<std::size_t>(split[i].dim)], " is ", c10::IntArrayRef(chunks),
                   "; split it so");
   }

@@ -157,7 +157,7 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   // A write or a view would have to become part of the wrapper's history.
   TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
                 info.written.empty() ? " returns a view of" : " writes to",
-                " an argument of which a gradient is wanted, and no autograd kernel of it records "
+                " an argument whose gradient is wanted, and no autograd kernel of it records "
                 "that: implement it for DispatchKey::Autograd, or call it in a NoGradGuard");
   return true;
 }

@@ -43,7 +43,7 @@ struct LocalRun {
   };
   c10::SmallVector<Written, 2> written;
   std::vector<at::Tensor> written_views;    ///< detached ones, whose base is to be written as well
-  std::vector<at::Tensor> locals;           ///< of all tensors, where a local call takes them
+  std::vector<at::Tensor> locals;           ///< all local tensors, where a local call takes them
   c10::Device device = c10::kCPU;           ///< that random numbers are drawn on
   std::vector<c10::IValue> view_arguments;  ///< local ones, with which a moved view is taken again
 

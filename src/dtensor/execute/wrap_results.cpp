@@ -77,7 +77,7 @@ class ResultWrapper {
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
-                    " of which a gradient is wanted, and the operators that its kernel is made of "
+                    " whose gradient is wanted, and the operators that its kernel is made of "
                     "give that of a sum only: implement it for DispatchKey::Autograd, or call it "
                     "in a NoGradGuard");
     }

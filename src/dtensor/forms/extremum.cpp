@@ -141,7 +141,7 @@ Results run_both(Arguments arguments) {
 // the best of them is the result.
 
 struct Candidates {
-  at::Tensor values;   ///< of this rank's sizes; gathered: (ranks, results)
+  at::Tensor values;   ///< in this rank's sizes; gathered: (ranks, results)
   at::Tensor indices;  ///< global
 };
 

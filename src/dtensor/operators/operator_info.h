@@ -19,10 +19,10 @@ struct OperatorInfo {
     kTensor,              ///< Tensor, Tensor?
     kTensorList,          ///< Tensor[]
     kOptionalTensorList,  ///< Tensor?[]
-    kScalar,              ///< a number that no rule reads: of the key of a call, only its type
+    kScalar,              ///< a number that no rule reads; a call's key has its type only
     kDType,               ///< ScalarType, ScalarType?
-    kGenerator,           ///< of the key of a call, only whether there is one
-    kNumberList,          ///< of the key of a call, only the numbers' types
+    kGenerator,           ///< a call's key has only whether there is one
+    kNumberList,          ///< a call's key has only the numbers' types
     kStatic,              ///< anything else that a call is looked up by
   };
   struct Return {
@@ -42,8 +42,8 @@ struct OperatorInfo {
   int device = -1;
   int generator = -1;
   int check_errors = -1;    ///< a factorisation throws only if it is true
-  int stride = -1;          ///< of a tensor's memory: a convolution's is another thing
-  int storage_offset = -1;  ///< of what Trait::kViewsMemory views
+  int stride = -1;          ///< a tensor's stride in memory, not a convolution's
+  int storage_offset = -1;  ///< in the memory that Trait::kViewsMemory views
   bool takes_tensors = false;
   bool decomposes = false;     ///< CompositeImplicitAutograd: written in terms of other operators
   bool changes_shape = false;  ///< changes the shape of an argument in place (t_, squeeze_)

@@ -61,7 +61,7 @@ struct CallPlan {
   struct Output {
     LayoutPtr layout = nullptr;
     std::vector<std::int64_t> sizes;                   ///< negative: filled by the first call
-    std::optional<std::vector<std::int64_t>> strides;  ///< of a view, known beforehand
+    std::optional<std::vector<std::int64_t>> strides;  ///< a view's, known beforehand
     TensorSpecPtr spec;                                ///< filled by the first call
     bool contiguous = false;  ///< local results are made so: ranks would not agree on strides
   };
@@ -69,7 +69,7 @@ struct CallPlan {
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
-    double scale = 1.0;  ///< of its results
+    double scale = 1.0;  ///< its results are multiplied by it
   };
 
   /// An argument that speaks of global sizes, with its local value.
@@ -81,7 +81,7 @@ struct CallPlan {
 
   // What the steps of a run ask. `kind` is decided last, from all the rest.
   CallKind kind = CallKind::kLocal;
-  CallKind otherwise = CallKind::kLocal;  ///< of kinds that ask: one that does not
+  CallKind otherwise = CallKind::kLocal;  ///< the kind that `kind` falls back to
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs where there is no rule
   bool has_rule = false;
   bool seeded = false;          ///< draws from a generator that all ranks seed alike
@@ -94,7 +94,7 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< as ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Form* form = nullptr;  ///< of kForm: of the rest, only the mesh and the flags count then
+  const Form* form = nullptr;  ///< for kForm; of the rest only the mesh and the flags count then
 };
 
 /// A planned call: the stack holds its arguments, which its results replace.

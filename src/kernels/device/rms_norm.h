@@ -44,7 +44,7 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
 /// Multiplies squares that would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
 
-/// Of elements times `factor`, by the threads of a team.
+/// The sum over elements times `factor`, by the threads of a team.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, std::int64_t size, float factor, Team& team) {
   float sum = 0;

@@ -30,7 +30,7 @@ struct Sigmoid {
   float rest;
 };
 
-/// Of exp(-|g|), which never overflows: a large g leaves no NaN in a product.
+/// Computed from exp(-|g|), which never overflows: a large g leaves no NaN in a product.
 TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   const float e = std::exp(-std::fabs(g));
   const float large = divide(1.0F, 1.0F + e);

@@ -29,7 +29,7 @@ struct __attribute__((may_alias, aligned(kVectorBytes))) Vector {
   std::uint32_t words[4];
 };
 
-/// The N elements from `from`, of which n are there; zeros for the others. A whole row of N is read
+/// N elements: the n that `from` has, then zeros. A whole row of N is read
 /// by 16 bytes, and aligned for that, unless N is 1.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {

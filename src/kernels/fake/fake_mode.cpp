@@ -239,7 +239,7 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeModeKey), stack);
   }
   TESSERA_CHECK(kind != FakeKind::kUnknown, "a FakeMode came to ", op.operator_name(),
-                ", of which libtorch tells no sizes without computing it; add its rule to "
+                ", whose sizes libtorch does not give without computing it; add its rule to "
                 "src/kernels/fake/fake_operators.cpp");
   if (kind == FakeKind::kItem) {
     torch::jit::drop(*stack, 1);

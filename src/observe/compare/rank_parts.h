@@ -24,8 +24,8 @@ struct BatchGrid {
 /// A tensor of one run: each rank's part, on the CPU.
 struct RankParts {
   std::int64_t batches = 1;         ///< how many parts of the batch; 1: it does not depend on them
-  std::vector<std::string> ranks;   ///< of each part, for messages
-  std::vector<at::Tensor> tensors;  ///< of each rank, part by part; equal ones may be one
+  std::vector<std::string> ranks;   ///< those with each part, for messages
+  std::vector<at::Tensor> tensors;  ///< one a rank, part by part; equal ones may be one
 };
 
 /// All ranks' plain `own`, undefined where a rank has none. Collective over the mesh.

@@ -167,7 +167,7 @@ class ModuleWatch::State : public std::enable_shared_from_this<State> {
   std::optional<std::size_t> innermost_;
   std::vector<Call> calls_;            ///< under way
   std::vector<std::size_t> backward_;  ///< the forwards whose backward is under way
-  int task_ = -1;                      ///< of the engine, whose end is awaited
+  int task_ = -1;                      ///< the task of autograd's engine whose end is awaited
 };
 
 namespace {

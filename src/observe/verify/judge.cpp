@@ -26,7 +26,7 @@ namespace {
 
 /// How one tensor of this rank on the mesh compares with that of one rank.
 struct Finding {
-  std::string name, fqn;            ///< of SeenTensor
+  std::string name, fqn;            ///< as in SeenTensor
   std::string layout;               ///< on the mesh; or why there is nothing to compare
   std::vector<std::int64_t> at{};   ///< the element that is off by most
   std::string value{}, recorded{};  ///< there, on the mesh and on one rank

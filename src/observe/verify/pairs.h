@@ -17,7 +17,7 @@ std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<st
 
 /// One tensor of both runs; undefined where a run has none.
 struct Pair {
-  std::string name, fqn;  ///< of SeenTensor
+  std::string name, fqn;  ///< as in SeenTensor
   at::Tensor on_mesh, one_rank;
   double noise = 0;
   std::string layout{};  ///< on the mesh, for messages

@@ -70,7 +70,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
   const GradTerms terms = collect_grads(parameters, options);
   for (const at::Tensor& grad : terms.locals) {
     TESSERA_CHECK(grad.element_size() >= 4, "GradScaler::unscale_ of ", grad.scalar_type(),
-                  " gradients was asked for, of which small ones would vanish; leave it to ",
+                  " gradients was asked for, where small ones would vanish; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
   // The maximum is enough to know whether all are finite.

@@ -164,7 +164,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
     joint = mesh;
   }
   TESSERA_CHECK(contains(joint, mesh), "the norm of gradients on ", to_string(joint), " and on ",
-                to_string(mesh), " was asked for, of which neither holds all ranks of the other; ",
+                to_string(mesh), " was asked for, but neither holds all ranks of the other; ",
                 "name a mesh that holds both in NormOptions::over");
 }
 

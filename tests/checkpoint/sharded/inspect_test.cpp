@@ -123,7 +123,7 @@ TEST(ComparedSteps, DifferByNameSizeTypeAndValue) {
 }
 
 /// As PyTorch's writer leaves a folder.
-TEST(ShardsOfOthers, AreLoadedAsIfTheyHadAManifest) {
+TEST(ShardsOfOthers, AreLoadedWithoutAManifest) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 5);
   std::filesystem::remove(dir / "step-00000001/manifest.json");

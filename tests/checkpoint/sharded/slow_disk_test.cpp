@@ -56,7 +56,7 @@ TEST(SlowDisk, IsWaitedForWhileItGetsOn) {
 }
 
 /// A piece of 2 MiB for one read, 0.2 s for each quarter of one.
-TEST(SlowDisk, IsHeardOfAtEachQuarterOfAMebibyte) {
+TEST(SlowDisk, ReportsProgressAtEachQuarterOfAMebibyte) {
   const TemporaryFolder dir;
   const auto shard = [](Rank& rank, nn::Linear& large) {
     large.slot("weight")->set(
@@ -79,7 +79,7 @@ TEST(SlowDisk, IsHeardOfAtEachQuarterOfAMebibyte) {
   EXPECT_GT(SystemCallFault::calls("pread"), 8);
 }
 
-TEST(SlowDisk, IsHeardOfByTheThreadsThatHelp) {
+TEST(SlowDisk, ReportsProgressFromHelperThreads) {
   RunRanks(
       2,
       [](Rank& rank) {

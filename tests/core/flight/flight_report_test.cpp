@@ -181,7 +181,7 @@ TEST(Deadlock, IsFoundForRanksThatCallDifferentCollectivesAtOnePosition) {
   }
 }
 
-TEST(Departure, IsNoneWhereOnlyTheTurnsOfThreadsDiffer) {
+TEST(Departure, IgnoresTheOrderBetweenThreads) {
   Ranks ranks(2);
   const std::vector<int> both = {0, 1}, turned = {1, 0};
   const auto save = [&](int rank) {

@@ -136,7 +136,7 @@ TEST_P(OneMeshDimension, ExchangesAllButWhatItKeeps) {
   EXPECT_EQ(bytes(Shard{0}, Shard{1}), 4 * chunk(rows(), p()) * (columns() - last));
 }
 
-TEST_P(OneMeshDimension, SlicesForNothing) {
+TEST_P(OneMeshDimension, SlicesWithoutCommunication) {
   EXPECT_EQ(bytes(Replicate{}, Shard{0}), 0);
   EXPECT_EQ(bytes(Replicate{}, Partial{}), 0);
   EXPECT_EQ(bytes(Shard{1}, Shard{1}), 0);

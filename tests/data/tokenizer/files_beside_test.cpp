@@ -34,14 +34,14 @@ class FilesBesideJson : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(FilesBesideJson, NeedNotBeThere) {
+TEST_F(FilesBesideJson, AreOptional) {
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), true);
   EXPECT_EQ(open_tokenizer(folder_.path())->begin_tokens(), Ids{7});
   WithoutTemplate();
   EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
 }
 
-TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundATexts) {
+TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;

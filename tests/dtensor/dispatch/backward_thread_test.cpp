@@ -28,7 +28,7 @@ at::Tensor sharded_rows(Rank& rank) {
   return distribute_tensor(values({4, 3}), rank.mesh({rank.size()}, {"dp"}), {Shard{0}}).tensor();
 }
 
-TEST(BackwardThread, IsAnotherOne) {
+TEST(BackwardThread, IsNotTheCallersThread) {
   const std::thread::id caller = std::this_thread::get_id();
   within_backward(at::ones({2}),
                   [&](const at::Tensor&) { EXPECT_NE(std::this_thread::get_id(), caller); });

@@ -121,7 +121,7 @@ TEST(DispatchCost, AllocatesNothingButTheWrappers) {
   }
 }
 
-TEST(DispatchCost, OfAListIncludesNoAllocations) {
+TEST(DispatchCost, AListAddsNoAllocations) {
   const at::AutoGradMode no_grad(false);
   const Call add = [](const Tensors& t) {
     at::_foreach_add_(t, 1.0);
@@ -131,7 +131,7 @@ TEST(DispatchCost, OfAListIncludesNoAllocations) {
   EXPECT_EQ(cost_of(add, distributed(list)).objects, cost_of(add, list).objects);
 }
 
-TEST(DispatchCost, OfSeveralListsIncludesNoAllocations) {
+TEST(DispatchCost, SeveralListsAddNoAllocations) {
   const at::AutoGradMode no_grad(false);
   const Call update = [](const Tensors& t) {
     const at::TensorList all(t);

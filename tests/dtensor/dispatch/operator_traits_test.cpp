@@ -180,7 +180,7 @@ TEST(OperatorTraits, PatternsCoverOverloadsAndBeginnings) {
   EXPECT_FALSE(detail::covers("_foreach_*", "foreach"));
 }
 
-TEST(OperatorTraits, AreNoneOfOtherNamespaces) {
+TEST(OperatorTraits, AreEmptyForOtherNamespaces) {
   const detail::OperatorTraits own("user::uniform_");
   EXPECT_FALSE(own.has(Trait::kRandomInplace));
   EXPECT_EQ(own.fill(), nullptr);

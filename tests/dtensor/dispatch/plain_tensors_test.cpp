@@ -106,7 +106,7 @@ TEST(PlainNumber, WithoutAGradientIsRefusedWhereItDiffersBetweenRanks) {
   });
 }
 
-TEST(PlainNumber, OfARanksBatchMayNotWeighADistributedLoss) {
+TEST(PlainNumber, FromOneRanksBatchMayNotWeighADistributedLoss) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
     const at::Tensor loss = values({4}).mul(rank.rank() + 1).requires_grad_().mean();
@@ -235,7 +235,7 @@ TEST(Hook, MayMultiplyADistributedGradientByWhatIsTheSameOnEveryRank) {
 }
 
 // The formula of this gradient makes plain tensors.
-TEST(Hook, ThatReturnsNothingLeavesTheGradientUnchanged) {
+TEST(Hook, ReturningNothingLeavesTheGradientUnchanged) {
   const at::Tensor alone = values({5, 3}).requires_grad_();
   at::cumprod(alone, 0).sum().backward();
   RunRanks(2, [&](Rank& rank) {
@@ -262,7 +262,7 @@ TEST(Hook, MaySayThatThePlainTensorIsTheSameOnEveryRank) {
   });
 }
 
-TEST(Initialiser, OfLibtorchIsRefusedOnAShardedParameterWithAHint) {
+TEST(Initialiser, OrthogonalAndSparseAreRefusedOnAShardedParameter) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor w = leaf(rank.mesh({2}, {"dp"}));
     const char* const remedy = "initialised before they are sharded, or by nn::init_weights";
@@ -272,7 +272,7 @@ TEST(Initialiser, OfLibtorchIsRefusedOnAShardedParameterWithAHint) {
   });
 }
 
-TEST(Initialiser, OfConstantsWorksOnAShardedParameter) {
+TEST(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const at::Tensor w = leaf(mesh);
     EXPECT_TRUE(at::equal(DistributedTensor(torch::nn::init::eye_(w)).full_tensor(),

@@ -139,7 +139,7 @@ TEST(Autograd, AccumulatesIntoAGradientWithTheLeafsPlacements) {
   });
 }
 
-TEST(LazyBits, ShowOnTheOutside) {
+TEST(LazyBits, AreVisibleOnTheDistributedTensor) {
   RunRanks(2, [](Rank& rank) {
     const auto z = at::complex(values({5, 2}), values({5, 2}, 3));
     const auto conjugate = split(z, rank).conj();

@@ -134,7 +134,7 @@ TEST(Policy, RefusesTwoMeshesInOneOperator) {
   });
 }
 
-TEST(Failure, OfOneRankEndsTheOthers) {
+TEST(Failure, OnOneRankEndsTheOthers) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"a"});
     const auto t = distribute_tensor(at::ones({4}), mesh, {Shard{0}});

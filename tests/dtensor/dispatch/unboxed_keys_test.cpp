@@ -219,7 +219,7 @@ std::set<std::string> unboxed_operators() {
   return names;
 }
 
-TEST(UnboxedKey, IsTriedOfEveryUnboxedKernel) {
+TEST(UnboxedKey, IsTestedForEveryUnboxedKernel) {
   std::set<std::string> tried;
   for (const UnboxedCalls& calls : all_calls()) {
     tried.insert(calls.name);

@@ -17,7 +17,7 @@ struct Operand {
   enum Kind { kReals, kPositive, kMask, kIndices };
   Sizes sizes;
   Kind kind = kReals;
-  std::int64_t limit = 0;  ///< of indices
+  std::int64_t limit = 0;  ///< indices are below it
 };
 
 /// Layouts of the operands, and the layouts and the communication expected of them. Placements are

@@ -104,27 +104,27 @@ TEST(Extremum, IsTheFirstNan) {
   expect_same(values, [](const at::Tensor& t) { return std::get<0>(t.max(0)); });
 }
 
-TEST(Extremum, OfInfinitiesHasTheirIndex) {
+TEST(Extremum, HasAnIndexIfAllAreInfinite) {
   const auto values = at::full({6, 3}, -kInfinity);
   expect_same(values, [](const at::Tensor& t) { return t.argmax(0); });
   expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
 }
 
-TEST(Extremum, OfBooleansAndIntegersOnEmptyShardsIsRight) {
+TEST(Extremum, IsRightForBooleansAndIntegersOnEmptyShards) {
   const auto values = at::arange(6).sub(10).view({3, 2});
   expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
   expect_same(values, [](const at::Tensor& t) { return std::get<1>(at::aminmax(t, 0)); });
   expect_same(values.lt(-7), [](const at::Tensor& t) { return t.max(); });
 }
 
-TEST(LogSumExp, OfInfinitiesIsInfinite) {
+TEST(LogSumExp, IsInfiniteForInfinities) {
   auto values = at::full({7, 3}, -kInfinity);
   values.select(1, 1).fill_(kInfinity);
   values.select(1, 2).fill_(2);
   expect_same(values, [](const at::Tensor& t) { return t.logsumexp(0); });
 }
 
-TEST(Norm, OfHalfPrecisionIsSummedInSingle) {
+TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
   const auto values =
       at::full({512, 4}, 100.0, at::kHalf);  // the squares add up to more than 65504
   expect_same(values,
@@ -152,7 +152,7 @@ TEST(Forms, AreRefusedInAStrictScopeIfTheyCommunicate) {
 }
 
 // A part of one position is contiguous with the strides that it has.
-TEST(Extremum, OfAStridedViewIsFoundOnPartsOfOnePosition) {
+TEST(Extremum, IsFoundInAStridedViewWithPartsOfOnePosition) {
   const auto matrix = at::sin(at::arange(24.0)).view({4, 6});
   const auto cube = at::sin(at::arange(154.0)).view({2, 11, 7});
   RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {

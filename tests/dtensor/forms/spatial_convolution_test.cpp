@@ -80,7 +80,7 @@ TEST_P(SpatialConvolution, KeepsTheInputSplit) {
   });
 }
 
-TEST(SpatialConvolution, OfAVolumeIsRight) {
+TEST(SpatialConvolution, IsRightInThreeDimensions) {
   testing::expect_equals_one_rank(
       convolution("volume", {{1, 2, 5, 4, 6}, {2, 2, 3, 3, 3}, {2}}, {.padding = {1}}), {4});
 }

@@ -127,7 +127,7 @@ const std::vector<OperatorCase>& cases() {
 INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Items, OfPendingAndSplitTensorsAreTheWholeValue) {
+TEST(Items, PendingAndSplitTensorsGiveTheWholeValue) {
   RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor split = distribute_tensor(at::arange(6, at::kDouble), mesh, {Shard{0}});
     EXPECT_EQ(split.sum().item<double>(), 15);

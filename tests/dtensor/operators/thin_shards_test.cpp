@@ -116,7 +116,7 @@ TEST(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole) {
   });
 }
 
-TEST(ThinShards, OfThreeMeshDimensionsAreTransposedInPlace) {
+TEST(ThinShards, OnThreeMeshDimensionsAreTransposedInPlace) {
   RunOnMesh({2, 2, 2}, {"a", "b", "c"}, [](const DeviceMesh& mesh) {
     auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
     x.transpose_(0, 1);

@@ -25,7 +25,7 @@ TEST(BackwardZeros, TakesGradientsOfASplitIndex) {
   });
 }
 
-TEST(BackwardZeros, IsNoneOfWhatAHookWritesTo) {
+TEST(BackwardZeros, LeavesATensorThatAHookWritesToAlone) {
   RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
     const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});

@@ -85,7 +85,7 @@ void expect_in_step(const DeviceMesh& mesh) {
 
 class BadValues : public ::testing::TestWithParam<Case> {};
 
-TEST_P(BadValues, OfOneRankEndTheCallOnAllRanks) {
+TEST_P(BadValues, OnOneRankEndTheCallOnAllRanks) {
   const testing::DebugChecks debug("1");
   RunOnMesh({kRanks}, {"x"}, [](const DeviceMesh& mesh) {
     const auto& c = GetParam();

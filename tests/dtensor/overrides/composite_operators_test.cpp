@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites())
 
 // It views a product of expanded tensors, which a part of size 1 has in another order in memory
 // than the whole.
-TEST(Kronecker, OfTransposedMatricesEqualsOneRank) {
+TEST(Kronecker, ProductOfTransposedMatricesEqualsOneRank) {
   const auto kron = [](const Tensors& t) { return at::kron(t[0].t(), t[1].t()); };
   for (const auto& mesh : {std::vector<std::int64_t>{2, 2}, {4}}) {
     for (const auto& sizes : {std::vector<std::int64_t>{4, 2}, {5, 3}, {4, 3}}) {
@@ -123,7 +123,7 @@ TEST(Pooling, WithoutAGradientEqualsOneRank) {
   });
 }
 
-TEST(Concatenation, OfATensorWithItselfGathersItOnce) {
+TEST(Concatenation, GathersARepeatedTensorOnce) {
   RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto value = at::sin(at::arange(15.0)).view({5, 3});
     const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
@@ -136,7 +136,7 @@ TEST(Concatenation, OfATensorWithItselfGathersItOnce) {
   });
 }
 
-TEST(Concatenation, OfTensorsOfOneSizeGathersNothing) {
+TEST(Concatenation, GathersNothingForTensorsOfOneSize) {
   RunOnMesh({4}, {"x"}, [](const DeviceMesh& mesh) {
     const auto value = at::sin(at::arange(15.0)).view({5, 3});
     const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();

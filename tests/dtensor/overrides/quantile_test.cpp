@@ -65,7 +65,7 @@ TEST(Quantile, IsLibtorchsToTheBit) {
   });
 }
 
-TEST(Quantile, OfOneNumberIsThatNumber) {
+TEST(Quantile, ReturnsTheOnlyNumber) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x =
         distribute_tensor(at::scalar_tensor(3.0), rank.mesh({2}, {"x"}), {Replicate{}}).tensor();

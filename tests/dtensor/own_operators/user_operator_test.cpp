@@ -153,7 +153,7 @@ TEST(UserOperator, RunsAsItsAcceptedPlacementsSay) {
   });
 }
 
-TEST(UserOperator, WhoseAcceptedPlacementsConflictIsAnError) {
+TEST(UserOperator, ConflictingAcceptedPlacementsAreAnError) {
   RunRanks(1, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::ones({2}), rank.mesh({1}, {"x"}), {Shard{0}});
     EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");

@@ -96,7 +96,7 @@ TEST(Async, WaitsAtTheFirstUse) {
 }
 
 // An empty tensor needs no collective; what is left to do is the change of its local sizes.
-TEST(Async, OfAnEmptyTensorHasTheSizesOfItsLayout) {
+TEST(Async, AnEmptyTensorHasTheSizesOfItsLayout) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
     const auto y = x.redistribute({Replicate{}}, kAsync);

@@ -11,7 +11,7 @@ using testing::values;
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-TEST(AliasedWrite, OfATransposedViewOnAMeshDimensionOfSizeOne) {
+TEST(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives) {
   const auto expected = values({2, 7}).sin();
   RunRanks(3, [&](Rank& rank) {
     for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{1, 3}, {3, 1}}) {
@@ -29,7 +29,7 @@ TEST(AliasedWrite, OfATransposedViewOnAMeshDimensionOfSizeOne) {
   });
 }
 
-TEST(AliasedWrite, OfAPartOfAPendingReduction) {
+TEST(AliasedWrite, ToAPartOfAPendingReductionArrives) {
   auto expected = values({1, 5});
   const auto twice = [](const at::Tensor& x) {
     const auto part = x.split(2, -1)[1];
@@ -51,7 +51,7 @@ TEST(AliasedWrite, OfAPartOfAPendingReduction) {
 }
 
 // An empty tensor that is reduced stays where it lies, which may be another tensor's memory.
-TEST(AliasedWrite, OfAnEmptyPartOfAPendingReduction) {
+TEST(AliasedWrite, ToAnEmptyPartOfAPendingReductionChangesNoOtherTensor) {
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     for (const auto op : kEveryReduction) {
       const auto x = distribute_tensor(values({4}), mesh, {Partial{op}}).tensor().detach();

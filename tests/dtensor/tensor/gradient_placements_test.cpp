@@ -28,7 +28,7 @@ TEST(GradientPlacements, AReplicatedLocalTensorMayTakeItsTermAlone) {
   });
 }
 
-TEST(GradientPlacements, OfAFullTensorMayBePartial) {
+TEST(GradientPlacements, AFullTensorsGradientMayBePartial) {
   RunOnMesh({3}, {"x"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
     leaf.requires_grad_();

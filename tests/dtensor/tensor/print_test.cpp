@@ -70,7 +70,7 @@ TEST(Printing, NeedsNoValues) {
   EXPECT_CONTAINS(to_string(zeros({4}, square(0), {Shard{0}, Replicate{}}, at::kMeta)), "meta");
 }
 
-TEST(Printing, OfAPlainHandleNamesToString) {
+TEST(Printing, AnErrorForAPlainHandleNamesToString) {
   for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{}, {4}, {4, 3}}) {
     const at::Tensor x = zeros(sizes, square(0), {Replicate{}, Replicate{}});
     std::ostringstream out;

@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
                    }}),
     [](const auto& param_info) { return param_info.param.name; });
 
-TEST(WrappedNumbers, ThatAreComplexGiveLibtorchsType) {
+TEST(WrappedNumbers, ComplexOnesGiveLibtorchsType) {
   RunOnMesh({3}, {"x"}, [](const DeviceMesh& mesh) {
     const auto number = at::native::wrapped_scalar_tensor(c10::complex<double>(0, 1));
     for (const Placement& placement : {Placement(Partial{}), Placement(Replicate{})}) {
@@ -115,7 +115,7 @@ std::ostream& operator<<(std::ostream& out, const Scaled& c) {
 class PendingSum : public ::testing::TestWithParam<Scaled> {};
 
 /// Terms of both signs, whose sum is of one.
-TEST_P(PendingSum, MeetsInfinityAsItsValueDoes) {
+TEST_P(PendingSum, CombinesWithInfinityAsItsValueDoes) {
   const auto value = at::tensor({1.0, -2.0, 3.0});
   const auto expected = GetParam().run(value.clone());
   RunOnMesh({3}, {"x"}, [&](Rank& rank, const DeviceMesh& mesh) {

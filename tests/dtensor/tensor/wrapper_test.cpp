@@ -61,7 +61,7 @@ TEST(Wrapper, SaysWhichFunctionAskedForItsMemory) {
                 "was asked for in the backward of tessera::", "ReadsMemory, which it lacks");
 }
 
-TEST(Wrapper, SharesTheMemoryOfWhatIsReplicatedAlone) {
+TEST(Wrapper, SharesMemoryOnlyIfReplicated) {
   testing::RunRanks(2, [](testing::Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"x"});
     const at::Tensor source = at::zeros({4});

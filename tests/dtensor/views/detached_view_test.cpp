@@ -179,7 +179,7 @@ struct Pieces {
   void (*write)(const at::Tensor& x);
 };
 
-TEST(DetachedView, OfSeveralPiecesAreAllWritten) {
+TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
   const std::vector<Pieces> all{
       {"chunk",
        [](auto& x) {
@@ -234,7 +234,7 @@ TEST(DetachedView, OfSeveralPiecesAreAllWritten) {
   });
 }
 
-TEST(DetachedView, OfAPieceIsStaleOnceItsBaseIsWritten) {
+TEST(DetachedView, APieceIsStaleOnceItsBaseIsWritten) {
   RunRanks(4, [](Rank& rank) {
     const at::Tensor x = split(rank, values({7, 4}));
     const auto pieces = x.chunk(2);

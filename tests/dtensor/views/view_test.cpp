@@ -87,7 +87,7 @@ TEST(View, SharesMemoryAndVersionWithItsBase) {
   });
 }
 
-TEST(View, ThatWasGatheredCanBeReadUntilItsBaseIsWritten) {
+TEST(View, AGatheredViewCanBeReadUntilItsBaseIsWritten) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::zeros({4}), rank.mesh({2}, {"x"}), {Shard{0}});
     const auto head = x.slice(0, 0, 3);
@@ -97,7 +97,7 @@ TEST(View, ThatWasGatheredCanBeReadUntilItsBaseIsWritten) {
   });
 }
 
-TEST(View, ThatWasGatheredCanBeReadAfterItWasWritten) {
+TEST(View, AGatheredViewCanBeReadAfterItWasWritten) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(at::zeros({4}), rank.mesh({2}, {"x"}), {Shard{0}});
     const auto head = x.slice(0, 0, 3);
@@ -117,7 +117,7 @@ TEST(View, HasTheSameStridesOnEveryRank) {
   });
 }
 
-TEST(View, ThatLibtorchRefusesIsRefusedOnEveryRank) {
+TEST(View, WhatLibtorchRefusesIsRefusedOnEveryRank) {
   RunRanks(2, [](Rank& rank) {
     const at::Tensor x = distribute_tensor(values({2, 3}), rank.mesh({2}, {"x"}), {Shard{0}});
     EXPECT_THROWN(c10::Error, x.t().view({6}), "view size is not compatible");
@@ -125,7 +125,7 @@ TEST(View, ThatLibtorchRefusesIsRefusedOnEveryRank) {
   });
 }
 
-TEST(View, OfAListIsWrittenThrough) {
+TEST(View, WritesToAViewFromAListArrive) {
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
     at::NoGradGuard no_grad;
     const at::Tensor x = distribute_tensor(values({4, 6}), mesh, {Shard{0}});

@@ -156,7 +156,7 @@ class Signals(training_runs.TrainingRuns):
 
 
 class Kills(training_runs.TrainingRuns):
-    def test_at_random_moments_cost_no_bit(self):
+    def test_kills_at_random_moments_change_no_bit(self):
         seed = random.randrange(1 << 30)
         draw = random.Random(seed)
         run, steps = self.folder / "run", 40 * KILLS

@@ -84,7 +84,7 @@ class TorchsOwnForm(WithTorchCheckpoint):
     def convert(self, out, *arguments):
         return programs.run([sys.executable, CONVERTER, self.shared / "distcp", self.shared / out, *arguments])
 
-    def test_is_named_with_its_converter(self):
+    def test_the_error_names_the_converter(self):
         for command in ([programs.BIN / "tessera-ckpt", "info"], [programs.BIN / "checkpoint_copy", 1, 1]):
             with self.subTest(command[0].name):
                 done = programs.run([*command, self.shared / "distcp", *([self.shared / "o"] if command[1] == 1 else [])])

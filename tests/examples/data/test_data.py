@@ -136,7 +136,7 @@ class Documents(LossesOfTransformers):
     def test_have_their_own_loss(self):
         self.check_documents(programs.SMALL, ["--eos-token", self.END])
 
-    def test_have_it_within_a_window_too(self):
+    def test_have_their_own_loss_with_a_sliding_window(self):
         self.check_documents(programs.SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
                                                "sliding_window": 3, "eos_token_id": self.END}, [])
 
@@ -164,7 +164,7 @@ class Prompts(LossesOfTransformers):
             yield [(token, target if i >= known else None)
                    for i, (token, target) in enumerate(zip(tokens, tokens[1:]), start=1)]
 
-    def test_are_ignored_in_the_loss(self):
+    def test_prompt_tokens_are_ignored_in_the_loss(self):
         model = self.model(programs.SMALL)
         # Most of the tokens are in few of the rows, so that ranks count differently many.
         pairs = [(self.text(0, 9), self.text(0, 6) if i % 4 else self.text(7, 7)) for i in range(12)]
@@ -175,7 +175,7 @@ class Prompts(LossesOfTransformers):
                              "--prompt-field", "q", "--completion-field", "a"], steps=1)
         self.assert_close(again, [own_loss(model, self.rows(pairs))])
 
-    def test_are_those_of_all_files_compressed_or_not(self):
+    def test_come_from_all_files_compressed_or_not(self):
         import gzip
         self.model(programs.SMALL)
         pairs = [(self.text(0, 9), self.text(1, 6)) for _ in range(12)]

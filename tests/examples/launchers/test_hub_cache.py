@@ -129,7 +129,7 @@ class TestHubCache(programs.WithSharedFolder):
         # The plan needs only the configuration.
         self.succeed("llama_plan", "--model", "org/half")
 
-    def test_a_folder_wins(self):
+    def test_a_folder_of_that_name_wins_over_the_cache(self):
         here = self.shared / "here"
         (here / NAME).parent.mkdir(parents=True)
         (here / NAME).symlink_to(self.model)

@@ -83,7 +83,7 @@ class TestSbatch(programs.InFolder):
         return self.sbatch("--config", self.config, "--tokens", "t.bin", "--batch", 2, "--seq", 16, "--dp", 2, *arguments,
                            **variables)
 
-    def test_asks_for_what_sbatch_knows(self):
+    def test_directives_are_known_to_sbatch(self):
         found = directives()
         self.assertEqual(set(found) - SBATCH, set())
         self.assertEqual((found["nodes"], found["ntasks-per-node"], found["signal"]), ("2", "8", "USR1@300"))
@@ -112,13 +112,13 @@ class TestSbatch(programs.InFolder):
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual([step["step"] for step in programs.read_metrics(self.folder / "again.jsonl")], [saved + 1])
 
-    def test_a_failure_is_the_jobs(self):
+    def test_a_failed_run_fails_the_job(self):
         done = self.train("--steps", 1, "--lr", "x")
         self.assertNotIn(done.returncode, (0, 75))
         self.assertIn("--lr", done.stderr)
         self.assertFalse((self.folder / "scontrol").exists())
 
-    def test_is_for_sbatch(self):
+    def test_outside_of_sbatch_is_refused(self):
         done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, timeout=60,
                               env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")})
         self.assertNotEqual(done.returncode, 0)

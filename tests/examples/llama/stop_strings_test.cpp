@@ -30,16 +30,16 @@ TEST(StopStrings, ShowNoPartOfOne) {
             (Pieces{"a", "", "", "", "", ""}));
 }
 
-TEST(StopStrings, ShowWhatBecameNone) {
+TEST(StopStrings, ShowTextThatTurnsOutToBeNoStopString) {
   EXPECT_EQ(Shown(StopStrings({"<end>"}), {"a<e", "l", "se<en"}),
             (Pieces{"a", "<el", "se", "<en"}));
 }
 
-TEST(StopStrings, BeginAnewWithinTheirOwnBeginning) {
+TEST(StopStrings, MayBeginAgainWithinAPartialMatch) {
   EXPECT_EQ(Shown(StopStrings({"aab"}), {"a", "a", "a", "b"}), (Pieces{"", "", "a", "", ""}));
 }
 
-TEST(StopStrings, HoldBackTheLongestBeginningOfAny) {
+TEST(StopStrings, HoldBackTheLongestPartialMatch) {
   EXPECT_EQ(Shown(StopStrings({"bx", "abcd"}), {"zab", "c", "e"}), (Pieces{"z", "", "abce", ""}));
 }
 

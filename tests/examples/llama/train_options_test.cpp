@@ -87,7 +87,7 @@ TEST(TrainOptions, AFileHasSections) {
   EXPECT_EQ(options.resume_step, 3);
 }
 
-TEST(TrainOptions, AFlagHasOneSection) {
+TEST(TrainOptions, AFlagOutsideOfItsSectionIsRefused) {
   EXPECT_ERROR(ParseFile("[model]\nsteps = 3\n"),
                "run.toml: \"steps\" is in [model], but belongs to [training]; move it there");
   EXPECT_ERROR(ParseFile("[trainig]\nsteps = 3\n"), "unknown section [trainig] in ",
@@ -236,7 +236,7 @@ TEST(TrainOptions, OutputsAreNotTheModelThatIsRead) {
       model + "/metrics.jsonl");
 }
 
-TEST(TrainOptions, AFlagOfOneValueHasOne) {
+TEST(TrainOptions, ASecondValueOfAFlagIsRefused) {
   EXPECT_ERROR(ParseFlags({"--steps", "3", "--steps=4"}),
                "--steps is given as 3 and as 4, but has one value; leave one of them out");
   EXPECT_ERROR(ParseFlags({"--no-sp", "--sp"}), "--sp is given as false and as true");
@@ -245,7 +245,7 @@ TEST(TrainOptions, AFlagOfOneValueHasOne) {
   EXPECT_EQ(ParseFlags({"--steps", "3", "--steps", "3"}).steps, 3);
 }
 
-TEST(TrainOptions, DataAddUp) {
+TEST(TrainOptions, RepeatedDataFlagsAddUp) {
   const TrainOptions options =
       ParseFlags({"--text", "u", "--eval-tokens", "a", "--eval-tokens", "b"});
   EXPECT_EQ(options.text, (std::vector<std::string>{"t", "u"}));
@@ -283,14 +283,14 @@ TEST(TrainOptions, VerifyingNeedsAStepAndNoComparison) {
   EXPECT_ERROR(ParseFlags({"--verify"}), "--verify is given with TESSERA_COMPARE");
 }
 
-TEST(TrainOptions, AdaptersBelongToWeightsThatAreKept) {
+TEST(TrainOptions, SavedAdaptersNeedWeightsThatAreKept) {
   EXPECT_ERROR(ParseFlags({"--lora-rank", "2", "--save-lora", "d"}),
                "--save-lora is given with --config, whose weights are drawn anew");
   EXPECT_EQ(ParseFlags({"--lora-rank", "2", "--save-lora", "d", "--initial-load", "run"}).save_lora,
             "d");
 }
 
-TEST(TrainOptions, CheckpointsAreOfSteps) {
+TEST(TrainOptions, CheckpointsNeedSteps) {
   EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--steps", "0"}), "--steps 0");
   EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "auto", "--exclude", "data"}),
                "would leave it out again at each start");
@@ -311,7 +311,7 @@ TEST(TrainOptions, CheckpointOptionsNeedTheFolder) {
   EXPECT_ERROR(ParseFlags({"--resume"}), "--resume is given without --checkpoint");
 }
 
-TEST(TrainOptions, NameOneStart) {
+TEST(TrainOptions, TwoStartsAreRefused) {
   EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "--resume-step", "2"}),
                "--resume and --resume-step are both given");
   EXPECT_ERROR(ParseFlags({"--checkpoint", "run", "--resume", "--initial-load", "x"}),

@@ -161,7 +161,7 @@ class PlanSearch(programs.InFolder):
         done = programs.run([programs.BIN / "llama_plan", "--config", self.config, "--search", "--gpus", 8])
         self.assertIn("--search needs a machine", done.stderr)
 
-    def test_a_page_has_all_in_it(self):
+    def test_a_page_loads_nothing_and_has_every_section(self):
         file = self.folder / "plan.html"
         _, plan, _ = self.search(8, "--html", file, memory=2e6)
         page = Page(file)

@@ -22,12 +22,12 @@ class Help(unittest.TestCase):
         cls.all = sections("llama_train", "--help-all")
         cls.first = sections("llama_train", "--help")
 
-    def test_all_has_each_flag_once(self):
+    def test_long_help_has_each_flag_once(self):
         names = [name for _, name in self.all]
         self.assertEqual(sorted(set(names)), sorted(names))
         self.assertGreater(len(names), 70)
 
-    def test_the_short_one_has_some_of_them_in_the_same_sections(self):
+    def test_short_help_has_some_of_these_flags_in_the_same_sections(self):
         self.assertLess(set(self.first), set(self.all))
         self.assertLess(len(self.first), 30)
         text = programs.succeed([programs.BIN / "llama_train", "--help"]).stdout

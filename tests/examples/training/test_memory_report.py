@@ -53,7 +53,7 @@ class MemoryReport(programs.InFolder):
             return ranks[0]["units"]["unit 'model.layers.0'"]["activations"]["most"]
         self.assertLess(activations("--ac", "full"), activations() / 4)
 
-    def test_the_plan_says_the_same_of_the_kinds(self):
+    def test_the_plan_gives_the_same_bytes_of_each_kind(self):
         flags = ["--ac", "full"]
         ranks, _ = self.report(*flags, config=programs.ODD)
         plan = self.folder / "plan.json"

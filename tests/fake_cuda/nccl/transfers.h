@@ -41,7 +41,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< of the header and then the data
+    std::size_t moved = 0;  ///< bytes moved, of the header and then the data
 
     bool advance();
     std::size_t move_some();

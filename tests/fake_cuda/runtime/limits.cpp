@@ -8,7 +8,7 @@
 namespace fake_cuda {
 namespace {
 
-constexpr std::uint64_t kThreads = 1024;  ///< of a block
+constexpr std::uint64_t kThreads = 1024;  ///< the most in a block
 constexpr unsigned kBlockZ = 64;
 constexpr unsigned kGridX = 2147483647;
 constexpr unsigned kGridYZ = 65535;

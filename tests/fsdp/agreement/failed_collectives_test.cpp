@@ -68,7 +68,7 @@ TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
   });
 }
 
-TEST(FailedGather, IsNotTakenForValues) {
+TEST(FailedGather, IsNotUsedAsValues) {
   RunRanks(2, [](Rank& rank) {
     for (const bool at_wait : {false, true}) {
       struct Failing final : comm::Work {

@@ -46,7 +46,7 @@ void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor
 
 class AllocatorOf : public ::testing::TestWithParam<Arrangement> {};
 
-TEST_P(AllocatorOf, HoldsWhatOwnCollectivesAreGiven) {
+TEST_P(AllocatorOf, AllocatesTheBuffersOfCustomCollectives) {
   const Arrangement& c = GetParam();
   RunRanks(static_cast<int>(c10::multiply_integers(c.sizes)), [&](Rank& rank) {
     ShardedModel model(rank.mesh(c.sizes, c.names), c.options);
@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                       },
                       [](auto&, auto n, const auto&) { return at::empty({n}, at::kDouble); }));
 
-TEST(Allocator, IsRefusedWhereMemoryIsTheGroups) {
+TEST(Allocator, IsRefusedBesideMemoryOfTheGroup) {
   RunRanks(1, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     testing::shard(model, rank.mesh({1}, {"dp"}));

@@ -199,7 +199,7 @@ TEST(GroupMemory, HoldsTheSumsOfReplicas) {
   });
 }
 
-TEST(GroupMemory, IsRefusedWhereACollectiveIsTheCallers) {
+TEST(GroupMemory, IsRefusedBesideACustomCollective) {
   RunRanks(1, [](Rank& rank) {
     SmallModel model(kDim, kHidden, kClasses);
     shard(model, rank.mesh({1}, {"dp"}));

@@ -82,17 +82,17 @@ void expect_zero3(const Peaks& p) {
   EXPECT_LE(p.zeroed, 3 * kShards + kSlack);
 }
 
-TEST(Memory, OfZero3) {
+TEST(Memory, Zero3StaysWithinItsBound) {
   expect_zero3(peaks({}));
 }
 
-TEST(Memory, OfZero3WhereGroupsArePacked) {
+TEST(Memory, Zero3WithPackedGroupsStaysWithinItsBound) {
   expect_zero3(peaks({.shard_placement = [](const std::string&, const at::Tensor& parameter) {
     return std::optional<Placement>(Shard{parameter.dim() - 1});
   }}));
 }
 
-TEST(Memory, OfZero3WithPrefetch) {
+TEST(Memory, Zero3WithPrefetchStaysWithinItsBound) {
   expect_zero3(peaks({}, [](SmallModel& model) {
     for (std::size_t i = 0; i + 1 < model.blocks.size(); ++i) {
       set_forward_prefetch(*model.blocks[i], {model.blocks[i + 1].get()});
@@ -100,7 +100,7 @@ TEST(Memory, OfZero3WithPrefetch) {
   }));
 }
 
-TEST(Memory, OfZero2) {
+TEST(Memory, Zero2StaysWithinItsBound) {
   const Peaks p = peaks({.reshard_after_forward = false});
   EXPECT_LE(p.forward, 3 * kShards + kAll + kBlock + kSlack);
   EXPECT_LE(p.backward, 3 * kShards + kAll + 3 * kBlock / 2 + kSlack);
@@ -108,7 +108,7 @@ TEST(Memory, OfZero2) {
 }
 
 // A half of what is computed with, beside the shards, until the step's gradients are complete.
-TEST(Memory, OfZero3OverReplicas) {
+TEST(Memory, Zero3OverReplicasStaysWithinItsBound) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}, .shard_over_replicas = true});
   constexpr std::int64_t kPieces = kAll / 2 / (kRanks / kReplicas);
   EXPECT_LE(p.init, kShards + kBlock);
@@ -132,25 +132,25 @@ void expect_zero3_with_lanes(const Options& options) {
   EXPECT_LE(p.step, 4 * kShards + kSlack);
 }
 
-TEST(Memory, OfZero3WithLanes) {
+TEST(Memory, Zero3WithLanesStaysWithinItsBound) {
   expect_zero3_with_lanes({});
 }
 
-TEST(Memory, OfZero3WithLanesWhereGroupsArePacked) {
+TEST(Memory, Zero3WithLanesAndPackedGroupsStaysWithinItsBound) {
   expect_zero3_with_lanes({.shard_placement = [](const std::string&, const at::Tensor& parameter) {
     return std::optional<Placement>(Shard{parameter.dim() - 1});
   }});
 }
 
 // No gather takes the memory that backward leaves: it is freed, and not kept for one.
-TEST(Memory, OfZero2WithLanes) {
+TEST(Memory, Zero2WithLanesStaysWithinItsBound) {
   const Peaks p = peaks({.reshard_after_forward = false}, with_lanes);
   EXPECT_LE(p.forward, 3 * kShards + kAll + kBlock + kSlack);
   EXPECT_LE(p.backward, 3 * kShards + kAll + 3 * kBlock / 2 + kSlack);
   EXPECT_LE(p.zeroed, 3 * kShards + kSlack);
 }
 
-TEST(Memory, OfZero3IsBelowThatOfZero2) {
+TEST(Memory, Zero3TakesLessThanZero2) {
   EXPECT_LT(peaks({}).forward + kBlock, peaks({.reshard_after_forward = false}).forward);
 }
 
@@ -159,7 +159,7 @@ TEST(Memory, IsAllFreedWithTheModel) {
   EXPECT_LE(peaks({.offload_policy = OffloadPolicy{}}).deleted, 4096);
 }
 
-TEST(Memory, OfBfloat16HalvesWhatIsGathered) {
+TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   const Peaks p = peaks({.mp_policy = {.param_dtype = at::kBFloat16}});
   // The cast of a block's shards is sent.
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kBeside) / 2 + kSlack);

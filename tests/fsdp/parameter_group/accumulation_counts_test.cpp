@@ -51,7 +51,7 @@ int gathers(bool reshard) {
   return kMicroBatches * (reshard ? 2 * (kUnits - 1) + 1 : kUnits);
 }
 
-TEST_P(AccumulationCounts, OfReduceScattersAndGathers) {
+TEST_P(AccumulationCounts, ReduceScattersAndGathersFollowTheSettings) {
   const auto [waiting, reshard] = GetParam();
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
   RunRanks(2, [&, waiting = waiting, reshard = reshard](Rank& rank) {
@@ -66,7 +66,7 @@ TEST_P(AccumulationCounts, OfReduceScattersAndGathers) {
   });
 }
 
-TEST_P(AccumulationCounts, OfAllReducesOfReplicas) {
+TEST_P(AccumulationCounts, AllReducesOfReplicasFollowTheSettings) {
   const auto [waiting, reshard] = GetParam();
   const std::vector<at::Tensor> expected = testing::gradients_alone({}, {0, 1, 2});
   RunRanks(4, [&, waiting = waiting, reshard = reshard](Rank& rank) {

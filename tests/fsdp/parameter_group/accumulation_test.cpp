@@ -41,7 +41,7 @@ std::vector<at::Tensor> pair_alone(int ranks) {
   return gradients_of(alone);
 }
 
-TEST(KeptGradients, AreReducedThoughTheLastMicroBatchDoesNotUseTheUnit) {
+TEST(KeptGradients, AreReduceScatteredIfTheLastMicroBatchDoesNotUseTheUnit) {
   const std::vector<at::Tensor> expected = pair_alone(4);
   RunRanks(4, [&](Rank& rank) {
     Pair model;
@@ -54,7 +54,7 @@ TEST(KeptGradients, AreReducedThoughTheLastMicroBatchDoesNotUseTheUnit) {
   });
 }
 
-TEST(KeptGradients, AreReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
+TEST(KeptGradients, AreAllReducedIfTheLastMicroBatchDoesNotUseTheUnit) {
   const std::vector<at::Tensor> expected = pair_alone(4);
   RunRanks(4, [&](Rank& rank) {
     Pair model;

@@ -32,7 +32,7 @@ void expect_gradients_in_double(SmallModel& model, const Rank& rank,
 
 class Conversion : public ::testing::TestWithParam<int> {};
 
-TEST_P(Conversion, BeforeTheFirstForwardIsOfComputationToo) {
+TEST_P(Conversion, BeforeTheFirstForwardConvertsComputationToo) {
   const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
   RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     model.to(at::kDouble);
@@ -40,7 +40,7 @@ TEST_P(Conversion, BeforeTheFirstForwardIsOfComputationToo) {
   });
 }
 
-TEST_P(Conversion, BetweenStepsIsOfTheNext) {
+TEST_P(Conversion, BetweenStepsAppliesToTheNextStep) {
   const std::vector<at::Tensor> expected = gradients_in_double(testing::kRows);
   RunSharded(GetParam(), [&](Rank& rank, ShardedModel& model) {
     testing::local_loss(model, rank).backward();
@@ -78,7 +78,7 @@ TEST(Conversion, IsRefusedWhileAUnitIsGathered) {
 }
 
 // As a load that assigns does.
-TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
+TEST(Assignment, NextForwardUsesANewShard) {
   RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
     Filled<nn::Linear> linear(3, 7, {.bias = false});
     fully_shard(linear, mesh);
@@ -95,7 +95,7 @@ TEST(Assignment, OfAShardTakesEffectInTheNextForward) {
   });
 }
 
-TEST(Assignment, OfATensorWithAnotherLayoutIsRefused) {
+TEST(Assignment, AnotherLayoutIsRefused) {
   RunOnMesh({2}, {"dp"}, [](const DeviceMesh& mesh) {
     Filled<nn::Linear> linear(4, 6, {.bias = false});
     fully_shard(linear, mesh);

@@ -123,7 +123,7 @@ TEST(WaitingGradients, AreAddedToThoseThatWereReducedBefore) {
   }
 }
 
-TEST(WaitingGradients, AreLeftAloneByWhoTakesThemAwayAndPutsThemBack) {
+TEST(WaitingGradients, MayBeTakenAwayAndPutBack) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
   testing::RunSharded(2, [&](Rank& rank, testing::ShardedModel& model) {
     set_requires_gradient_sync(model, false);

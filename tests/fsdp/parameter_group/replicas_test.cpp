@@ -69,7 +69,7 @@ TEST(Replicas, AddUpSeveralMicroBatchesBeforeOneAllReduce) {
   });
 }
 
-TEST(Replicas, KeepWhatWaitsWhenAParameterIsFrozenInBetween) {
+TEST(Replicas, KeepPendingGradientsIfAParameterIsFrozenInBetween) {
   RunRanks(4, [](Rank& rank) {
     Filled<nn::Linear> linear(3, 4, {.bias = false});
     fully_shard(linear, rank.mesh({2, 2}, {"replicate", "shard"}));

@@ -240,7 +240,7 @@ TEST(PhaseWalk, TakesEveryTransition) {
   EXPECT_EQ(all.gathers, table<GatherPhase>());
 }
 
-TEST(PhaseWalk, IsTheFirstColumnOfThePageInAStep) {
+TEST(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     walk_loss(model).backward();
     PhaseRecorder recorder;
@@ -265,7 +265,7 @@ TEST(PhaseWalk, IsTheFirstColumnOfThePageInAStep) {
 }
 
 // It would lose the gradients on their way.
-TEST(Phase, OfAnIterationRefusesAForwardWithinItsBackward) {
+TEST(Phase, AForwardWithinBackwardIsRefused) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     const at::Tensor x = input();
     const at::Tensor loss = model(x).square().mean();
@@ -279,7 +279,7 @@ TEST(Phase, OfAnIterationRefusesAForwardWithinItsBackward) {
 }
 
 // The backward that runs then is not the one that failed.
-TEST(Phase, OfAnIterationRecoversWithinTheBackwardOfAnotherModel) {
+TEST(Phase, AFailedIterationRecoversWithinAnotherModelsBackward) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     run_a_backward_that_fails(model);
     const at::Tensor other = at::ones({1}).requires_grad_() * 2;

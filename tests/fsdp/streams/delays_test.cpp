@@ -144,7 +144,7 @@ std::string name_of_late_case(const ::testing::TestParamInfo<LateCase>& info) {
 
 class Delays : public ::testing::TestWithParam<LateCase> {};
 
-TEST_P(Delays, OfATenthOfASecondOnEachRankInTurnChangeNoBit) {
+TEST_P(Delays, ATenthOfASecondOnAnyRankChangesNoBit) {
   const auto& [kind, stage] = GetParam();
   expect_no_change(kind, stage, milliseconds(100), {std::nullopt});
 }

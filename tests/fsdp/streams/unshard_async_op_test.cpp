@@ -106,7 +106,7 @@ TEST(AsyncOps, BeginWherePrefetchSaysAndEndWhereParametersAreUsed) {
 }
 
 /// What is written in the compute lane comes before a gather that leaves it again.
-TEST(AsyncOps, AreOrderedWithTheLaneThatComesAfterThem) {
+TEST(AsyncOps, ComeBeforeALaterGatherInALane) {
   RunRanks(4, [](Rank& rank) {
     ShardedModel model(rank.mesh({4}, {"dp"}), {.post_forward_mesh_size = 2});
     const auto streams = record(model);

@@ -116,7 +116,7 @@ TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
   });
 }
 
-TEST(DropoutKeys, OfAModelDoNotDependOnOtherModels) {
+TEST(DropoutKeys, DoNotDependOnOtherModels) {
   const auto expected = gradients_alone();
   Model first, second;
   first(rows_of(0, 1));

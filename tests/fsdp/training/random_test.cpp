@@ -145,7 +145,7 @@ std::vector<RandomCase> random_of_rows() {
 INSTANTIATE_TEST_SUITE_P(All, RandomOfRows, ::testing::ValuesIn(random_of_rows()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(RandomNumbers, OfCategoriesAreOneRanksAfterAForwardWithoutRows) {
+TEST(RandomNumbers, ForCategoriesMatchOneRankAfterAForwardWithoutRows) {
   expect_as_alone({"dp3", {3}, {"dp"}}, {.residual = times_categories}, {2, 8});
 }
 

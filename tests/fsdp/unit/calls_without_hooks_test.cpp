@@ -99,7 +99,7 @@ TEST(CallsWithoutHooks, ToAUnitThatMayBeUnusedAreRefusedInTheRootsForward) {
   });
 }
 
-TEST(Slots, HoldUnshardedTensorsWhileTheUnitComputesOrByHand) {
+TEST(Slots, HoldUnshardedTensorsInForwardAndOnRequest) {
   RunRanks(2, [](Rank& rank) {
     OwnLayer layer(4);
     fully_shard(layer, rank.mesh({2}, {"dp"}));

@@ -38,7 +38,7 @@ TEST(Frozen, MayChangeBetweenSteps) {
   });
 }
 
-TEST(Frozen, ABeginningIsNotGatheredInBackward) {
+TEST(Frozen, FrozenFirstBlocksAreNotGatheredInBackward) {
   RunRanks(2, [](Rank& rank) {
     testing::ShardedModel model(rank.mesh({2}, {"dp"}), {});
     nn::freeze(model, {"block[01].**"});

@@ -110,7 +110,7 @@ TEST(Gradients, AreRefusedInBackwardIfTheirLayoutIsNotTheParameters) {
   });
 }
 
-TEST(SetData, OfAShardRefusesAnotherLayout) {
+TEST(SetData, RefusesAnotherLayoutForAShard) {
   testing::RunSharded(2, [](Rank& rank, testing::ShardedModel& model) {
     at::Tensor weight = model.head->slot("weight")->persistent();
     const at::Tensor whole =

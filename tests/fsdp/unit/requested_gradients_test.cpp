@@ -205,7 +205,7 @@ TEST(RequestedGradient, IsRefusedWhereItCannotBe) {
   });
 }
 
-TEST(RequestedGradient, OfAPenaltyOnShardsIsLeftToAutograd) {
+TEST(RequestedGradient, APenaltyOnShardsIsLeftToAutograd) {
   RunSharded(2, [](Rank& rank, ShardedModel& model) {
     const at::Tensor weight = model.head->slot("weight")->persistent();
     local_loss(model, rank, 0).backward();
@@ -219,7 +219,7 @@ TEST(RequestedGradient, OfAPenaltyOnShardsIsLeftToAutograd) {
   });
 }
 
-TEST(RequestedGradient, OfAParameterThatNoRankUsesIsUndefined) {
+TEST(RequestedGradient, IsUndefinedForAParameterThatNoRankUses) {
   RunSharded(2, [](Rank&, ShardedModel& model) {
     const at::Tensor loss =
         (*model.blocks[0])(testing::batch(kDim, 0).narrow(0, 0, 3)).square().mean();

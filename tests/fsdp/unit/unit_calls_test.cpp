@@ -113,7 +113,7 @@ struct Recurrent : nn::Module<Recurrent> {
   nn::Child<testing::Block> other{*this, "other", kDim, kHidden};
 };
 
-TEST(UnitCalls, SeveralTimesInOneForward) {
+TEST(UnitCalls, MayBeSeveralInOneForward) {
   Filled<Recurrent> alone;
   alone(testing::batch(kDim, 0)).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
@@ -146,7 +146,7 @@ at::Tensor loss_of_several(Several& first, Several& last, const at::Tensor& x, b
   return u.square().mean() * (three + three_again);
 }
 
-TEST(UnitCalls, WhoseResultsAreNotAllUsed) {
+TEST(UnitCalls, MayHaveResultsThatAreNotUsed) {
   const at::Tensor x = testing::batch(kDim, 0);
   for (const bool second : {false, true}) {
     Several alone[2];

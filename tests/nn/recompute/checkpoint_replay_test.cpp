@@ -34,7 +34,7 @@ TEST(CheckpointReplay, DrawsTheNumbersOfForward) {
   EXPECT_TRUE(at::equal(plain.second, again.second)) << "the generator was left elsewhere";
 }
 
-TEST(CheckpointReplay, DrawsOtherNumbersIfAskedNotToCare) {
+TEST(CheckpointReplay, DrawsOtherNumbersWithoutPreserveRngState) {
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
   const auto plain = drawn(fn);
   const auto again =

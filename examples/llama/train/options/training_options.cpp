@@ -27,9 +27,8 @@ void declare_data(CLI::App& app, TrainOptions& o) {
                  "A text file, tokenized here; several are one text, in the order given")
       ->option_text("FILE")
       ->allow_extra_args(false);
-  app.add_option(
-         "--jsonl", o.jsonl,
-         "JSON lines with a prompt and a completion, of which the loss is; a glob, in quotes")
+  app.add_option("--jsonl", o.jsonl,
+                 "JSON lines with a prompt and a completion, which has the loss; a glob, in quotes")
       ->option_text("GLOB")
       ->allow_extra_args(false);
   app.add_option("--prompt-field", o.prompt_field,

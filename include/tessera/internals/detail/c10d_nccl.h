@@ -33,7 +33,7 @@ struct NcclGroupPlace {
   int size = 1;
   std::chrono::milliseconds timeout{0};
   std::string name;               ///< for libtorch's flight record
-  std::vector<int> ranks;         ///< of the job, likewise
+  std::vector<int> ranks;         ///< world ranks, for the same
   NcclProcessGroupPtr from = {};  ///< a group that is split into several now; nullptr: none is
   int color = 0;                  ///< tells the groups of one split apart
 };

@@ -36,7 +36,7 @@ bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< autograd's, or the library's
-  kFormulaOrProgram,  ///< of a node that is the program's, or has its hooks
+  kFormulaOrProgram,  ///< the node is the program's, or has its hooks
 };
 
 /// What runs on this thread.

@@ -23,7 +23,7 @@ namespace tessera::nn::detail {
 /// Where the parameters of a module come from. Attached to the modules that own them.
 struct Origins {
   struct Origin {
-    std::int64_t number = 0;                           ///< of what it is: not 0
+    std::int64_t number = 0;                           ///< identifies it; not 0
     tessera::detail::TensorIdentity tensor = nullptr;  ///< that was cut or filled
     std::uint64_t version = 0;                         ///< then: a later write makes other values
   };
