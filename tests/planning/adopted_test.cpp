@@ -25,8 +25,8 @@ std::shared_ptr<Encoder> make_encoder(const DeviceMesh& mesh) {
     const nn::MetaDevice meta;
     return nn::adopt(testing::torch_encoder());
   }();
-  using namespace tensor_parallel;
-  parallelize_module(
+  using tensor_parallel::colwise_parallel, tensor_parallel::rowwise_parallel;
+  tensor_parallel::parallelize_module(
       *encoder, mesh["tp"],
       {{"layers.*.linear1", colwise_parallel()}, {"layers.*.linear2", rowwise_parallel()}});
   fsdp::fully_shard(*encoder, mesh["dp"]);
