@@ -56,16 +56,26 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
+# tessera_find_sources(<variable> [<beginning of a path>...]): the .cpp files below this folder, but for
+# those.
+function(tessera_find_sources variable)
+  file(GLOB_RECURSE found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cpp)
+  foreach(beginning IN LISTS ARGN)
+    list(FILTER found EXCLUDE REGEX "^${beginning}")
+  endforeach()
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()
+
 # tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
 #               [PRIVATE <target>...] [NO_TORCH] [COLD])
 # A layer: the shared library libtessera_<name>.so, known as tessera::<name>. Without SOURCES all .cpp
-# files below its folder are, but for EXCEPT. ALONE: sources that a unity build must not join with
-# others, because they have file-local names in common. COLD: as in tessera_is_cold.
+# files below its folder are, but for those whose paths begin as EXCEPT says. ALONE: sources that a
+# unity build must not join with others, because they have file-local names in common. COLD: as in
+# tessera_is_cold.
 function(tessera_layer name)
   cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
   if(NOT ARG_SOURCES)
-    file(GLOB_RECURSE ARG_SOURCES RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cpp)
-    list(REMOVE_ITEM ARG_SOURCES ${ARG_EXCEPT} "")
+    tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT})
   endif()
   add_library(tessera_${name} SHARED ${ARG_SOURCES})
   add_library(tessera::${name} ALIAS tessera_${name})
@@ -142,14 +152,17 @@ endfunction()
 # All tests, without the programs that no test uses.
 add_custom_target(tessera_tests)
 
-# tessera_test(<name> SOURCES <file>... [ALONE <file>...] USES <target>... [NO_TORCH] [SERIAL]
-#              [WAITING <filter>...])
+# tessera_test(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] USES <target>...
+#              [NO_TORCH] [SERIAL] [WAITING <filter>...])
 # A GoogleTest program and one CTest test: a process for each of its tests would spend nine tenths
-# of the time on loading libtorch. ALONE: as in tessera_layer. SERIAL: it takes every core. WAITING: the
-# tests of each of these filters mostly wait for time-outs, and so are a separate CTest test that
-# runs beside the others.
+# of the time on loading libtorch. SOURCES, EXCEPT, ALONE: as in tessera_layer. SERIAL: it takes every
+# core. WAITING: the tests of each of these filters mostly wait for time-outs, and so are a separate
+# CTest test that runs beside the others.
 function(tessera_test name)
-  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;ALONE;USES;WAITING" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH;SERIAL" "" "SOURCES;EXCEPT;ALONE;USES;WAITING" ${ARGN})
+  if(NOT ARG_SOURCES)
+    tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT} ${ARG_ALONE})
+  endif()
   add_executable(${name} ${ARG_SOURCES} ${ARG_ALONE})
   add_dependencies(tessera_tests ${name})
   target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main tessera_options)

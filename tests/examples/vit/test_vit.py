@@ -283,3 +283,9 @@ class Refusals(VitRuns):
         self.assertEqual(done.returncode, 1)
         # tessera-run may end the other rank before it says the same.
         self.assertRegex(done.stderr, r"\[ranks? [01, ]+\] error: --batch: Value 0 not in range")
+
+    def test_flags_that_differ_between_ranks(self):
+        script = f'[ "$RANK" = 1 ] && batch=10; exec {programs.BIN}/vit_train --dp 2 --steps 1 --batch ${{batch:-9}}'
+        done = programs.run(programs.on_ranks(2, ["sh", "-c", script]))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("rank 1 has --batch 10, but rank 0 has --batch 9; start all ranks with the same options", done.stderr)
