@@ -9,9 +9,9 @@ TESSERA_API_BEGIN
 namespace tessera::planning {
 
 /// Makes a few steps of a training on this CPU, and returns the machine on which its plan takes as
-/// long as the median of them: products, attention and collectives at the rates that they had, all
-/// other operators at what is left of the step. The rates are those of so many ranks at the same
-/// time, of this rank. `make`: called with `world` and with a fake one. `options`: of the plan.
+/// long as the median of them: products, attention and collectives take their own measured time,
+/// all other operators the rest of the step. The rates are this rank's, while all ranks of `world`
+/// compute. `make`: called with `world` and with a fake one. `options`: those of the plan.
 /// Collective over `world`, whose ranks are processes of one host. Throws what `make` and the step
 /// throw.
 Machine calibrate(const MakeRun& make, const comm::WorldPtr& world, PlanOptions options);

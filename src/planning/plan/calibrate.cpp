@@ -22,20 +22,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUp = 2, kSteps = 5;
-/// Of the machine whose plans say how much work a step is.
+/// The rates of the machine whose plans say how much work a step is.
 constexpr double kFlops = 1e9, kBandwidth = 1e12;
 
 double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }
 
-/// What a step takes, and of that its parts.
+/// What a step takes, and its parts.
 struct StepSeconds {
   double total = 0, products = 0, attention = 0, collectives = 0;
   double others() const { return total - products - attention - collectives; }
 };
 
-/// Of the step that this thread makes.
+/// The step that this thread makes.
 thread_local StepSeconds step_seconds;
 
 struct Began final : at::ObserverContext {
@@ -80,7 +80,8 @@ StepSeconds median_step(const Run& run) {
   return steps[kSteps / 2];
 }
 
-/// Of this host, and so slow in FLOPs that a product takes more for them than for its bytes.
+/// A machine with this host's memory, so slow in FLOPs that a product takes longer for them than
+/// for its bytes.
 Machine slow_machine(int ranks) {
   return {.name = "CPU",
           .memory_bytes = static_cast<double>(observe::physical_memory_bytes()) / ranks,
@@ -100,7 +101,7 @@ Machine slow_machine(int ranks) {
           .network_latency_s = 0};
 }
 
-/// `otherwise`: of what a step does not do.
+/// `otherwise`: the rate of work that the step does not have.
 double rate_of(double work, double seconds, double otherwise) {
   return work > 0 && seconds > 0 ? work / seconds : otherwise;
 }
