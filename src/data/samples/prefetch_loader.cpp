@@ -3,7 +3,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
-#include <optional>
 #include <utility>
 
 namespace tessera::data {
@@ -23,12 +22,12 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::i
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
   // A thread begins on the first GPU, where page-locked memory would make another context.
-  const auto gpu = pinned_ ? std::optional(current_gpu()) : std::nullopt;
+  const c10::Device device = pinned_ ? current_gpu() : c10::Device(c10::kCPU);
   // A copy of all that it needs: this object may be moved meanwhile.
   batch_ =
       std::async(beside_ ? std::launch::async : std::launch::deferred,
-                 [loader = loader_, first = first_, last = last_, pinned = pinned_, step, gpu] {
-                   const c10::OptionalDeviceGuard guard(gpu);
+                 [loader = loader_, first = first_, last = last_, pinned = pinned_, step, device] {
+                   const c10::DeviceGuard guard(device);
                    return loader->load(step, first, last, pinned);
                  });
   if (!beside_) {
