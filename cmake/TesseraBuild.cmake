@@ -56,28 +56,31 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
-# tessera_find_sources(<variable> [<beginning of a path>...]): the .cpp files below this folder, but for
-# those.
+# tessera_find_sources(<variable> [<file or folder/>...]): the .cpp files below this folder, but for those.
 function(tessera_find_sources variable)
   file(GLOB_RECURSE found RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS *.cpp)
-  foreach(beginning IN LISTS ARGN)
-    list(FILTER found EXCLUDE REGEX "^${beginning}")
+  list(REMOVE_ITEM found ${ARGN} "")
+  foreach(folder IN LISTS ARGN)
+    if(folder MATCHES "/$")
+      list(FILTER found EXCLUDE REGEX "^${folder}")
+    endif()
   endforeach()
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
 # tessera_layer(<name> [SOURCES <file>...] [EXCEPT <file>...] [ALONE <file>...] [USES <target>...]
 #               [PRIVATE <target>...] [NO_TORCH] [COLD])
-# A layer: the shared library libtessera_<name>.so, known as tessera::<name>. Without SOURCES all .cpp
-# files below its folder are, but for those whose paths begin as EXCEPT says. ALONE: sources that a
-# unity build must not join with others, because they have file-local names in common. COLD: as in
-# tessera_is_cold.
+# A layer: the shared library libtessera_<name>.so, known as tessera::<name>. Its sources
+# are SOURCES or, without these, all .cpp files below its folder but for EXCEPT, files and folders/.
+# ALONE: sources that a unity build must not join with others, because they have file-local names in
+# common. COLD: as in tessera_is_cold.
 function(tessera_layer name)
   cmake_parse_arguments(ARG "NO_TORCH;COLD" "" "SOURCES;EXCEPT;ALONE;USES;PRIVATE" ${ARGN})
   if(NOT ARG_SOURCES)
     tessera_find_sources(ARG_SOURCES ${ARG_EXCEPT})
   endif()
-  add_library(tessera_${name} SHARED ${ARG_SOURCES})
+  list(REMOVE_ITEM ARG_SOURCES ${ARG_ALONE} "")
+  add_library(tessera_${name} SHARED ${ARG_SOURCES} ${ARG_ALONE})
   add_library(tessera::${name} ALIAS tessera_${name})
   set_property(GLOBAL APPEND PROPERTY TESSERA_LAYERS tessera::${name})
   set_target_properties(tessera_${name} PROPERTIES EXPORT_NAME ${name})

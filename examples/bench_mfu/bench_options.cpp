@@ -116,6 +116,8 @@ BenchOptions parse_bench_options(std::vector<std::string> arguments) {
                 "no shape is given; pass --config FILE or --shape NAME");
   TESSERA_CHECK(o.warmup < o.steps, "--warmup ", o.warmup, " leaves none of --steps ", o.steps,
                 "; give more steps");
+  TESSERA_CHECK(o.peer.empty() || o.flags.empty(),
+                "--peer makes the step without --flags; leave one of them out");
   check_outputs(o);
   return o;
 }

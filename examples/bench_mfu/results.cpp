@@ -131,12 +131,14 @@ std::string peers_text(const std::vector<Result>& results) {
   std::string text;
   for (const Result& result : results) {
     for (const PeerFigures& peer : result.peers) {
-      const std::string ratio =
-          fmt::format("{:.0f} tokens/s; ours is {:.2f} times as fast", peer.tokens_per_s,
-                      result.figures.tokens_per_s / peer.tokens_per_s);
+      std::string speed = fmt::format("{:.0f} tokens/s", peer.tokens_per_s);
+      if (result.error.empty()) {
+        speed += fmt::format("; ours is {:.2f} times as fast",
+                             result.figures.tokens_per_s / peer.tokens_per_s);
+      }
       text +=
           fmt::format("PyTorch {}, {} {} {}: {}\n", peer.name, result.trial.shape(),
-                      result.trial.ac, result.trial.batch, peer.error.empty() ? ratio : peer.error);
+                      result.trial.ac, result.trial.batch, peer.error.empty() ? speed : peer.error);
     }
   }
   return text;
@@ -176,7 +178,9 @@ std::string to_json(const std::vector<Result>& results) {
                     {"peer", json_of(result.peers)},
                     {"error", ran ? ordered_json() : ordered_json(result.error)}});
   }
-  return ordered_json{{"runs", runs}}.dump(2) + "\n";
+  // A message may hold any bytes.
+  return ordered_json{{"runs", runs}}.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
+         "\n";
 }
 
 std::string to_html(const std::vector<Result>& results, const BenchOptions& options) {

@@ -36,7 +36,7 @@ struct Options {
   }
 };
 
-/// Nothing where --help is asked for and printed. Throws Error and CLI::ParseError for what no run
+/// nullopt after --help, which it prints. Throws Error and CLI::ParseError for what no run
 /// can have.
 inline std::optional<Options> parse(int argc, char** argv) {
   Options o;

@@ -11,8 +11,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
 #include <exception>
+
+#include "group_info.h"
 
 namespace tessera::comm {
 namespace {
@@ -142,7 +143,7 @@ std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
 }
 
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own) {
-  const auto hash = std::bit_cast<std::int64_t>(std::uint64_t{std::hash<std::string>{}(own)});
+  const auto hash = static_cast<std::int64_t>(hash_of(own));
   const auto hashes = gather_on_hosts(group, {hash});
   if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
     return {};

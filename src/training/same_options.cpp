@@ -1,6 +1,5 @@
 #include "tessera/training/same_options.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
@@ -27,15 +26,17 @@ void check_same_options(comm::World& world, const std::map<std::string, std::str
   if (texts.empty()) {
     return;
   }
-  const auto other = std::ranges::find_if(texts, [&](auto& text) { return text != texts[0]; });
-  const json first = json::parse(texts[0]), second = json::parse(*other);
-  json all = first;
-  all.update(second);
-  for (const auto& [name, unused] : all.items()) {
-    const std::string value = first.value(name, ""), theirs = second.value(name, "");
-    TESSERA_CHECK(value == theirs, "rank ", other - texts.begin(), " has ", given(name, theirs),
-                  ", but rank 0 has ", given(name, value),
-                  "; start all ranks with the same options");
+  const json first = json::parse(texts[0]);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    const json second = json::parse(texts[rank]);
+    json all = first;
+    all.update(second);
+    for (const auto& [name, unused] : all.items()) {
+      const std::string value = first.value(name, ""), theirs = second.value(name, "");
+      TESSERA_CHECK(value == theirs, "rank ", rank, " has ", given(name, theirs),
+                    ", but rank 0 has ", given(name, value),
+                    "; start all ranks with the same options");
+    }
   }
 }
 

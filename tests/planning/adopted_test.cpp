@@ -51,7 +51,7 @@ Sent sent_of(const comm::TrafficTable& table) {
   return sent;
 }
 
-TEST(Plan, OfAnAdoptedEncoderSendsWhatARunSends) {
+TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   const MeshShape shape({2, 2}, {"dp", "tp"});
   const planning::RunPlan plan = planning::plan(make_encoder, train_encoder, shape);
   RunRanks(4, [&](Rank& rank) {

@@ -39,7 +39,7 @@ planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
   };
 }
 
-/// Of all layers.
+/// The plan with all layers.
 planning::RankPlan plan_first(const TrainingLayout& layout, const planning::PlanOptions& options) {
   return planning::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
 }
@@ -87,7 +87,7 @@ TEST(Exposed, IsLittleWhereLayersAreGatheredWhileOthersCompute) {
   EXPECT_NEAR(time.total, time.compute + sum_of(time.exposed), 1e-9);
 }
 
-TEST(Estimate, OfPlansOfFewLayersIsThatOfTheWholeModel) {
+TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
   for (const TrainingLayout& layout :
        {TrainingLayout{.dp = 4, .tp = 1}, TrainingLayout{.dp = 2, .tp = 2},
         TrainingLayout{.dp = 1, .tp = 4}, TrainingLayout{.dp = 4, .tp = 1, .zero = 2}}) {

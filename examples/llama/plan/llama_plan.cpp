@@ -75,7 +75,7 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   std::ofstream out(file);
   out << text;
   out.close();
-  TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in a folder that is there");
+  TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
 /// Writes the machine of --calibrate on rank 0. Others return nullopt.
@@ -97,7 +97,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   write_file("--json", file, json.dump(2) + "\n");
 }
 
-/// Fills in the options what a search finds, if one is asked for.
+/// With --search: prints what it finds, and sets its best layout in `options`.
 std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
                                                 const std::optional<planning::Machine>& machine,
                                                 TrainOptions& options) {

@@ -10,6 +10,7 @@
 #include "examples/llama/train/planned_run.h"
 #include "examples/llama/train/setup.h"
 #include "tessera/core/keep_freed_memory.h"
+#include "tessera/training/same_options.h"
 
 namespace llama {
 
@@ -67,6 +68,7 @@ planning::RunPlan plan_llama(const TrainOptions& options,
 }
 
 planning::Machine calibrate_llama(const TrainOptions& options, const comm::WorldPtr& world) {
+  training::check_same_options(*world, options.shared);
   keep_freed_memory();  // as llama_train
   return planning::calibrate(run_of(options), world, plan_options(options, std::nullopt));
 }

@@ -16,8 +16,8 @@ using namespace tessera;
 
 namespace {
 
-/// A fake world is of the CPU, whatever it stands for.
-TrainOptions of_fake_world(TrainOptions options) {
+/// A fake world is one of a CPU, whatever it is planned for.
+TrainOptions on_cpu(TrainOptions options) {
   options.device = "cpu";
   options.backend = "gloo";
   return options;
@@ -56,8 +56,7 @@ std::vector<std::int64_t> sizes_of(const LlamaRun& run,
 
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world,
                           const ApplyPlan& apply) {
-  const auto run =
-      std::make_shared<LlamaRun>(of_fake_world(options), world, /*loads=*/false, apply);
+  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false, apply);
   return {.model = run->model,
           .mesh = run->mesh,
           .step =

@@ -46,7 +46,7 @@ class Streams {
   /// A named mark in the order of the calls, for profilers and tests.
   virtual void note(const std::string& what) { static_cast<void>(what); }
   /// The next communication in `lane` is for `unit`, as messages name it. A mark by default:
-  /// "all_gather unit 'x'".
+  /// "all_gather unit 'x'". What forwards to other lanes forwards this, too.
   virtual void begin_unit(Lane lane, const std::string& unit) {
     note(to_string(lane) + (" " + unit));
   }

@@ -34,7 +34,7 @@ struct Run {
   /// such as the length of its part of each sequence. Empty: none.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
-/// Makes the run of the one rank of a fake world.
+/// Makes this rank's run in a world, which is fake for a plan.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
 /// What a plan is for, and what its figures are of.
@@ -110,9 +110,8 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 /// zero_grad(). Tensors that it makes have no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
-///   const planning::PlanOptions options{.machine = planning::machine_of("h100"), .device =
-///   "cuda"}; std::cout << planning::to_text(planning::plan(make_mlp, train_step, mesh, options));
-///
+///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};
+///   std::cout << planning::to_text(planning::plan(make_mlp, train_step, mesh, options));
 template <class Factory, class Step>
 RunPlan plan(const Factory& factory, const Step& step, const MeshShape& mesh,
              const PlanOptions& options = {}) {

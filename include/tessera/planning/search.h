@@ -74,8 +74,8 @@ struct Search {
 /// "dp 64 × tp 8, ac full, ZeRO-3"; with cp and micro-batches where they are above 1.
 std::string name_of(const TrainingLayout& layout);
 
-/// For SearchSpace::estimate: estimate() by plans of the runs that `run_of` makes of a layout on
-/// `ranks`, of the model with so many layers, 0: with all. `options`: of the whole model.
+/// For SearchSpace::estimate: estimates a layout on `ranks` by plans. `run_of(layout, layers)`
+/// makes its run with so many layers; 0: all. `options`: of the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
     const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);

@@ -117,7 +117,7 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// One tensor of `count` equal parts along `dim`, each of which may be sharded; the output is one.
+/// The rule of one of `count` equal parts along `dim`. The parts may be sharded.
 ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);

@@ -41,12 +41,12 @@ FormChoice choose_form(const OperatorInfo& info, const BoundCall& bound, double 
 /// All forms of an operator.
 std::span<const Form* const> forms_of(const OperatorInfo& info);
 
-/// Adds forms to those of an operator: a static object of the file that defines them, made while
-/// libraries are loaded.
+/// Registers forms: a static object of the file that defines them, made while libraries are loaded.
+/// The forms of one operator are in one such object, or their order is that of the link.
 struct AddedForms {
   AddedForms(std::initializer_list<Form> forms);
 };
-/// All of them, by the files.
+/// All forms, a table for each AddedForms.
 std::vector<std::span<const Form>> form_tables();
 
 }  // namespace tessera::detail

@@ -156,7 +156,7 @@ at::Tensor quantile(const at::Tensor& self, double q, Dim dim, bool keepdim,
   return quantiles<kNan>(self, as_tensor(q, self), dim, keepdim, interpolation);
 }
 
-/// Of one q or of several.
+/// `Q`: one number, or a tensor of several.
 template <Nan kNan, auto kOperator, class Q>
 at::Tensor& write_out(const at::Tensor& self, Q q, Dim dim, bool keepdim,
                       c10::string_view interpolation, at::Tensor& out) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -160,7 +161,8 @@ Machine machine_of(const std::string& name, const std::string& asked) {
 
 std::string to_toml(const Machine& machine) {
   std::string text =
-      fmt::format("name = \"{}\"\nranks_per_node = {}\n", machine.name, machine.ranks_per_node);
+      fmt::format("name = {}\nranks_per_node = {}\n", nlohmann::json(machine.name).dump(),
+                  machine.ranks_per_node);  // JSON's escapes are TOML's
   for (const Field& field : kFields) {
     text += fmt::format("{} = {}\n", field.name, machine.*field.value);
   }

@@ -32,6 +32,7 @@ double seconds_since(Clock::time_point began) {
 /// What a step takes, and its parts.
 struct StepSeconds {
   double total = 0, products = 0, attention = 0, collectives = 0;
+  int timed = 0;  ///< products and attentions that have ended
   double others() const { return total - products - attention - collectives; }
 };
 
@@ -40,6 +41,7 @@ thread_local StepSeconds step_seconds;
 
 struct Began final : at::ObserverContext {
   Clock::time_point at = Clock::now();
+  int timed = step_seconds.timed;
 };
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
@@ -48,11 +50,16 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
 }
 
 void end(const at::RecordFunction& function, at::ObserverContext* began) {
-  if (began != nullptr) {
-    const bool attends = is_attention(function.name());
-    (attends ? step_seconds.attention : step_seconds.products) +=
-        seconds_since(static_cast<const Began*>(began)->at);
+  const auto* call = static_cast<const Began*>(began);
+  if (call == nullptr) {
+    return;
   }
+  // A call of a distributed tensor holds that of the local one, and what it communicates.
+  if (call->timed == step_seconds.timed) {
+    const bool attends = is_attention(function.name());
+    (attends ? step_seconds.attention : step_seconds.products) += seconds_since(call->at);
+  }
+  ++step_seconds.timed;
 }
 
 StepSeconds measure(const Run& run) {
@@ -125,6 +132,9 @@ Machine calibrate(const MakeRun& make, const comm::WorldPtr& world, PlanOptions 
   for (const auto& [group, seconds] : plan.communication) {
     sent += kBandwidth * seconds;
   }
+  TESSERA_CHECK(
+      took.others() > 0, "a step took ", took.total,
+      " s, no longer than its products, attention and collectives; measure a longer step");
   machine.memory_bandwidth = rate_of(bytes, took.others(), kBandwidth);
   const double products = rate_of(plan.flops - attention, took.products, kFlops);
   machine.flops_half = machine.flops_fp32 = products;

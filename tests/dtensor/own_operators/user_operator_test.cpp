@@ -106,6 +106,21 @@ at::Tensor unary(const char* name, const at::Tensor& x) {
   return call<at::Tensor(const at::Tensor&)>(name, x);
 }
 
+TEST(UserOperator, RunsByItsRule) {
+  ASSERT_TRUE(kUserRulesRegistered);
+  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
+    const StrictScope strict;
+    for (const Placement& placement : {Placement(Shard{0}), Placement(Partial{})}) {
+      const auto x = distribute_tensor(at::arange(5, at::kFloat), mesh, {placement});
+      const CommunicationScope communication(mesh);
+      const DistributedTensor y(unary("tessera_test::halve", x));
+      EXPECT_EQ(communication.total().calls, 0);
+      EXPECT_EQ(y.placements(), Placements{placement});
+      EXPECT_TRUE(at::equal(y.full_tensor(), at::arange(5, at::kFloat) / 2));
+    }
+  });
+}
+
 TEST(UserOperator, RunsInPlaceByItsRule) {
   ASSERT_TRUE(kUserRulesRegistered);
   RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {

@@ -31,7 +31,8 @@ struct Case {
 Case random_case(const Indices& mesh, unsigned seed) {
   const std::vector<ReduceOp> ops{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
   std::mt19937 engine(seed);
-  const auto sizes = testing::random_sizes(engine, 1 + engine() % 3, {0, 1, 2, 3, 5, 7, 8, 11, 13});
+  const auto sizes =
+      testing::random_sizes(engine, 1 + engine() % 3, {0, 1, 2, 3, 4, 5, 7, 8, 11, 13, 16});
   const auto from = testing::random_layout(engine, mesh, sizes, ops);
   const auto to = testing::random_layout(engine, mesh, sizes, ops);
   return {sizes, from, to};

@@ -121,6 +121,20 @@ TEST(Options, TakesParametersOfSeveralTypesInOneUnit) {
   });
 }
 
+TEST(Options, GathersForBackwardAmongNeighbours) {
+  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
+  RunRanks(4, [&](Rank& rank) {
+    ShardedModel model(rank.mesh({4}, {"dp"}), {.post_forward_mesh_size = 2});
+    const comm::TrafficTable before = rank.world()->traffic().table();
+    local_loss(model, rank, 0).backward();
+    const comm::TrafficTable traffic = rank.world()->traffic().since(before);
+    EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, 4);
+    EXPECT_EQ(traffic_of(traffic, "dp/2", "all_gather").calls, 3);
+    local_loss(model, rank, 1).backward();
+    expect_gradients(model, expected);
+  });
+}
+
 TEST(Options, GathersTheRootForBackwardAmongItsNeighbours) {
   const std::vector<at::Tensor> expected = gradients_alone();
   RunRanks(4, [&](Rank& rank) {
