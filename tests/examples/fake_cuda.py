@@ -18,14 +18,17 @@ class Run:
 
 
 def train(folder, arguments, dp=1, tp=1, replicas=1, cp=1, fault=""):
-    """llama_train on a mesh of processes, each with a fake device. Its exit code may be any; ranks that
-    were killed have no report."""
+    """llama_train on a mesh of processes, each with a fake device."""
+    command = [programs.BIN / "llama_train", "--device", "cuda", "--dp", dp, "--cp", cp, "--tp", tp,
+               "--dp-replicate", replicas, *arguments]
+    return run(folder, command, dp * cp * tp * replicas, fault)
+
+
+def run(folder, command, ranks, fault=""):
+    """A program on so many processes. Its exit code may be any; ranks that were killed have no report."""
     stem = folder / "report"
     environment = dict(os.environ, LD_PRELOAD=str(LIBRARY), TESSERA_FAKE_CUDA_REPORT=str(stem),
                        TESSERA_FAKE_CUDA_FAULT=fault, OMP_NUM_THREADS="1")
-    command = [programs.BIN / "llama_train", "--device", "cuda", "--dp", dp, "--cp", cp, "--tp", tp,
-               "--dp-replicate", replicas, *arguments]
-    ranks = dp * cp * tp * replicas
     done = programs.run(programs.on_ranks(ranks, command), env=environment, timeout=100)
     files = {rank: stem.with_name(f"report.{rank}.json") for rank in range(ranks)}
     return Run(done, {rank: json.loads(file.read_text())

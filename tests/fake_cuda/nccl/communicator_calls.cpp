@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <random>
 #include <sstream>
 #include <string_view>
@@ -30,14 +29,6 @@ void hang_on_demand() {
   while (settings().faults.init == number) {
     std::this_thread::sleep_for(kPatience);
   }
-}
-
-/// Likewise.
-void be_late_on_demand() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    std::this_thread::sleep_for(std::chrono::seconds(settings().faults.late.value_or(0)));
-  });
 }
 
 /// Likewise. The other ranks do not wait for that.
@@ -135,7 +126,6 @@ using namespace fake_cuda;
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  be_late_on_demand();  // a program asks for the version first
   *version = NCCL_VERSION_CODE;
   return ncclSuccess;
 }

@@ -19,13 +19,12 @@ struct FaultKind {
   std::optional<std::int64_t> Faults::*member;
 };
 
-constexpr std::array<FaultKind, 8> kFaultKinds = {{{"malloc", &Faults::malloc},
+constexpr std::array<FaultKind, 7> kFaultKinds = {{{"malloc", &Faults::malloc},
                                                    {"malloc-above", &Faults::malloc_above},
                                                    {"nccl", &Faults::nccl},
                                                    {"lost", &Faults::lost},
                                                    {"async", &Faults::async},
                                                    {"init", &Faults::init},
-                                                   {"late", &Faults::late},
                                                    {"slow-end", &Faults::slow_end}}};
 
 std::string fault_names() {

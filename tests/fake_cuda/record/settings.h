@@ -16,7 +16,6 @@ struct Faults {
   std::optional<std::int64_t> lost;          ///< this collective and all later ones never start
   std::optional<std::int64_t> async;         ///< from this collective on the communicator is broken
   std::optional<std::int64_t> init;          ///< the making of this communicator never returns
-  std::optional<std::int64_t> late;          ///< seconds that the first call of NCCL takes
   std::optional<std::int64_t> slow_end;      ///< the end of this communicator takes a second
 };
 
