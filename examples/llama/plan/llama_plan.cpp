@@ -14,7 +14,7 @@
 
 #include "examples/llama/cli.h"
 #include "examples/llama/named_files.h"
-#include "examples/llama/plan/llama_run.h"
+#include "examples/llama/plan/plan_llama.h"
 #include "tessera/core/error.h"
 #include "tessera/planning/page.h"
 #include "tessera/planning/report.h"

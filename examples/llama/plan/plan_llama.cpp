@@ -1,4 +1,4 @@
-#include "examples/llama/plan/llama_run.h"
+#include "examples/llama/plan/plan_llama.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-// What is Llama's in a plan: its runs, which training layouts its heads allow, its FLOPs, and the
-// flags by which a layout is asked for.
+// The plan of a Llama's run: how it is made, which training layouts the heads allow, and the flags
+// of a layout.
 
 #pragma once
 
