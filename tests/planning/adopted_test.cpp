@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/torch_models.h"
+#include "planning/sent.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/initialization.h"
@@ -40,17 +41,6 @@ void train_encoder(Encoder& encoder, optim::Optimizer& optimizer, const DeviceMe
   optimizer.zero_grad();
 }
 
-/// Calls and bytes by mesh dimension and collective.
-using Sent = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
-
-Sent sent_of(const comm::TrafficTable& table) {
-  Sent sent;
-  for (const auto& [key, traffic] : table) {
-    sent[key] = {traffic.calls, traffic.bytes};
-  }
-  return sent;
-}
-
 TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
   const MeshShape shape({2, 2}, {"dp", "tp"});
   const planning::RunPlan plan = planning::plan(make_encoder, train_encoder, shape);
@@ -63,12 +53,12 @@ TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
     train_encoder(*encoder, optimizer, mesh);
     const comm::TrafficTable before = rank.world()->traffic().table();
     train_encoder(*encoder, optimizer, mesh);
-    const Sent sent = sent_of(rank.world()->traffic().since(before));
+    const testing::Sent sent = testing::calls_and_bytes(rank.world()->traffic().since(before));
     EXPECT_EQ(sent.count({"dp", "all_gather"}), 1U);
     EXPECT_EQ(sent.count({"tp", "all_reduce"}), 1U);
     for (const planning::RankPlan& planned : plan.ranks) {
       if (planned.kind.first == rank.rank()) {
-        EXPECT_EQ(sent_of(planned.metrics.comm), sent);
+        EXPECT_EQ(testing::calls_and_bytes(planned.metrics.comm), sent);
       }
     }
   });

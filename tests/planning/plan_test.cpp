@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "planning/net.h"
+#include "planning/sent.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/tensor_memory.h"
 #include "tessera/optim/adamw.h"
@@ -26,8 +27,10 @@
 namespace tessera {
 namespace {
 
+using testing::calls_and_bytes;
 using testing::make_net;
 using testing::Net;
+using testing::Sent;
 using testing::train_net;
 
 const MeshShape& two_by_two() {
@@ -51,16 +54,6 @@ comm::TrafficTable second_step(const comm::WorldPtr& world, const std::function<
   const comm::TrafficTable before = world->traffic().table();
   train_net(*net, optimizer, mesh);
   return world->traffic().since(before);
-}
-
-using Sent = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
-
-Sent calls_and_bytes(const comm::TrafficTable& table) {
-  Sent sent;
-  for (const auto& [key, traffic] : table) {
-    sent[key] = {traffic.calls, traffic.bytes};
-  }
-  return sent;
 }
 
 TEST(Plan, SendsWhatEachRankOfARunSends) {

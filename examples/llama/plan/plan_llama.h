@@ -1,5 +1,4 @@
-// The plan of a Llama's run: how it is made, which training layouts the heads allow, and the flags
-// of a layout.
+// Plans a Llama's run, searches its training layouts, and gives the flags of one.
 
 #pragma once
 
