@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "pattern/pattern.h"
 #include "pipeline/byte_alphabet.h"
-#include "pipeline/pattern.h"
 #include "pipeline/replacement.h"
 #include "pipeline/split_behavior.h"
 #include "unicode/properties.h"

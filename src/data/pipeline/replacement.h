@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
+#include "pattern/pattern.h"
 #include "pipeline/json_field.h"
-#include "pipeline/pattern.h"
 
 namespace tessera::data {
 

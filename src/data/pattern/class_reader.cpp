@@ -1,4 +1,4 @@
-#include "pipeline/class_reader.h"
+#include "pattern/class_reader.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "pipeline/pattern_syntax.h"
+#include "pattern/pattern_syntax.h"
 
 struct pcre2_real_code_8;
 

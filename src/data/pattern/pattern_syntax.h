@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "pipeline/symbols.h"
+#include "pattern/symbols.h"
 
 namespace tessera::data {
 

@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "pipeline/pattern.h"
+#include "pattern/pattern.h"
 
 #include <pcre2.h>
 #include <time.h>

@@ -1,4 +1,4 @@
-#include "pipeline/pattern_syntax.h"
+#include "pattern/pattern_syntax.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "pipeline/class_reader.h"
+#include "pattern/class_reader.h"
 #include "tessera/core/error.h"
 #include "unicode/properties.h"
 #include "unicode/utf8.h"

@@ -1,4 +1,4 @@
-#include "pipeline/symbols.h"
+#include "pattern/symbols.h"
 
 #include <algorithm>
 #include <map>
