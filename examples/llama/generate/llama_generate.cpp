@@ -134,11 +134,7 @@ int run_generate(std::vector<std::string> arguments) {
   }
   const StrictScope strict;
   try {
-    if (options.perplexity.empty()) {
-      generate(run);
-    } else {
-      measure_perplexity(run);
-    }
+    (options.perplexity.empty() ? generate : measure_perplexity)(run);
   } catch (const c10::Error& error) {
     // Out of memory, for example. what() would add pages of the stack.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());

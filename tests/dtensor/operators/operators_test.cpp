@@ -11,7 +11,7 @@ using testing::beside;
 using testing::OperatorCase;
 using testing::Operators;
 
-// Of 7 x 6, one dimension divides by 2 and may have local digits.
+// In 7 x 6 one dimension divides by 2 and may have local digits.
 const std::vector<OperatorCase>& element_operators() {
   static const std::vector<OperatorCase> all{
       {"add", {{7, 6}, {7, 6}}, [](auto& t) { return t[0] + t[1]; }},
