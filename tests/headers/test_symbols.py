@@ -76,6 +76,12 @@ class Releases(unittest.TestCase):
         self.assertIn("needs a greater number", self.faults("0.10.1", new, "`save`"))
         self.assertEqual(self.faults("0.11.0", new, "`save`"), "")
 
+    def test_a_field_behind_the_others_needs_no_greater_version(self):
+        new = [*changed("tessera::Options", "struct { lr, eps }"), "tessera::Options::eps | double = 0"]
+        self.assertEqual(self.faults("0.10.1", new, "`Options::eps`, a field of `optim::Options`"), "")
+        first = [*changed("tessera::Options", "struct { eps, lr }"), "tessera::Options::eps | double = 0"]
+        self.assertIn("needs a greater number", self.faults("0.10.1", first, "`Options::eps`, `optim::Options`"))
+
 
 if __name__ == "__main__":
     unittest.main()
