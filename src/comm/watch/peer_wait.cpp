@@ -61,10 +61,14 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
     std::this_thread::sleep_for(kNap);
     why = first_ended(group);
   }
-  throw PeerError(collective_error(group, collective, std::string(CallerScope::outermost()),
-                                   why.empty() ? reason + "; look for the first error among the "
-                                                          "other ranks"
-                                               : why + " (" + reason + ")"));
+  if (why.empty()) {
+    const std::string far = what_others_do(group.watch->world());
+    why = reason + (far.empty() ? "" : "; on other hosts " + far) +
+          "; look for the first error among the other ranks";
+  } else {
+    why += " (" + reason + ")";
+  }
+  throw PeerError(collective_error(group, collective, std::string(CallerScope::outermost()), why));
 }
 
 PeerWait::PeerWait(const GroupInfo& group, std::string collective)
@@ -131,15 +135,16 @@ void PeerWait::check_deadlock() const {
 void PeerWait::fail_late(const std::vector<int>& missing) const {
   const std::string limit = " within " + std::to_string(group_.timeout.count()) + " ms";
   const WorldWatch& world = group_.watch->world();
-  if (missing.empty()) {
-    const std::string far = what_others_do(world);
-    fail_because("a peer did not come" + limit +
-                 (far.empty() ? "; look for the first error among the others"
-                              : "; on other hosts " + far + "; look at what they do instead"));
-  }
-  const std::string found = world.what_they_do(missing);
-  fail_because("rank(s) " + join(missing) + " did not arrive" + limit +
-               (found.empty() ? "" : ": " + found) + "; look at what they do instead");
+  const std::string near = missing.empty() ? "" : world.what_they_do(missing);
+  // Also where ranks of this host are missing: they may wait for others.
+  const std::string far = what_others_do(world);
+  const std::string who =
+      missing.empty() ? "a peer did not come" : "rank(s) " + join(missing) + " did not arrive";
+  const bool knows = !missing.empty() || !far.empty();
+  fail_because(
+      who + limit + (near.empty() ? "" : ": " + near) +
+      (far.empty() ? "" : "; on other hosts " + far) +
+      (knows ? "; look at what they do instead" : "; look for the first error among the others"));
 }
 
 }  // namespace tessera::comm

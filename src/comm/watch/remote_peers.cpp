@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/core/detail/flight_report.h"
+#include "tessera/internals/detail/quiet_log.h"
 
 namespace tessera::comm {
 namespace {
@@ -58,6 +59,7 @@ RemotePeers::~RemotePeers() {
 }
 
 void RemotePeers::serve(const std::shared_ptr<State>& state) {
+  const detail::QuietLog quiet;
   std::unique_lock lock(state->mutex);
   while (!state->stops) {
     state->changed.wait_for(lock, kBetweenPolls,

@@ -1,0 +1,149 @@
+"""Hosts of one machine, for tests of jobs on several: each has a network, a name, processes, /tmp and /dev/shm of its
+own, and shares all other files with the others, as hosts share a file system."""
+import os
+import pathlib
+import shlex
+import signal
+import socket
+import subprocess
+import time
+
+import network
+from programs import BIN
+
+SET_UP = """
+mount --make-rprivate / && mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp &&
+hostname {name} && ip link set lo up && echo ready && exec sleep infinity
+"""
+
+
+def why_not():
+    """Why this machine allows no such hosts; None where it does."""
+    try:
+        with Hosts(2) as hosts:
+            done = hosts[0].run(["true"])
+            return done.stderr.strip() or None
+    except (OSError, RuntimeError) as error:
+        return str(error)
+
+
+class Host:
+    def __init__(self, number):
+        self.name = f"host{number}"
+        self.ip = f"10.77.0.{number + 1}"
+        self.address = socket.inet_aton(self.ip)
+        # The first process of a PID namespace takes all others of it along.
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child",
+             "sh", "-c", SET_UP.format(name=self.name)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if self._holder.stdout.readline() != "ready\n":
+            raise RuntimeError(self._holder.communicate()[1].strip() or "unshare failed")
+        children = pathlib.Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text()
+        self._first = int(children.split()[0])
+
+    @property
+    def namespace(self):
+        return f"/proc/{self._first}/ns/net"
+
+    def command(self, words):
+        return ["nsenter", "--target", self._first, "--net", "--mount", "--uts", "--ipc", "--pid", "--", *words]
+
+    def start(self, words, environment=None, **kwargs):
+        """A process of this host, whose outputs are read together."""
+        return subprocess.Popen([str(word) for word in self.command(words)], stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, errors="replace",
+                                env=os.environ | (environment or {}), **kwargs)
+
+    def run(self, words):
+        return subprocess.run([str(word) for word in self.command(words)], capture_output=True, text=True, timeout=60)
+
+    def processes(self):
+        """The commands that run here, but for the host's first process."""
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if (os.readlink(folder / "ns/net") == os.readlink(self.namespace) and
+                        int(folder.name) not in (self._first, self._holder.pid)):
+                    found.append((int(folder.name), (folder / "cmdline").read_text().split("\0")[0]))
+            except OSError:
+                continue
+        return found
+
+    def processes_of(self, program):
+        """The numbers of those here that run a program of this name."""
+        return sorted(pid for pid, command in self.processes() if pathlib.Path(command).name == program)
+
+    def end(self):
+        """As if it lost its power."""
+        if self._holder.poll() is None:
+            os.kill(self._first, signal.SIGKILL)
+            self._holder.wait()
+        self._holder.stdout.close()
+        self._holder.stderr.close()
+
+
+class Hosts:
+    """`mtu`: the largest packet; smaller ones feel more of a loss."""
+    def __init__(self, count, mtu=60000, seed=0):
+        self._hosts = []
+        try:
+            for number in range(count):
+                self._hosts.append(Host(number))
+            devices = {}
+            for host in self._hosts:
+                devices[host.address] = network.open_device(host.namespace, "net0")
+            self.network = network.Network(devices, seed)
+            for host in self._hosts:
+                done = host.run(["sh", "-c", f"ip addr add {host.ip}/24 dev net0 && ip link set net0 mtu {mtu} up"])
+                if done.returncode:
+                    raise RuntimeError(done.stderr.strip())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __getitem__(self, number):
+        return self._hosts[number]
+
+    def __len__(self):
+        return len(self._hosts)
+
+    def close(self):
+        for host in self._hosts:
+            host.end()
+        if hasattr(self, "network"):
+            self.network.close()
+
+    def cut(self, number):
+        self.network.cut(self[number].address)
+
+    def restore(self, number):
+        self.network.restore(self[number].address)
+
+    def start(self, nproc, program, port=29500, options=(), environment=None):
+        """A launcher on each host, with `nproc` ranks each."""
+        return [host.start([BIN / "tessera-run", "--nproc", nproc, "--nnodes", len(self), "--node-rank", number,
+                            "--rdzv", f"{self[0].ip}:{port}", *options, "--", *program], environment)
+                for number, host in enumerate(self._hosts)]
+
+
+def finish(launchers, timeout=120):
+    """(status, output) of each; kills what has not ended by then."""
+    ends_at = time.monotonic() + timeout
+    found = []
+    for launcher in launchers:
+        try:
+            output, _ = launcher.communicate(timeout=max(0.1, ends_at - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            for other in launchers:
+                other.kill()
+            output, _ = launcher.communicate()
+            raise AssertionError(f"{shlex.join(map(str, launcher.args))} did not end:\n{output}") from None
+        found.append((launcher.returncode, output))
+    return found
