@@ -1,9 +1,6 @@
 """Jobs on two hosts, and what becomes of them when the network between does not work."""
-import itertools
 import os
-import pathlib
 import signal
-import tempfile
 import time
 
 import numpy as np
@@ -12,50 +9,11 @@ import pytest
 import hosts
 import programs
 from hosts import Hosts, finish
+from runs import Run, wait_for_step
 
 REASON = hosts.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 LIMIT = 4  # seconds: --timeout
-
-
-@pytest.fixture(scope="module")
-def folder():
-    """Below the build: each host has a /tmp of its own."""
-    with tempfile.TemporaryDirectory(dir=programs.BIN.parent, prefix="hosts-") as name:
-        yield pathlib.Path(name)
-
-
-@pytest.fixture
-def two():
-    with Hosts(2) as made:
-        yield made
-
-
-numbers = itertools.count()
-
-
-class Run:
-    """llama_train with its files in a new folder."""
-    def __init__(self, folder, *flags):
-        self.folder = folder / str(next(numbers))
-        self.folder.mkdir()
-        config = programs.write_config(self.folder, programs.SMALL)
-        tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 256))
-        self.metrics = self.folder / "m.jsonl"
-        self.program = programs.words([programs.BIN / "llama_train", "--config", config, "--tokens", tokens, "--batch", 8,
-                                       "--seq", 32, "--steps", 6, "--metrics", self.metrics, *flags])
-
-    def on_one_host(self):
-        programs.succeed(programs.on_ranks(4, self.program))
-        return self.losses()
-
-    def on(self, machines, **kwargs):
-        for status, output in finish(machines.start(4 // len(machines), self.program, **kwargs)):
-            assert status == 0, output
-        return self.losses()
-
-    def losses(self):
-        return [(step["loss"], step["grad_norm"]) for step in programs.read_metrics(self.metrics)]
 
 
 MESHES = {"fsdp_of_tp": ["--dp", 2, "--tp", 2], "fsdp": ["--dp", 4], "hsdp": ["--dp-replicate", 2, "--dp", 2],
@@ -112,14 +70,6 @@ def test_a_clock_that_is_an_hour_off_changes_nothing(folder, two):
     late = {"LD_PRELOAD": str(programs.BIN.parent / "lib" / "libtessera_faults.so"), "TESSERA_FAULT_CLOCK": "-3600",
             "TESSERA_FAULT_RANK": "3"}
     assert Run(folder, *flags).on(two, environment=late) == Run(folder, "--dp", 2, "--tp", 2).on_one_host()
-
-
-def wait_for_step(run, step, launchers):
-    """Until the run has trained so far."""
-    ends_at = time.monotonic() + 60
-    while not run.metrics.exists() or len(run.metrics.read_text().splitlines()) < step:
-        assert time.monotonic() < ends_at and all(launcher.poll() is None for launcher in launchers)
-        time.sleep(0.05)
 
 
 def left_behind(machines):

@@ -9,10 +9,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "launcher.h"
 #include "testing/errors.h"
+#include "testing/files.h"
 
 namespace tessera::testing {
 namespace {
@@ -103,6 +107,98 @@ TEST(LauncherNodes, AreAnErrorAtTheTimeoutIfTheyDoNotCome) {
 TEST(LauncherNodes, SaysForWhomItWaits) {
   const auto alone = Launcher(Node(FreePlace(), "job", "2", "3.5")).wait();
   EXPECT_CONTAINS(alone.err, "tessera-run: 1 of 2 nodes are at 127.0.0.1:");
+}
+
+/// A launcher of a job that may start again. `script` has the file $S, to which each start of rank
+/// 0 has added its number of ranks.
+std::vector<std::string> Again(const std::string& place, const TemporaryFolder& folder,
+                               const std::string& nodes, const std::string& script,
+                               const std::vector<std::string>& options = {}) {
+  std::vector<std::string> words{"--nnodes",         nodes,
+                                 "--nproc-per-node", "2",
+                                 "--rdzv",           place,
+                                 "--max-restarts",   "3",
+                                 "--rdzv-conf",      "join_timeout=20,last_call_timeout=1"};
+  words.insert(words.end(), options.begin(), options.end());
+  const std::string starts = (folder / "starts").string();
+  const std::string begin = "S='" + starts + "'; [ $RANK != 0 ] || echo $WORLD_SIZE >> $S; ";
+  words.insert(words.end(), {"sh", "-c", begin + script});
+  return words;
+}
+const std::vector<std::string> kAnyNumber{"--rdzv-backend", "c10d"};
+
+/// Waits until rank 0 has begun.
+const std::string kOnceBegun = "while [ ! -s $S ]; do sleep 0.05; done; ";
+
+TEST(LauncherNodes, BeginAgainTogether) {
+  for (const bool numbered : {true, false}) {
+    const TemporaryFolder folder;
+    const auto place = FreePlace();
+    // The fourth rank fails in the first start, and the others would wait for ever.
+    const auto node = [&](const std::string& number) {
+      return Again(place, folder, "2",
+                   kOnceBegun +
+                       "[ -e $S.failed ] && exit 0; [ $RANK = 3 ] || exec sleep 1000; "
+                       "sleep 0.3; touch $S.failed; exit 5",
+                   numbered ? std::vector<std::string>{"--node-rank", number} : kAnyNumber);
+    };
+    Launcher one(node("0"));
+    Launcher other(node("1"));
+    for (auto* launcher : {&one, &other}) {
+      const auto result = launcher->wait();
+      EXPECT_EQ(result.code, 0) << result.err;
+      EXPECT_CONTAINS(result.err, "rank 3 (pid ", " exited with code 5; ending the ",
+                      "starting the job again (restart 1 of 3)");
+    }
+    EXPECT_EQ(ReadFile(folder / "starts"), "4\n4\n");
+  }
+}
+
+TEST(LauncherNodes, BeginWithTheLeastOfThemAfterTheLastCall) {
+  const TemporaryFolder folder;
+  const auto result = Launcher(Again(FreePlace(), folder, "1:2", "exit 0", kAnyNumber)).wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_CONTAINS(result.err, "starting with 1 of 2 nodes");
+  EXPECT_EQ(ReadFile(folder / "starts"), "2\n");
+  EXPECT_GT(result.took, 1s);
+}
+
+TEST(LauncherNodes, GoOnWithoutOneThatIsGone) {
+  const TemporaryFolder folder;
+  const auto place = FreePlace();
+  // All ranks fail once the other launcher is gone.
+  const std::string gone = (folder / "gone").string();
+  const auto words = Again(place, folder, "1:2",
+                           kOnceBegun + "[ $(wc -l < $S) = 2 ] && exit 0; while [ ! -e '" + gone +
+                               "' ]; do sleep 0.05; done; exit 4",
+                           kAnyNumber);
+  Launcher stays(words);
+  std::this_thread::sleep_for(200ms);
+  Launcher goes(words);
+  WaitForFile(folder / "starts");
+  kill(goes.pid(), SIGKILL);
+  EXPECT_EQ(goes.wait().signal, SIGKILL);
+  std::ofstream(gone).put('1');
+  const auto result = stays.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(ReadFile(folder / "starts"), "4\n2\n");
+  EXPECT_CONTAINS(result.err, "starting the job again (restart 1 of 3)",
+                  "starting with 1 of 2 nodes");
+}
+
+TEST(LauncherNodes, AreRefusedWithTheSameNumber) {
+  const TemporaryFolder folder;
+  const auto place = FreePlace();
+  Launcher zero(Again(place, folder, "3", "exit 0", {"--node-rank", "0"}));
+  Launcher one(Again(place, folder, "3", "exit 0", {"--node-rank", "1"}));
+  Launcher other(Again(place, folder, "3", "exit 0", {"--node-rank", "1"}));
+  const auto result = zero.wait();
+  EXPECT_EQ(result.code, 2);
+  EXPECT_CONTAINS(result.err, "two nodes have --node-rank 1: give each another");
+  kill(one.pid(), SIGTERM);
+  kill(other.pid(), SIGTERM);
+  one.wait();
+  other.wait();
 }
 
 TEST(LauncherNodes, StopWaitingOnRequest) {

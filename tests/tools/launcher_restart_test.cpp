@@ -91,13 +91,5 @@ TEST_F(LauncherRestart, LeavesNoRankOfTheFailedJob) {
   EXPECT_TRUE(launcher.left_over().empty());
 }
 
-TEST_F(LauncherRestart, IsForOneNode) {
-  const auto result = Launcher({"--nproc", "1", "--nnodes", "2", "--rdzv", "localhost:1",
-                                "--restarts", "2", "--", "true"})
-                          .wait();
-  EXPECT_EQ(result.code, 2);
-  EXPECT_CONTAINS(result.err, "--restarts 2 is for the ranks of one node: with --nnodes 2");
-}
-
 }  // namespace
 }  // namespace tessera::testing

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "node_numbers.h"
+#include "meeting.h"
 #include "options.h"
 #include "process/rank_logs.h"
 #include "process/rank_process.h"
@@ -19,20 +19,33 @@ namespace {
 
 namespace run = tessera::run;
 
-// Each time with new ranks, port and token.
-int run_job(run::Options options) {
-  run::wait_for_host(options);
-  run::NodeNumber node;
-  if (!options.is_numbered) {
-    node = run::agree_on_number(options);
-    options.node_rank = node.node_rank;
+// As the launchers agree on it, where they do.
+run::Meeting take_part(run::Options& options, int restart) {
+  run::Meeting meeting = run::meet(options, restart);
+  if (meeting.nnodes < options.nnodes && meeting.node_rank == 0) {
+    std::cerr << "tessera-run: starting with " << meeting.nnodes << " of " << options.nnodes
+              << " nodes\n";
   }
+  options.nnodes = meeting.nnodes;
+  options.node_rank = meeting.node_rank;
+  options.round = meeting.round;
+  return meeting;
+}
+
+// Each time with new ranks, port and token.
+int run_job(const run::Options& options) {
+  run::wait_for_host(options);
   const run::LogFolder logs(options);
   if (!logs.path().empty()) {
     std::cerr << "tessera-run: what the ranks print is written to " << logs.path() << '\n';
   }
   for (int restart = 0;; ++restart) {
-    const auto outcome = run::Supervisor(options, logs, restart, std::move(node.listener)).run();
+    run::Options start = options;
+    run::Meeting meeting;
+    if (run::meets(options)) {
+      meeting = take_part(start, restart);
+    }
+    const auto outcome = run::Supervisor(start, logs, restart, std::move(meeting)).run();
     if (!outcome.failed || options.restarts == 0) {
       return outcome.code;
     }

@@ -2,9 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,9 +76,6 @@ constexpr TorchrunOnly kTorchrunOnly[] = {
      "tessera-run starts programs: write python3 -m MODULE behind the options"},
     {"--run-path", "PET_RUN_PATH", false,
      "tessera-run starts programs: write python3 SCRIPT behind the options"},
-    {"--rdzv-conf", "PET_RDZV_CONF", true,
-     "ranks meet without such settings: leave it out, and give --timeout SECONDS for how long they "
-     "wait"},
     {"--local-addr", "PET_LOCAL_ADDR", true,
      "ranks find this node's address by that of node 0: leave it out, or set GLOO_SOCKET_IFNAME to "
      "the network interface"},
@@ -200,14 +199,30 @@ int read_nproc(const CLI::App& app) {
   return integer_of(*setting, 1, kMostRanks);
 }
 
-// All ranks have one launcher: the launchers of several nodes would have to agree.
-int read_restarts(const CLI::App& app, int nnodes) {
+int read_restarts(const CLI::App& app) {
   const auto setting = find_setting(app, "--restarts", "PET_MAX_RESTARTS");
-  const int restarts = setting ? integer_of(*setting, 0, std::numeric_limits<int>::max()) : 0;
-  TESSERA_CHECK(restarts == 0 || nnodes == 1, setting->text,
-                " is for the ranks of one node: with --nnodes ", nnodes,
-                " leave it to the batch system");
-  return restarts;
+  return setting ? integer_of(*setting, 0, std::numeric_limits<int>::max()) : 0;
+}
+
+// KEY=SECONDS,...: torchrun's names of the two times that launchers have.
+void read_meeting_times(const CLI::App& app, Options& options) {
+  const char* timeout = std::getenv("TESSERA_TIMEOUT");
+  if (!options.timeout.empty() || timeout != nullptr) {
+    options.join_timeout = std::chrono::duration<double>(
+        std::strtod(options.timeout.empty() ? timeout : options.timeout.c_str(), nullptr));
+  }
+  const auto setting = find_setting(app, "--rdzv-conf", "PET_RDZV_CONF");
+  std::istringstream pairs(setting ? setting->value : "");
+  for (std::string pair; std::getline(pairs, pair, ',');) {
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    const std::string key = pair.substr(0, equals);
+    TESSERA_CHECK(key == "join_timeout" || key == "last_call_timeout", setting->text,
+                  " has the key '", key,
+                  "', which is torchrun's alone; join_timeout and last_call_timeout are known");
+    const std::chrono::duration<double> seconds(
+        seconds_of({pair.substr(std::min(equals + 1, pair.size())), setting->text}, true));
+    (key == "join_timeout" ? options.join_timeout : options.last_call) = seconds;
+  }
 }
 
 // As text, as the ranks will read it.
@@ -258,6 +273,8 @@ Options read_options(const CLI::App& app) {
   options.nproc = read_nproc(app);
   const Place place = read_place(app);
   options.nnodes = place.nnodes;
+  options.min_nodes = place.min_nodes;
+  options.place_is_shared = place.nnodes > 1;
   options.node_rank = place.node_rank.value_or(0);
   options.is_numbered = place.node_rank.has_value();
   options.host = place.host;
@@ -268,7 +285,8 @@ Options read_options(const CLI::App& app) {
   options.run_dir = value_of(app, "--run-dir", "TESSERA_RUN_DIR");
   options.logs = read_logs(app);
   options.grace = read_grace(app);
-  options.restarts = read_restarts(app, place.nnodes);
+  options.restarts = read_restarts(app);
+  read_meeting_times(app, options);
   return options;
 }
 

@@ -22,8 +22,10 @@ struct LogOptions {
 
 /// What the command line asks for.
 struct Options {
-  int nproc = 1;  ///< ranks on this node
-  int nnodes = 1;
+  int nproc = 1;                 ///< ranks on this node
+  int nnodes = 1;                ///< at most
+  int min_nodes = 1;             ///< what the job may begin with once last_call is over
+  bool place_is_shared = false;  ///< several nodes were asked for, whatever nnodes becomes
   int node_rank = 0;
   bool is_numbered = true;           ///< false: the launchers agree on node_rank
   std::string host = "127.0.0.1";    ///< where rank 0's store listens
@@ -38,6 +40,9 @@ struct Options {
   /// What the ranks have to end by themselves after a signal to the launcher.
   std::chrono::duration<double> grace{5};
   int restarts = 0;  ///< how often the job is started again after a failure
+  int round = 0;     ///< how often it was, on several nodes
+  /// How long launchers wait for one another, and how long for more than min_nodes.
+  std::chrono::duration<double> join_timeout{600}, last_call{30};
   /// Read the records in this folder instead of running anything; "": run.
   std::string explain;
 

@@ -91,19 +91,6 @@ int bound_port(const FileDescriptor& socket) {
   return ntohs(address.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
 }
 
-// Reads errno of the last address that was tried.
-[[noreturn]] void fail_to_bind(const Options& options) {
-  const std::string where = options.host + ":" + std::to_string(options.port);
-  if (errno == EADDRINUSE) {
-    fail("the port of ", where, " is in use: give --rdzv another port");
-  }
-  if (errno == EADDRNOTAVAIL) {
-    fail(options.host,
-         " is not an address of this machine: --rdzv names node 0, and this is --node-rank 0");
-  }
-  fail_errno("cannot listen on " + where);
-}
-
 // As a map, so that what is set for a rank replaces what the launcher itself was given.
 std::map<std::string, std::string> own_environment() {
   std::map<std::string, std::string> variables;
@@ -136,6 +123,18 @@ AddressList find_addresses(const Options& options) {
   return resolve(options.host, options.port, 0);
 }
 
+void fail_to_listen(const Options& options) {
+  const std::string where = options.host + ":" + std::to_string(options.port);
+  if (errno == EADDRINUSE) {
+    fail("the port of ", where, " is in use: give --rdzv another port");
+  }
+  if (errno == EADDRNOTAVAIL) {
+    fail(options.host,
+         " is not an address of this machine: --rdzv names node 0, and this is --node-rank 0");
+  }
+  fail_errno("cannot listen on " + where);
+}
+
 FileDescriptor try_listen(const Options& options) {
   auto addresses = find_addresses(options);
   if (is_own_name(options.host, *addresses)) {
@@ -161,7 +160,7 @@ Rendezvous make_rendezvous(const Options& options, FileDescriptor listener) {
     rendezvous.listener = try_listen(options);
   }
   if (!rendezvous.listener) {
-    fail_to_bind(options);
+    fail_to_listen(options);
   }
   rendezvous.port = bound_port(rendezvous.listener);
   return rendezvous;
@@ -169,11 +168,11 @@ Rendezvous make_rendezvous(const Options& options, FileDescriptor listener) {
 
 std::string job_token(const Options& options) {
   // A token from outside can be given to the launchers of several nodes alike.
-  if (const char* given = std::getenv("TESSERA_JOB_TOKEN")) {
-    return given;
-  }
-  if (options.nnodes > 1) {
-    return options.job_id;
+  const char* given = std::getenv("TESSERA_JOB_TOKEN");
+  if (given != nullptr || options.place_is_shared) {
+    // No rank of an earlier start is taken for one of this.
+    const std::string start = options.round > 0 ? "." + std::to_string(options.round) : "";
+    return (given != nullptr ? given : options.job_id) + start;
   }
   std::array<std::uint8_t, 16> bytes{};
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {

@@ -24,6 +24,9 @@ AddressList find_addresses(const Options& options);
 /// in use. Throws Error for an unknown host.
 FileDescriptor try_listen(const Options& options);
 
+/// Throws Error for what errno says of try_listen() on node 0.
+[[noreturn]] void fail_to_listen(const Options& options);
+
 /// Where the ranks of the job meet.
 struct Rendezvous {
   std::string host;
@@ -43,7 +46,7 @@ Rendezvous make_rendezvous(const Options& options, FileDescriptor listener);
 
 /// A random word that the ranks of a job share, so that they can refuse connections from outside of
 /// it. TESSERA_JOB_TOKEN if it is set; for several nodes --rdzv-id, which may be empty: they have
-/// no other common source for it.
+/// no other common source for it. Starts after the first add their number.
 std::string job_token(const Options& options);
 
 /// The environment of a rank, as "NAME=value": this process's own with the job's variables set.

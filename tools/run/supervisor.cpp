@@ -10,10 +10,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cstdlib>
 #include <map>
 #include <string>
 
+#include "process/leftovers.h"
 #include "rendezvous.h"
 #include "tessera/core/error.h"
 #include "tessera/core/flight.h"
@@ -38,22 +39,12 @@ std::string host_name() {
   return name;
 }
 
-// Adopted ones too: see the constructor.
-std::vector<pid_t> children_of_this_process() {
-  std::ifstream file("/proc/self/task/" + std::to_string(getpid()) + "/children");
-  std::vector<pid_t> children;
-  for (pid_t pid = 0; file >> pid;) {
-    children.push_back(pid);
-  }
-  return children;
-}
-
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start,
-                       FileDescriptor listener)
+Supervisor::Supervisor(const Options& options, const LogFolder& logs, int start, Meeting meeting)
     : options_(options),
-      listener_(std::move(listener)),
+      listener_(std::move(meeting.listener)),
+      peers_(std::move(meeting.peers)),
       run_folder_(options.run_dir, /*shared=*/options.nnodes > 1),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
@@ -67,7 +58,7 @@ Supervisor::~Supervisor() {
   // Also after an exception, such as a program that cannot be run on the third rank: the ranks that
   // were started by then must not stay.
   signal_ranks(SIGKILL);
-  end_leftovers();
+  end_children_but(guardian_.pid());
 }
 
 void Supervisor::start() {
@@ -100,6 +91,7 @@ Supervisor::Outcome Supervisor::run() {
     take_signals();
     read_outputs();
     reap();
+    note_failure_elsewhere();
     advance_if_due();
   }
   // All ranks ended before the settle time was over, so that nothing was reported yet.
@@ -108,7 +100,7 @@ Supervisor::Outcome Supervisor::run() {
   }
   // Before the relays are finished: a process that a rank left behind could still write to its
   // pipe.
-  end_leftovers();
+  end_children_but(guardian_.pid());
   std::ranges::for_each(relays(), &LineRelay::finish);
   errors_.release_all();
   flush();
@@ -120,6 +112,9 @@ Supervisor::Outcome Supervisor::run() {
   deadline_.reset();
   Outcome result = outcome();
   result.failed &= drain();
+  if (!result.failed) {
+    peers_.tell_end();
+  }
   return result;
 }
 
@@ -134,6 +129,9 @@ Supervisor::Outcome Supervisor::outcome() const {
   }
   if (!failed_.empty()) {
     return {failed_.front()->status->code(), true};
+  }
+  if (!failure_elsewhere_.empty()) {
+    return {EXIT_FAILURE, true};
   }
   return {std::ranges::any_of(ranks_, has_stopped) ? kStoppedExitCode : 0, false};
 }
@@ -151,6 +149,7 @@ void Supervisor::wait_for_events() {
       waits.push_back({sink->fd(), POLLOUT, 0});
     }
   }
+  peers_.add_waits(waits);
   poll(waits.data(), waits.size(), poll_timeout());
 }
 
@@ -210,6 +209,14 @@ void Supervisor::note_failures(const std::vector<Rank*>& ended) {
   }
 }
 
+// A failure of this node, too, is reported instead, where both are seen at once.
+void Supervisor::note_failure_elsewhere() {
+  if (const auto failure = peers_.failure(); failure && stage_ == Stage::kRunning) {
+    failure_elsewhere_ = *failure;
+    begin(Stage::kSettling);
+  }
+}
+
 void Supervisor::take_signals() {
   while (const auto signal = signals_.next()) {
     if (is_stop_signal(*signal)) {
@@ -238,6 +245,12 @@ void Supervisor::take_signals() {
 
 // What the ranks wrote is shown once: that of the cause just above the line that names it.
 void Supervisor::report_failure() {
+  if (failed_.empty()) {
+    errors_.release_all();
+    say(failure_elsewhere_ + "; ending the ranks of this node");
+    peers_.tell_failure(failure_elsewhere_);
+    return;
+  }
   Rank& cause = *failed_.front();
   const auto others = std::ranges::count_if(ranks_, [](const auto& rank) { return !rank->status; });
   for (auto* rank : failed_) {
@@ -245,9 +258,11 @@ void Supervisor::report_failure() {
   }
   const bool shown_before = !errors_.holds_lines_of(cause.rank);
   errors_.release_all(cause.rank);
-  say("rank " + std::to_string(cause.rank) + " (pid " + std::to_string(cause.pid) +
-      (options_.nnodes > 1 ? " on " + host_name() : "") + ") " + cause.status->describe() +
-      (others > 0 ? "; ending the other ranks" : ""));
+  const std::string text =
+      "rank " + std::to_string(cause.rank) + " (pid " + std::to_string(cause.pid) +
+      (options_.nnodes > 1 ? " on " + host_name() : "") + ") " + cause.status->describe();
+  say(text + (others > 0 ? "; ending the other ranks" : ""));
+  peers_.tell_failure(text);
   if (!cause.err.last_line()) {
     err_.add("  it wrote nothing to its standard error\n");
   } else if (shown_before) {
@@ -313,28 +328,6 @@ void Supervisor::signal_ranks(int signal) {
     if (!rank->status) {
       kill(-rank->pid, signal);
     }
-  }
-}
-
-void Supervisor::end_leftovers() {
-  // In rounds, because the children of a killed process become ours.
-  for (int round = 0; round < 100; ++round) {
-    // Only adopted processes and ended ones are reaped here: all ranks have ended, or are being
-    // killed.
-    while (waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
-    bool any = false;
-    for (const pid_t pid : children_of_this_process()) {
-      if (pid != guardian_.pid()) {
-        any = true;
-        kill(pid, SIGKILL);
-      }
-    }
-    if (!any) {
-      return;
-    }
-    // Time for the kernel to end them. Together the rounds take about a second at most.
-    usleep(10'000);
   }
 }
 

@@ -3,10 +3,13 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "meeting.h"
 #include "options.h"
+#include "peer_launchers.h"
 #include "process/guardian.h"
 #include "process/output_routes.h"
 #include "process/rank_output.h"
@@ -20,9 +23,9 @@ namespace tessera::run {
 /// the launcher is asked to stop.
 class Supervisor {
  public:
-  /// `logs` outlives this object. `start`: how often the job was started before. `listener`: the
-  /// socket of rank 0's store, where there is one already.
-  Supervisor(const Options& options, const LogFolder& logs, int start, FileDescriptor listener);
+  /// `logs` outlives this object. `start`: how often the job was started before. `meeting`: where
+  /// the launchers have met.
+  Supervisor(const Options& options, const LogFolder& logs, int start, Meeting meeting);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -66,6 +69,8 @@ class Supervisor {
   void take_signals();
   // Adds the ranks that have just failed to `failed_`, and begins the end of the job.
   void note_failures(const std::vector<Rank*>& ended);
+  // Begins the end of the job where another node has failed.
+  void note_failure_elsewhere();
   void report_failure();
   void report_others();
   // Keeps the ranks' records if the job has failed or there are reports.
@@ -75,8 +80,6 @@ class Supervisor {
   void advance_if_due();
   // To the process groups: ranks and what they have started.
   void signal_ranks(int signal);
-  // Kills the children that are no ranks, and theirs.
-  void end_leftovers();
   // False if the launcher was asked to stop meanwhile.
   bool drain();
   bool all_ended() const;
@@ -90,6 +93,7 @@ class Supervisor {
 
   Options options_;
   FileDescriptor listener_;
+  PeerLaunchers peers_;
   RunFolder run_folder_;
   // Made before the signals are blocked and any rank is started: it is a fork of this process.
   Guardian guardian_;
@@ -101,6 +105,7 @@ class Supervisor {
   // By pointer: `failed_` points to them, and the relays stay where they are.
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<Rank*> failed_;  // the cause first
+  std::string failure_elsewhere_;
   Stage stage_ = Stage::kRunning;
   // The end of the stage; none while it lasts until the ranks have ended.
   std::optional<Clock::time_point> deadline_;

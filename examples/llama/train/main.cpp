@@ -17,7 +17,7 @@
 namespace {
 
 int train(std::vector<std::string> arguments) {
-  const llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
+  llama::TrainOptions options = llama::parse_train_options(std::move(arguments));
   // Metrics then have peak_active_bytes on a CPU too, to compare with a plan's.
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
@@ -34,6 +34,7 @@ int train(std::vector<std::string> arguments) {
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
       {.device = options.device, .backend = options.backend}));
   try {
+    options = llama::with_all_degrees(std::move(options), scope.world()->size());
     if (!options.print_plan.empty()) {
       llama::print_plan(options, *scope.world());
       return 0;

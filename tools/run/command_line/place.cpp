@@ -13,19 +13,17 @@ constexpr int kC10dPort = 29400;
 constexpr int kStaticPort = 29500;
 constexpr int kMostNodes = 1'000'000;
 
-int read_nnodes(const CLI::App& app) {
-  auto setting = find_setting(app, "--nnodes", "PET_NNODES");
+// A number, or torchrun's range of an elastic job, LEAST:MOST.
+void read_nnodes(const CLI::App& app, Place& place) {
+  const auto setting = find_setting(app, "--nnodes", "PET_NNODES");
   if (!setting) {
-    return 1;
+    return;
   }
-  // torchrun's range of an elastic job; one of a single number is that number.
-  if (const auto colon = setting->value.find(':'); colon != std::string::npos) {
-    const std::string most = setting->value.substr(colon + 1);
-    TESSERA_CHECK(setting->value.substr(0, colon) == most, setting->text,
-                  " is a range, and tessera-run starts jobs of one size: give one number of nodes");
-    setting->value = most;
-  }
-  return integer_of(*setting, 1, kMostNodes);
+  const std::string& value = setting->value;
+  const auto colon = value.find(':');
+  const std::string most = colon == std::string::npos ? value : value.substr(colon + 1);
+  place.nnodes = integer_of({most, setting->text}, 1, kMostNodes);
+  place.min_nodes = integer_of({value.substr(0, colon), setting->text}, 1, place.nnodes);
 }
 
 // "static" where none is given, as with torchrun.
@@ -73,7 +71,7 @@ void set_endpoint(Place& place, const Setting& setting, std::optional<int> defau
 }  // namespace
 
 void declare_place(CLI::App& app) {
-  app.add_option("--nnodes", "Nodes of the job (1)")->option_text("M");
+  app.add_option("--nnodes", "Nodes of the job (1), or LEAST:MOST of them")->option_text("M");
   app.add_option("--node-rank", "Which of the nodes this one is, from 0")->option_text("R");
   app.add_option("--rdzv,--rdzv-endpoint", "Where the ranks meet: a free port of node 0")
       ->option_text("HOST:PORT");
@@ -81,6 +79,10 @@ void declare_place(CLI::App& app) {
   app.add_option("--master-port", "The port of --rdzv alone (29500, with --master-addr)")
       ->option_text("PORT");
   app.add_option("--rdzv-backend", "static or c10d, which are one here")->option_text("NAME");
+  app.add_option("--rdzv-conf",
+                 "last_call_timeout=S: how long a job waits for more than the least of its nodes "
+                 "(30); join_timeout=S: for these (--timeout)")
+      ->option_text("KEY=S,...");
   app.add_option("--rdzv-id", "A name of the job that all its nodes are given")->option_text("ID");
   // With the text as an argument g++ finds two functions.
   app.add_flag("--standalone")
@@ -89,7 +91,7 @@ void declare_place(CLI::App& app) {
 
 Place read_place(const CLI::App& app) {
   Place place;
-  place.nnodes = read_nnodes(app);
+  read_nnodes(app, place);
   const bool c10d = is_c10d(app);
   if (const auto standalone = find_switch(app, "--standalone", "PET_STANDALONE")) {
     TESSERA_CHECK(place.nnodes == 1, standalone->text, " is for one node, but --nnodes is ",

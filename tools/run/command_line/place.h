@@ -13,7 +13,8 @@ namespace tessera::run {
 
 /// This node's part in the job.
 struct Place {
-  int nnodes = 1;
+  int nnodes = 1;     ///< at most
+  int min_nodes = 1;  ///< at least
   std::optional<int> node_rank =
       0;  ///< nullopt: the launchers agree on it, as with torchrun's c10d
   std::string host = "127.0.0.1";

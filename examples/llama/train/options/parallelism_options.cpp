@@ -10,7 +10,9 @@ namespace llama {
 void declare_parallelism(CLI::App& app, TrainOptions& o) {
   const CLI::Validator degree = number_between(1, kMaxDegree);
   app.option_defaults()->group("parallelism");
-  app.add_option("--dp", o.dp, "FSDP degree (1)")->check(degree);
+  app.add_option("--dp", o.dp, "FSDP degree (1); -1: what the other degrees leave of the ranks")
+      ->check(CLI::Validator(
+          [degree](std::string& text) { return text == "-1" ? "" : degree(text); }, ""));
   app.add_option("--tp", o.tp, "Tensor-parallel degree (1)")->check(degree);
   app.add_option("--cp", o.cp,
                  "Context-parallel degree (1): sequences are split over as many ranks")
@@ -40,7 +42,7 @@ void declare_parallelism(CLI::App& app, TrainOptions& o) {
 void check_parallelism(const TrainOptions& o) {
   // Sequences are dealt out evenly; a rank with fewer would make the mean of the ranks' means
   // another number than the mean.
-  const std::int64_t parts = o.dp_replicate * o.dp * o.accumulate;
+  const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
   TESSERA_CHECK(
       o.batch % parts == 0, "--batch ", o.batch, " is not a multiple of ",
       product_text(
@@ -63,6 +65,20 @@ void check_parallelism(const TrainOptions& o) {
   TESSERA_CHECK(o.cp == 1 || std::getenv("TESSERA_COMPARE") == nullptr,
                 "TESSERA_COMPARE is set with --cp ", o.cp,
                 ", but puts no tensors of split sequences together; compare a run without --cp");
+}
+
+TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
+  if (o.dp > 0) {
+    return o;
+  }
+  const std::int64_t others = o.dp_replicate * o.cp * o.tp;
+  TESSERA_CHECK(ranks % others == 0,
+                product_text({{"--tp", o.tp}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
+                " does not divide the ", ranks,
+                " ranks that are running, of which --dp -1 takes the rest; start a multiple");
+  o.dp = ranks / others;
+  check_parallelism(o);
+  return o;
 }
 
 }  // namespace llama

@@ -169,6 +169,7 @@ void finish(CLI::App& app, TrainOptions& o) {
 
 /// A plan reads a model's configuration, and nothing else.
 TrainOptions planned(TrainOptions o) {
+  TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;
   if (!o.model.empty() && o.config.empty()) {
     o.config = o.model + "/config.json";

@@ -114,6 +114,9 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 /// contents.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
+/// With the degree that `ranks` leave for --dp -1. Throws tessera::Error where they leave none.
+TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
+
 /// The same flags for a run that is only planned: without what it would read, save or load.
 TrainOptions planned(TrainOptions options);
 

@@ -1,0 +1,45 @@
+#include "leftovers.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace tessera::run {
+namespace {
+
+std::vector<pid_t> children_of_this_process() {
+  std::ifstream file("/proc/self/task/" + std::to_string(getpid()) + "/children");
+  std::vector<pid_t> children;
+  for (pid_t pid = 0; file >> pid;) {
+    children.push_back(pid);
+  }
+  return children;
+}
+
+}  // namespace
+
+void end_children_but(pid_t spared) {
+  // In rounds, because the children of a killed process become ours.
+  for (int round = 0; round < 100; ++round) {
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    bool any = false;
+    for (const pid_t pid : children_of_this_process()) {
+      if (pid != spared) {
+        any = true;
+        kill(pid, SIGKILL);
+      }
+    }
+    if (!any) {
+      return;
+    }
+    // Time for the kernel to end them. Together the rounds take about a second at most.
+    usleep(10'000);
+  }
+}
+
+}  // namespace tessera::run
