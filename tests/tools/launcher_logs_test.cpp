@@ -107,6 +107,23 @@ TEST(LauncherLogs, SaysWhatAFileLacks) {
   EXPECT_CONTAINS(done.out, "stdout.log lacks lines of its rank: File too large");
 }
 
+TEST(LauncherLogs, AFullFileMakesRoomForTheNext) {
+  const TemporaryFolder folder;
+  // 5 MiB in lines of 1 KiB: of files of 1 MiB the last three stay.
+  const auto result = Launcher({"--log-dir", folder.path(), "--log-size", "1", "--redirects", "1",
+                                "sh", "-c", "seq -f %01023.0f 5100"})
+                          .wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  std::vector<int> lasts;
+  for (const char* name : {"stdout.log", "stdout.log.1", "stdout.log.2"}) {
+    const std::string text = ReadFile(JobFolder(folder.path()) / "attempt_0" / "0" / name);
+    EXPECT_LE(text.size(), std::size_t{1} << 20) << name;
+    ASSERT_GT(text.size(), 1024u) << name;
+    lasts.push_back(std::stoi(text.substr(text.size() - 1024)));
+  }
+  EXPECT_EQ(lasts, (std::vector{5100, 4096, 3072}));
+}
+
 TEST(LauncherLogs, RefusesAFolderThatCannotBeMade) {
   const TemporaryFolder folder;
   WriteFile(folder / "plain", "text");

@@ -30,6 +30,21 @@ TEST(LauncherOutput, ShowsEqualLinesOfRanksOnce) {
   EXPECT_EQ(err.find("same"), err.rfind("same")) << err;
 }
 
+TEST(LauncherOutput, ShowsLinesInWhichRanksNameThemselvesOnce) {
+  const auto result = RunTogether(3, "echo \"rank $RANK: no rank 17 came, rank 0 is there\" >&2");
+  EXPECT_CONTAINS(result.err, "[ranks 1, 2] rank N: no rank 17 came, rank 0 is there\n");
+}
+
+TEST(LauncherOutput, CountsManyRanksThatAreNotInARow) {
+  const auto result = RunTogether(40, "[ $((RANK % 2)) = 0 ] && echo even >&2; exit 0");
+  EXPECT_EQ(result.err, "[20 ranks from 0 to 38] even\n");
+}
+
+TEST(LauncherOutput, CountsWhatIsRepeated) {
+  const auto result = RunTogether(2, "for i in 1 2 3 4 5; do echo again >&2; done; echo $RANK >&2");
+  EXPECT_CONTAINS(result.err, "[ranks 0, 1] again (5 times)\n", "[rank 0] 0\n", "[rank 1] 1\n");
+}
+
 TEST(LauncherOutput, KeepsTheOrderOfEachRanksErrors) {
   const auto result = RunShell(2,
                                "[ $RANK = 0 ] && printf 'a\\nb\\na\\n' >&2; "

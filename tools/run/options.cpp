@@ -164,6 +164,10 @@ void declare_outputs(CLI::App& app) {
                  "Write what the ranks print to files in a new folder there, one each; alone it is "
                  "with --tee 3")
       ->option_text("DIR");
+  app.add_option("--log-size",
+                 "MiB of such a file (256), after which it is FILE.1 and the next begins; the last "
+                 "three stay. 0: one file")
+      ->option_text("MIB");
   app.add_option("--tee,-t",
                  "What goes to files too: 1 output, 2 errors, 3 both; or 0:3,2:1 for "
                  "local ranks 0 and 2")
@@ -253,6 +257,9 @@ LogOptions read_logs(const CLI::App& app) {
   logs.folder = folder ? folder->value : "";
   logs.redirects = redirects ? Streams(*redirects) : Streams();
   logs.tee = tee ? Streams(*tee) : Streams();
+  if (const auto size = find_setting(app, "--log-size")) {
+    logs.file_bytes = std::int64_t{integer_of(*size, 0, std::numeric_limits<int>::max())} << 20;
+  }
   if (folder && !redirects && !tee) {
     logs.tee = Streams::all();
   }

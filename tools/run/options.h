@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,9 +15,10 @@ namespace tessera::run {
 
 /// Where the ranks' outputs go, beside or instead of the launcher's own.
 struct LogOptions {
-  std::string folder;   ///< "": a temporary one, where there are outputs to write
-  Streams redirects;    ///< to files alone
-  Streams tee;          ///< to files too
+  std::string folder;  ///< "": a temporary one, where there are outputs to write
+  Streams redirects;   ///< to files alone
+  Streams tee;         ///< to files too
+  std::int64_t file_bytes = std::int64_t{256} << 20;  ///< of a file, then the next begins; 0: all
   std::set<int> shown;  ///< local ranks whose output the launcher shows; empty: all
 };
 

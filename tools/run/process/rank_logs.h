@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -12,18 +13,23 @@
 
 namespace tessera::run {
 
-/// A file of one output of a rank.
+/// A file of one output of a rank, and older ones of it: stdout.log.1 is the last that was full.
 class RankLog {
  public:
-  explicit RankLog(const std::string& path);
+  /// `most`: bytes of a file; 0: there is one alone.
+  RankLog(const std::string& path, std::int64_t most);
 
-  void add(const std::string& line) { sink_.add(line + "\n"); }
+  void add(const std::string& line);
   OutputSink& sink() { return sink_; }
   /// "": it holds all that the rank wrote; else what it lacks, and why.
   std::string loss() const;
 
  private:
+  void begin_next_file();
+
   std::string path_;
+  std::int64_t most_;
+  std::int64_t bytes_ = 0;
   FileDescriptor file_;
   OutputSink sink_;
 };

@@ -21,6 +21,29 @@ constexpr std::size_t kMostLinesHeld = 1000;
 // A longer line is cut, so that a rank that never ends its line does not fill the memory.
 constexpr std::size_t kLongestLine = 64 << 10;
 constexpr int kReadsAtOnce = 16;  // so that one loud rank does not starve the others
+// More ranks than these, where they are not one after another, are counted and not listed.
+constexpr std::size_t kMostRanksListed = 16;
+
+std::string without_number(std::string line, int rank) {
+  const std::string own = "rank " + std::to_string(rank);
+  for (auto at = line.find(own); at != std::string::npos; at = line.find(own, at + 1)) {
+    const auto end = at + own.size();
+    if (end == line.size() || line[end] < '0' || line[end] > '9') {
+      line.replace(at, own.size(), "rank N");
+    }
+  }
+  return line;
+}
+
+std::string names_of(const std::set<int>& ranks) {
+  const bool in_a_row =
+      *ranks.rbegin() - *ranks.begin() + 1 == static_cast<std::ptrdiff_t>(ranks.size());
+  if (in_a_row || ranks.size() <= kMostRanksListed) {
+    return flight::name_ranks({ranks.begin(), ranks.end()});
+  }
+  return std::to_string(ranks.size()) + " ranks from " + std::to_string(*ranks.begin()) + " to " +
+         std::to_string(*ranks.rbegin());
+}
 
 }  // namespace
 
@@ -55,22 +78,27 @@ std::size_t OutputSink::next_size() const {
 }
 
 void LineMerger::add(int rank, const std::string& line) {
+  const std::string general = without_number(line, rank);
   const auto same = std::find_if(held_.begin(), held_.end(), [&](const Line& held) {
-    return held.text == line && !held.ranks.contains(rank);
+    return (held.text == line || held.without_number == general) && !held.ranks.contains(rank);
   });
-  if (same != held_.end() && joins(same - held_.begin(), rank)) {
+  if (Line* joined = same == held_.end() ? nullptr : join(same - held_.begin(), rank)) {
+    if (joined->text != line) {
+      bytes_ += general.size() - joined->text.size();
+      joined->text = general;
+    }
     return;
   }
-  held_.push_back({line, {rank}, Clock::now()});
+  held_.push_back({line, general, {rank}, Clock::now()});
   bytes_ += line.size();
   while (bytes_ > kMostBytesHeld || held_.size() > kMostLinesHeld) {
     release_first();
   }
 }
 
-// False where the order of a rank's lines would change: `rank` has a line behind this one, and so
+// nullptr where the order of a rank's lines would change: `rank` has a line behind this one, and so
 // has a rank that wrote it.
-bool LineMerger::joins(std::ptrdiff_t index, int rank) {
+LineMerger::Line* LineMerger::join(std::ptrdiff_t index, int rank) {
   const auto line = held_.begin() + index;
   const auto behind = [&](const std::set<int>& ranks) {
     return std::any_of(line + 1, held_.end(), [&](const Line& later) {
@@ -80,14 +108,14 @@ bool LineMerger::joins(std::ptrdiff_t index, int rank) {
   };
   if (behind({rank})) {
     if (behind(line->ranks)) {
-      return false;
+      return nullptr;
     }
     std::rotate(line, line + 1, held_.end());
     held_.back().ranks.insert(rank);
-    return true;
+    return &held_.back();
   }
   line->ranks.insert(rank);
-  return true;
+  return &*line;
 }
 
 std::optional<LineMerger::Clock::time_point> LineMerger::due() const {
@@ -114,11 +142,15 @@ bool LineMerger::holds_lines_of(int rank) const {
 }
 
 void LineMerger::release_first() {
-  const Line& line = held_.front();
-  sink_->add("[" + flight::name_ranks({line.ranks.begin(), line.ranks.end()}) + "] " + line.text +
-             "\n");
-  bytes_ -= line.text.size();
-  held_.pop_front();
+  const Line line = std::move(held_.front());
+  int times = 0;
+  do {
+    bytes_ -= line.text.size();
+    held_.pop_front();
+    ++times;
+  } while (!held_.empty() && held_.front().text == line.text && held_.front().ranks == line.ranks);
+  sink_->add("[" + names_of(line.ranks) + "] " + line.text +
+             (times > 1 ? " (" + std::to_string(times) + " times)" : "") + "\n");
 }
 
 LineRelay::LineRelay(FileDescriptor source, const OutputSink& sink, TakeLine take_line)

@@ -48,7 +48,8 @@ class OutputSink {
 };
 
 /// Holds each line for a moment, in which other ranks may write the same: equal lines become one,
-/// "[ranks 0-3] text". The lines of a rank stay in order.
+/// "[ranks 0-3] text". So do those in which each names itself, "[ranks 0-3] rank N: ...", and what
+/// the same ranks repeat, "[rank 1] text (40 times)". The lines of a rank stay in order.
 class LineMerger {
  public:
   using Clock = std::chrono::steady_clock;
@@ -68,12 +69,13 @@ class LineMerger {
  private:
   struct Line {
     std::string text;
+    std::string without_number;  ///< with "rank N" for the rank's own number
     std::set<int> ranks;
     Clock::time_point since;
   };
 
-  /// Whether the line of this number that is held can become one of `rank` too; makes it one.
-  bool joins(std::ptrdiff_t index, int rank);
+  /// Makes the line of this number that is held one of `rank` too; nullptr if it cannot be.
+  Line* join(std::ptrdiff_t index, int rank);
   void release_first();
 
   OutputSink* sink_;
