@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "blocks/blocks.h"
+#include "save/host_memory.h"
 #include "tessera/comm/streams.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -24,6 +25,22 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
     chunk.blocks.push_back({part.row, local_block(local, Box{{}, part.local_offset, part.sizes})});
   }
   return chunk;
+}
+
+/// For what is in the host's memory, or on a device that is no GPU.
+HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
+  std::int64_t bytes = 0;
+  for (const ShardFile& file : files) {
+    for (const FileChunk& chunk : file.chunks) {
+      for (const RowBlock& block : chunk.blocks) {
+        if (!block.values.is_cuda()) {
+          bytes += HostMemory::rounded(block.values.numel() *
+                                       static_cast<std::int64_t>(c10::elementSize(chunk.dtype)));
+        }
+      }
+    }
+  }
+  return HostMemory(bytes);
 }
 
 }  // namespace
@@ -44,13 +61,15 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
 }
 
 void copy_to_host(std::vector<ShardFile>& files) {
+  HostMemory memory = memory_for_copies(files);
   std::optional<c10::Device> device;
   for (ShardFile& file : files) {
     for (FileChunk& chunk : file.chunks) {
       for (RowBlock& block : chunk.blocks) {
         const bool pinned = block.values.is_cuda();
-        const at::Tensor host = at::empty(
-            block.values.sizes(), at::dtype(chunk.dtype).device(at::kCPU).pinned_memory(pinned));
+        const at::Tensor host =
+            pinned ? at::empty(block.values.sizes(), at::dtype(chunk.dtype).pinned_memory(true))
+                   : memory.take(block.values.sizes(), chunk.dtype);
         host.copy_(block.values, /*non_blocking=*/pinned);
         if (pinned) {
           device = block.values.device();
