@@ -16,8 +16,8 @@ class Run:
         config = programs.write_config(self.folder, programs.SMALL)
         tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 256))
         self.metrics = self.folder / "m.jsonl"
-        self.program = programs.words([programs.BIN / "llama_train", "--config", config, "--tokens", tokens, "--batch", 8,
-                                       "--seq", 32, "--steps", 6, "--metrics", self.metrics, *flags])
+        given = ["--config", config, "--tokens", tokens, "--batch", 8, "--seq", 32, "--steps", 6, "--metrics", self.metrics]
+        self.program = programs.words([programs.BIN / "llama_train", *given, *flags])
 
     def on_one_host(self):
         programs.succeed(programs.on_ranks(4, self.program))

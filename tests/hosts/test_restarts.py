@@ -34,8 +34,8 @@ def tessera_run(nodes, restarts):
 
 
 def torchrun(nodes, restarts):
-    return [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", 2, "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", "10.77.0.1:29500", "--max-restarts", restarts, *TIMES, "--no-python"]
+    return [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", 2, "--rdzv-backend",
+            "c10d", "--rdzv-endpoint", "10.77.0.1:29500", "--max-restarts", restarts, *TIMES, "--no-python"]
 
 
 def start(machines, launcher, run, environment=None):
@@ -46,7 +46,8 @@ def start(machines, launcher, run, environment=None):
 def test_a_killed_rank_starts_all_hosts_again(folder, two, launcher):
     flags = [*MESH, "--steps", 30]
     whole = Run(folder, *flags).on(two)
-    run = Run(folder, *flags, "--checkpoint", folder / f"{launcher.__name__}-killed", "--checkpoint-every", 5, "--resume", "auto")
+    saved = ["--checkpoint", folder / launcher.__name__, "--checkpoint-every", 5, "--resume", "auto"]
+    run = Run(folder, *flags, *saved)
     launchers = start(two, launcher("2", 3), run, {"TESSERA_TIMEOUT": "4"})
     wait_for_step(run, 8, launchers)
     os.kill(two[1].processes_of("llama_train")[0], signal.SIGKILL)

@@ -1,4 +1,5 @@
-// tessera-ckpt: looks at sharded checkpoints, compares and exports them, without ranks.
+// tessera-ckpt: looks at sharded checkpoints, compares and exports them, without ranks; moves them
+// to and from object stores.
 // Exit codes: 0; 1 if `verify` finds a fault or `diff` a difference; 2 if the command line or a
 // checkpoint is wrong.
 
@@ -19,6 +20,8 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/object_store.h"
+#include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
@@ -46,6 +49,8 @@ struct Arguments {
   std::string config;
   std::string model;
   std::string dtype = "fp32";
+  StoreCommands store;
+  std::string prefix;
 };
 
 /// On a terminal, one line that is written again and again.
@@ -114,17 +119,49 @@ int diff(const Arguments& arguments) {
   return differences.empty() ? 0 : 1;
 }
 
+// push and pull may be run by several ranks, which share the files.
+
+int push(const Arguments& arguments) {
+  const comm::WorldScope scope(comm::world_from_environment({}));
+  const auto store = command_store(arguments.store);
+  const std::int64_t step = push_step(*scope.world(), arguments.path, *store, arguments.prefix);
+  if (scope.world()->rank() == 0) {
+    std::cout << fmt::format("step {} is in the store\n", step);
+  }
+  return 0;
+}
+
+int pull(const Arguments& arguments) {
+  const comm::WorldScope scope(comm::world_from_environment({}));
+  const auto store = command_store(arguments.store);
+  const fs::path folder = pull_step(*scope.world(), *store, arguments.prefix, arguments.path);
+  if (scope.world()->rank() == 0) {
+    std::cout << fmt::format("{}: pulled\n", folder.string());
+  }
+  return 0;
+}
+
+void declare_store(CLI::App& app, Arguments& arguments, const char* move, std::string& command) {
+  app.add_option(move, command, "The command that moves one file, with {file} and {key}")
+      ->required();
+  app.add_option("--list", arguments.store.list,
+                 "The command that prints a line BYTES KEY for each object whose key begins with "
+                 "{key}")
+      ->required();
+  app.add_option("--prefix", arguments.prefix, "What the keys of the run's steps begin with");
+}
+
 int run(int argc, char** argv) {
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-  CLI::App app("Looks at sharded checkpoints, compares and exports them.", "tessera-ckpt");
+  CLI::App app("Looks at sharded checkpoints, compares, exports and moves them.", "tessera-ckpt");
   app.require_subcommand(1);
   Arguments arguments;
   std::map<const CLI::App*, int (*)(const Arguments&)> commands;
-  const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&)) {
+  const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&),
+                       const char* path = "A step, or a folder of steps: then the newest") {
     CLI::App* added = app.add_subcommand(name, help);
-    added->add_option("STEP", arguments.path, "A step, or a folder of steps: then the newest")
-        ->required();
+    added->add_option(path[0] == 'A' ? "STEP" : "DIR", arguments.path, path)->required();
     commands.emplace(added, command);
     return added;
   };
@@ -141,6 +178,11 @@ int run(int argc, char** argv) {
   add("diff", "Says in which tensors two steps differ", diff)
       ->add_option("OTHER", arguments.other, "The other step")
       ->required();
+  declare_store(*add("push", "Puts a step into an object store", push), arguments, "--put",
+                arguments.store.put);
+  declare_store(*add("pull", "Gets the newest step from an object store", pull,
+                     "The folder of the run's steps"),
+                arguments, "--get", arguments.store.get);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

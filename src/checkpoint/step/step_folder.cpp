@@ -33,16 +33,6 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// The number of a folder that step_folder_name() names.
-std::optional<std::int64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  std::int64_t step = 0;
-  if (name.starts_with(kStepPrefix)) {
-    std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
-  }
-  return name == step_folder_name(step) ? std::optional(step) : std::nullopt;
-}
-
 /// Whether an unfinished save or removal of this run has left its marker in a folder.
 bool is_marked_by(const fs::path& folder, const std::string& run_id) {
   return marker_of(folder) == run_id;
@@ -110,6 +100,15 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  std::int64_t step = 0;
+  if (name.starts_with(kStepPrefix)) {
+    std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
+  }
+  return name == step_folder_name(step) ? std::optional(step) : std::nullopt;
+}
 
 std::string step_folder_name(std::int64_t step) {
   return fmt::format("{}{:08}", kStepPrefix, step);

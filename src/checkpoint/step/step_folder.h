@@ -63,6 +63,9 @@ class StepFolder {
   std::string run_id_;
 };
 
+/// The number of a folder that step_folder_name() names; nullopt: it has another name.
+std::optional<std::int64_t> step_of(const std::filesystem::path& folder);
+
 /// Whether a folder has the marker of a save or a removal that has not ended.
 bool is_marked(const std::filesystem::path& folder);
 

@@ -1,0 +1,130 @@
+// A store by commands of the shell. The words that stand for {file} and {key} are quoted, so that
+// no name is taken for more than a name.
+
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "tessera/checkpoint/object_store.h"
+#include "tessera/core/error.h"
+
+extern char** environ;
+
+namespace tessera::checkpoint {
+namespace {
+
+std::string shell_word(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) {
+    text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return text + "'";
+}
+
+std::string with_word(std::string command, const std::string& name, const std::string& word) {
+  for (auto at = command.find(name); at != std::string::npos;) {
+    const std::string text = shell_word(word);
+    command.replace(at, name.size(), text);
+    at = command.find(name, at + text.size());
+  }
+  return command;
+}
+
+std::string last_line(const std::string& text) {
+  const auto end = text.find_last_not_of("\n");
+  const auto begin = end == std::string::npos ? std::string::npos : text.rfind('\n', end);
+  return end == std::string::npos ? "nothing" : text.substr(begin + 1, end - begin);
+}
+
+std::string all_of(int fd) {
+  std::string text;
+  std::array<char, 4096> part{};
+  for (ssize_t size = 0; (size = ::read(fd, part.data(), part.size())) > 0;) {
+    text.append(part.data(), static_cast<std::size_t>(size));
+  }
+  close(fd);
+  return text;
+}
+
+int spawn(const std::string& command, int out, int err) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
+  const std::array<const char*, 4> words{"sh", "-c", command.c_str(), nullptr};
+  pid_t pid = 0;
+  const int error = posix_spawn(&pid, "/bin/sh", &actions, nullptr,
+                                const_cast<char* const*>(words.data()), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  TESSERA_CHECK(error == 0, "'", command, "' cannot be run: ", std::strerror(error));
+  return pid;
+}
+
+/// What the command has written to its standard output.
+std::string output_of(const std::string& command) {
+  // In memory, so that no command waits for its reader.
+  const int out = memfd_create("out", MFD_CLOEXEC), err = memfd_create("err", MFD_CLOEXEC);
+  TESSERA_CHECK(out >= 0 && err >= 0, "no memory for the output of '", command,
+                "': ", std::strerror(errno));
+  const pid_t pid = spawn(command, out, err);
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  lseek(out, 0, SEEK_SET);
+  lseek(err, 0, SEEK_SET);
+  std::string output = all_of(out);
+  const std::string errors = all_of(err);
+  TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "'", command,
+                "' failed: ", last_line(errors.empty() ? output : errors));
+  return output;
+}
+
+class CommandStore final : public ObjectStore {
+ public:
+  explicit CommandStore(StoreCommands commands) : commands_(std::move(commands)) {}
+
+  void put(const std::filesystem::path& file, const std::string& key) override {
+    output_of(of(commands_.put, key, file));
+  }
+
+  void get(const std::string& key, const std::filesystem::path& file) override {
+    output_of(of(commands_.get, key, file));
+  }
+
+  std::vector<Object> list(const std::string& prefix) override {
+    std::istringstream lines(output_of(of(commands_.list, prefix, "")));
+    std::vector<Object> objects;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream in(line);
+      Object object;
+      TESSERA_CHECK(in >> object.bytes >> std::ws && std::getline(in, object.key), "'",
+                    commands_.list, "' printed '", line, "', which is no line BYTES KEY");
+      objects.push_back(std::move(object));
+    }
+    return objects;
+  }
+
+ private:
+  static std::string of(const std::string& command, const std::string& key,
+                        const std::string& file) {
+    return with_word(with_word(command, "{key}", key), "{file}", file);
+  }
+
+  StoreCommands commands_;
+};
+
+}  // namespace
+
+std::unique_ptr<ObjectStore> command_store(StoreCommands commands) {
+  return std::make_unique<CommandStore>(std::move(commands));
+}
+
+}  // namespace tessera::checkpoint
