@@ -34,6 +34,12 @@ void run(const Call& call, const at::Tensor& like) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
+void check_indices(const CheckIndices& call, const at::Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  launch(call, c10::cuda::getCurrentCUDAStream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 const bool kRegistered = [] {
   register_cuda_kernels({
       .fill_random = &fill_random_cuda,
@@ -43,6 +49,12 @@ const bool kRegistered = [] {
       .rotary_embedding = &run<Rotary>,
       .silu_mul = &run<SiluMul>,
       .silu_mul_backward = &run<SiluMulBackward>,
+      .cross_entropy = &run<CrossEntropy>,
+      .cross_entropy_backward = &run<CrossEntropyBackward>,
+      .scale = &run<Scale>,
+      .embedding = &run<Embedding>,
+      .embedding_backward = &run<EmbeddingBackward>,
+      .check_indices = &check_indices,
   });
   return true;
 }();

@@ -3,13 +3,16 @@
 // up to the whole lookup.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "device/embedding.h"
 #include "float_types.h"
 #include "fused_dispatch.h"
 #include "parallel.h"
@@ -35,8 +38,8 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Other devices. Out-of-range indices look up row 0 and are zeroed afterwards; to check them would
-/// make the host wait for the device.
+/// Other types and devices. Out-of-range indices look up row 0 and are zeroed afterwards; to check
+/// them would make the host wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -57,6 +60,50 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
       .contiguous();
+}
+
+at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row,
+                   std::int64_t total_rows) {
+  const at::Tensor table = weight.contiguous();
+  const at::Tensor flat = indices.contiguous();
+  at::Tensor result = at::empty(result_sizes(indices, weight.size(1)), weight.options());
+  run_cuda_kernel(&CudaKernels::embedding,
+                  {.table = table.const_data_ptr(),
+                   .indices = in<std::int64_t>(flat),
+                   .count = flat.numel(),
+                   .first_row = first_row,
+                   .rows = weight.size(0),
+                   .total_rows = total_rows,
+                   .size = weight.size(1),
+                   .out = result.mutable_data_ptr()},
+                  // It reads as many bytes of the table as it writes.
+                  "tessera::embedding", {result, flat}, {result});
+  return result;
+}
+
+at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
+                            std::int64_t first_row, std::int64_t rows) {
+  const at::Tensor terms = grad.contiguous();
+  // Stable: equal indices keep the order of their positions.
+  const auto [sorted, positions] = at::sort(indices.flatten(), /*stable=*/true, /*dim=*/0);
+  const std::int64_t size = grad.size(-1);
+  at::Tensor weight_grad = at::zeros({rows, size}, grad.options());
+  const at::Tensor partial = at::empty({embedding_tiles(sorted.numel()), 2, size},
+                                       grad.options().dtype(c10::ScalarType::Float));
+  if (terms.numel() > 0) {
+    run_cuda_kernel(&CudaKernels::embedding_backward,
+                    {.grad = terms.const_data_ptr(),
+                     .indices = in<std::int64_t>(sorted),
+                     .positions = in<std::int64_t>(positions),
+                     .count = sorted.numel(),
+                     .first_row = first_row,
+                     .rows = rows,
+                     .size = size,
+                     .weight_grad = weight_grad.mutable_data_ptr(),
+                     .partial = out<float>(partial)},
+                    "tessera::embedding_backward", {terms, sorted, positions}, {weight_grad});
+  }
+  return weight_grad;
 }
 
 /// Positions whose index is one of the rows, ordered by row and then by position.
@@ -149,6 +196,9 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   if (weight.is_meta()) {
     return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   }
+  if (has_cuda_kernels(weight)) {
+    return on_cuda(weight, indices, first_row, total_rows);
+  }
   if (!weight.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed(weight, indices, first_row);
   }
@@ -183,6 +233,9 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
                                    std::int64_t first_row, std::int64_t rows) {
   if (grad.is_meta()) {
     return at::zeros({rows, grad.size(-1)}, grad.options());
+  }
+  if (has_cuda_kernels(grad)) {
+    return backward_on_cuda(grad, indices, first_row, rows);
   }
   if (!grad.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed_backward(grad, indices, first_row, rows);

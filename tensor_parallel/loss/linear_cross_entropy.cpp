@@ -8,7 +8,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -21,6 +20,7 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::tensor_parallel {
@@ -42,79 +42,93 @@ struct HeadProblem {
 struct HeadResults {
   at::Tensor losses;           ///< (tokens)
   at::Tensor hidden_gradient;  ///< of the sum of the losses; undefined if not asked for
-  at::Tensor weight_gradient;  ///< likewise; fp32 of a half type
+  at::Tensor weight_gradient;  ///< likewise; of sum_type()
 };
 
-/// sum += left^T right. A product in a half type is rounded before it is added. So it is made of
-/// some of its rows at a time, and takes no more memory than `left`.
-void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
+/// The type in which the weight's gradient is summed over the parts. In bf16 the product adds to
+/// it: it is rounded once for each part, and few parts lose no more than that. After many, a part's
+/// term would be less than half of the sum's last bit. The range of fp16 is that of a mean, not of
+/// a sum.
+at::ScalarType sum_type(const HeadProblem& problem) {
+  constexpr std::int64_t kFewParts = 16;
+  const std::int64_t parts =
+      (problem.hidden.size(0) + problem.rows_of_chunk - 1) / problem.rows_of_chunk;
+  return problem.weight.scalar_type() == at::kBFloat16 && parts <= kFewParts
+             ? at::kBFloat16
+             : kernels::loss_type(problem.weight);
+}
+
+/// sum = left^T right, or with `adds` sum += left^T right. A product in a half type is rounded
+/// before it is added to fp32. So it is made of some of its rows at a time, and takes no more
+/// memory than `left`.
+void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
+                 bool adds) {
+  at::Tensor into = sum;
   if (sum.scalar_type() == left.scalar_type()) {
-    sum.addmm_(left.t(), right);
+    adds ? into.addmm_(left.t(), right) : at::mm_out(into, left.t(), right);
     return;
   }
   const std::int64_t step =
       std::max<std::int64_t>(1, left.numel() / std::max<std::int64_t>(1, right.size(1)));
   for (std::int64_t row = 0; row < sum.size(0); row += step) {
     const std::int64_t rows = std::min(step, sum.size(0) - row);
-    sum.narrow(0, row, rows).add_(at::mm(left.narrow(1, row, rows).t(), right));
+    const at::Tensor product = at::mm(left.narrow(1, row, rows).t(), right);
+    into = sum.narrow(0, row, rows);
+    adds ? into.add_(product) : into.copy_(product);
   }
 }
 
 HeadResults allocate_results(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const at::Tensor& weight = problem.weight;
-  const at::ScalarType type = tessera::detail::loss_type(weight);
-  HeadResults results{at::empty({problem.hidden.size(0)}, weight.options().dtype(type)), {}, {}};
+  const std::int64_t tokens = problem.hidden.size(0);
+  HeadResults results{
+      at::empty({tokens}, weight.options().dtype(kernels::loss_type(weight))), {}, {}};
   if (of_hidden) {
     results.hidden_gradient = at::empty_like(problem.hidden, at::MemoryFormat::Contiguous);
   }
   if (of_weight) {
-    results.weight_gradient = at::zeros(weight.sizes(), weight.options().dtype(type));
+    const auto options = weight.options().dtype(sum_type(problem));
+    results.weight_gradient =
+        tokens == 0 ? at::zeros(weight.sizes(), options) : at::empty(weight.sizes(), options);
   }
   return results;
 }
 
-/// Below autograd.
+/// Below autograd. In all three products of the whole: of the logits, and from their gradient,
+/// which takes their place, those of both gradients.
 HeadResults run_chunks(const HeadProblem& problem, bool of_hidden, bool of_weight) {
   const auto& [hidden, weight, targets, shard, options, step] = problem;
   HeadResults results = allocate_results(problem, of_hidden, of_weight);
   const std::int64_t tokens = hidden.size(0);
-  const at::Tensor memory = at::empty({std::min(step, tokens), weight.size(0)}, hidden.options());
+  const std::int64_t most = std::min(step, tokens);
+  const at::Tensor memory = at::empty({most, weight.size(0)}, hidden.options());
+  const at::Tensor sums = at::empty({most}, results.losses.options());
   for (std::int64_t row = 0; row < tokens; row += step) {
     const std::int64_t rows = std::min(step, tokens - row);
     const at::Tensor inputs = hidden.narrow(0, row, rows);
     const at::Tensor wanted = targets.narrow(0, row, rows);
     at::Tensor logits = memory.narrow(0, 0, rows);
     at::mm_out(logits, inputs, weight.t());
-    const RowLosses losses = tessera::detail::row_losses(logits, wanted, shard, options);
-    results.losses.narrow(0, row, rows).copy_(losses.losses);
+    const RowLosses losses{results.losses.narrow(0, row, rows), sums.narrow(0, 0, rows)};
+    tessera::detail::write_row_losses(logits, wanted, shard, options, losses);
     if (of_hidden || of_weight) {
-      const at::Tensor of_row = at::ones({rows}, losses.losses.options());
-      tessera::detail::write_logits_gradient(logits, wanted, losses.log_sum_exp, of_row, shard,
-                                             options, logits);
+      tessera::detail::write_logits_gradient(logits, wanted, losses.log_sum_exp, /*of_row=*/{},
+                                             shard, options, logits);
     }
     if (of_hidden) {
       at::Tensor gradient = results.hidden_gradient.narrow(0, row, rows);
       at::mm_out(gradient, logits, weight);
     }
     if (of_weight) {
-      add_product(results.weight_gradient, logits, inputs);
+      add_product(results.weight_gradient, logits, inputs, /*adds=*/row > 0);
     }
   }
   return results;
 }
 
-/// `tensor` times the number `factor`, in another type. In blocks of the type of `factor`: a half
-/// type would round it before the product.
+/// `tensor` times the number `factor`, in another type.
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
-  if (!tensor.defined()) {
-    return {};
-  }
-  at::Tensor result = at::empty(tensor.sizes(), tensor.options().dtype(type));
-  tessera::detail::for_each_row_block(tensor, [&](std::int64_t row, std::int64_t rows) {
-    result.narrow(0, row, rows)
-        .copy_(tensor.narrow(0, row, rows).to(factor.scalar_type()).mul(factor));
-  });
-  return result;
+  return tensor.defined() ? kernels::scaled(tensor, factor, type) : at::Tensor();
 }
 
 /// The sum of the losses of this rank's rows.
@@ -207,7 +221,7 @@ at::Tensor pending_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// The same on every rank that shares the tokens, also with uneven columns.
+/// By sizes alone: the same on every rank that shares the tokens, also with uneven columns.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
@@ -217,7 +231,14 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t ranks = shard.group == nullptr ? 1 : shard.group->size();
   const std::int64_t columns = std::max<std::int64_t>(1, (shard.vocabulary + ranks - 1) / ranks);
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
-  return std::max<std::int64_t>(1, options.chunk_bytes / bytes);
+  const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
+  // A GPU makes products of tiles, which these fill.
+  for (const std::int64_t tiles : {1024, 128}) {
+    if (most >= tiles) {
+      return most / tiles * tiles;
+    }
+  }
+  return most;
 }
 
 }  // namespace

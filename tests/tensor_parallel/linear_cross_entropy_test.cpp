@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/norm.h"
@@ -200,6 +201,52 @@ TEST(LinearCrossEntropy, TakesTheMemoryOfItsParts) {
   constexpr std::int64_t kSmall = 4 * 4 * kVocabulary + 100 * kTokens * kFeatures;
   EXPECT_LE(peak, kWeight + std::max(kPart, kWeight) + kSmall);
   EXPECT_GE(whole, 2 * kLogits);
+}
+
+/// The head of a 1B model and its loss on a GPU, without values.
+TEST(LinearCrossEntropy, TakesLessThanOneAndAHalfGigabytes) {
+  constexpr std::int64_t kVocabulary = 128256, kTokens = 16384, kFeatures = 2048;
+  double flops = 0;
+  std::int64_t products = 0;
+  const kernels::FakeMode fake(c10::DeviceType::CUDA, [&](const kernels::FakeCall& call) {
+    if (const bool adds = call.name.starts_with("aten::addmm"); adds || call.name == "aten::mm") {
+      ++products;
+      flops += 2.0 * static_cast<double>(call.results[0].numel() * call.inputs[adds].size(1));
+    }
+  });
+  const at::TensorOptions bf16(at::kBFloat16);
+  const at::Tensor hidden = at::empty({kTokens, kFeatures}, bf16).requires_grad_();
+  const at::Tensor weight = at::empty({kVocabulary, kFeatures}, bf16).requires_grad_();
+  const at::Tensor targets = at::arange(kTokens, at::kLong);
+  const auto peak = [&](const auto& loss_of) {
+    testing::MemoryScope memory;
+    hidden.mutable_grad() = weight.mutable_grad() = at::Tensor();
+    loss_of().backward();
+    EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
+    return memory.peak();
+  };
+  EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets); }), 1'200'000'000);
+  // Three products of the whole, in parts of 2048 tokens.
+  EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
+  EXPECT_EQ(products, 3 * kTokens / 2048);
+  EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),
+            2 * 2 * kTokens * kVocabulary);
+}
+
+TEST(LinearCrossEntropy, SumsTheWeightsGradientOfFewPartsInBf16) {
+  const at::Tensor hidden = at::ones({64, 2}, at::kBFloat16);
+  const at::Tensor weight = at::zeros({4, 2}, at::kBFloat16).requires_grad_();
+  const at::Tensor targets = at::zeros({64}, at::kLong);
+  const auto sum_of_rows = [&](std::int64_t chunks) {
+    weight.mutable_grad() = at::Tensor();
+    linear_cross_entropy(hidden, weight, targets,
+                         {.loss = {.reduction = Reduction::kSum}, .chunks = chunks})
+        .backward();
+    return weight.grad()[1][0].item<double>();
+  };
+  for (const std::int64_t chunks : {1, 2, 7, 16, 64}) {
+    EXPECT_EQ(sum_of_rows(chunks), 16) << chunks;
+  }
 }
 
 TEST(LinearCrossEntropy, RefusesWhatItCannotTake) {

@@ -160,8 +160,8 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 
 namespace {
 
-/// Small logits are computed at once: with chunks in a half type the head's gradient is summed in a
-/// further fp32 tensor.
+/// Small logits are computed at once: one product is rounded once. By sizes alone, so that a plan
+/// chooses what the run does.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {

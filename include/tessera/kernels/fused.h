@@ -10,8 +10,8 @@
 /// Memory-bound operations in one pass over memory, on local tensors, without autograd. fp32 and
 /// bf16 on CPU run on our own vectorised kernels, with fp32 arithmetic and one rounding. Their
 /// order of operations depends neither on the instruction set nor on the number of threads: same
-/// bits. On CUDA all but the embedding run on kernels for fp32, bf16 and fp16, one launch each and
-/// two for the gradient of a norm's weight: same bits in every run. Other types, devices and
+/// bits. On CUDA they run on kernels for fp32, bf16 and fp16, one launch each and two for the
+/// gradients of a norm's weight and of a table: same bits in every run. Other types, devices and
 /// operations run the same formulas as ATen operators.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
@@ -42,12 +42,13 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
                             bool transposed);
 
 /// Embedding with a shard of the table: `weight` holds rows first_row, first_row + 1, ... of
-/// `total_rows`. Gives (..., dim), zeros for indices of other rows. On CPU an index outside of the
-/// table throws Error.
+/// `total_rows`. Gives (..., dim), zeros for indices of other rows. An index outside of the table
+/// throws Error on a CPU, and on CUDA fails an assertion of the device.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// The gradient of those `rows` rows. Each row's terms are added in the order of their positions,
-/// in fp32 (fp64 for fp64): same bits for any number of threads.
+/// in fp32 (fp64 for fp64): same bits for any number of threads. On CUDA parts of that order are
+/// summed first, which the indices alone decide.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 

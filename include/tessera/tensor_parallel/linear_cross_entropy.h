@@ -17,8 +17,9 @@ struct LinearCrossEntropyOptions {
   /// The tokens of a rank are taken in this many parts. 0: as many as chunk_bytes asks for.
   std::int64_t chunks = 0;
   /// The most that a rank's logits of one part may take, in the type of `hidden`; but at least one
-  /// token's. Read where `chunks` is 0.
-  std::int64_t chunk_bytes = std::int64_t{256} << 20;
+  /// token's. From 1024 tokens on a part has a multiple of 1024, and from 128 on one of 128. Read
+  /// where `chunks` is 0.
+  std::int64_t chunk_bytes = std::int64_t{640} << 20;
 };
 
 /// cross_entropy of hidden weight^T, the head of a language model and its loss in one, so that the
@@ -33,13 +34,13 @@ struct LinearCrossEntropyOptions {
 /// gathers it (sequence parallelism). `targets` and the loss: as of cross_entropy.
 ///
 /// Memory of a rank, beside its arguments: one part's logits; with gradients also that of `hidden`,
-/// and the sum of that of `weight` over the parts, in fp32 if the weight is of a half type, until
-/// backward has given it out in the type of `weight`. Collective where cross_entropy is, with its
-/// two small all-reduces for each part. Gradients: to `hidden` and `weight`; backward only scales
-/// them, and communicates for `hidden` alone, which is Partial where the vocabulary is sharded.
-/// Throws Error for what cross_entropy refuses, for other shapes, types and layouts, for negative
-/// chunks or bytes, and for kNone where a gradient is wanted: what each row's loss is multiplied by
-/// is not known in forward.
+/// and the sum of that of `weight` over the parts, until backward has given it out in the type of
+/// `weight`: in fp32 if the weight is of a half type, but of bf16 in bf16 for up to 16 parts.
+/// Collective where cross_entropy is, with its two small all-reduces for each part. Gradients: to
+/// `hidden` and `weight`; backward only scales them, and communicates for `hidden` alone, which is
+/// Partial where the vocabulary is sharded. Throws Error for what cross_entropy refuses, for other
+/// shapes, types and layouts, for negative chunks or bytes, and for kNone where a gradient is
+/// wanted: what each row's loss is multiplied by is not known in forward.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -1,101 +1,32 @@
-// The arithmetic of a cross entropy over a vocabulary that may be sharded: two all-reduces of
+// The cross entropy of rows over a vocabulary that may be sharded: kernels, and two all-reduces of
 // numbers per token (a maximum, then two sums) instead of an all-gather of the logits, which are
 // the largest activation of a language model. Backward needs no communication.
 
 #include "tessera/dtensor/detail/row_losses.h"
 
-#include <ATen/ops/_assert_async.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "autograd/autograd_functions.h"
 #include "tessera/core/error.h"
 #include "tessera/core/layout_math.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::detail {
 namespace {
 
-void reduce(const VocabularyShard& shard, const at::Tensor& tensor, ReduceOp op) {
-  if (shard.group != nullptr) {
-    flush_pending_transfers(*shard.group).all_reduce(tensor, op)->wait();
-  }
+void reduce(comm::Communicator& group, const at::Tensor& tensor, ReduceOp op) {
+  flush_pending_transfers(group).all_reduce(tensor, op)->wait();
 }
 
-/// The column of each target in this shard, (n, 1). Where another shard has the target, the column
-/// is any valid one and `is_here`, (n, 1), is false.
-struct TargetColumns {
-  at::Tensor column;
-  at::Tensor is_here;
-};
-
-TargetColumns target_columns(const VocabularyShard& shard, std::int64_t columns,
-                             const at::Tensor& targets) {
-  const at::Tensor column = targets.sub(shard.first_column).unsqueeze(1);
-  const at::Tensor is_here = column.ge(0).bitwise_and_(column.lt(columns));
-  // Clamped, because gather and scatter read the column before the mask can hide it.
-  return {column.clamp(0, columns - 1), is_here};
-}
-
-at::Tensor row_maximum(const at::Tensor& logits) {
-  if (logits.size(1) == 0) {
-    // amax of an empty dimension throws; minus infinity is the neutral element of the all-reduce.
-    return at::full({logits.size(0)}, -std::numeric_limits<double>::infinity(),
-                    logits.options().dtype(loss_type(logits)));
-  }
-  return logits.amax(1).to(loss_type(logits));
-}
-
-/// Row 0: the sum of exp(logit - maximum) over this shard; row 1: the target's logit - maximum
-/// where this shard has it, else 0; row 2, for label smoothing: the sum of logit - maximum.
-at::Tensor row_terms(const at::Tensor& logits, const at::Tensor& targets,
-                     const VocabularyShard& shard, const at::Tensor& maximum, bool smooth) {
-  at::Tensor terms = at::zeros({smooth ? 3 : 2, targets.size(0)}, maximum.options());
-  if (logits.size(1) == 0) {
-    return terms;
-  }
-  const TargetColumns target = target_columns(shard, logits.size(1), targets);
-  for_each_row_block(logits, [&](std::int64_t row, std::int64_t rows) {
-    at::Tensor block = logits.narrow(0, row, rows)
-                           .to(maximum.scalar_type())
-                           .sub(maximum.narrow(0, row, rows).unsqueeze(1));
-    // Before exp_(), which overwrites the block.
-    terms[1]
-        .narrow(0, row, rows)
-        .copy_(block.gather(1, target.column.narrow(0, row, rows))
-                   .masked_fill_(target.is_here.narrow(0, row, rows).bitwise_not(), 0)
-                   .squeeze(1));
-    if (smooth) {
-      terms[2].narrow(0, row, rows).copy_(block.sum(1));
-    }
-    terms[0].narrow(0, row, rows).copy_(block.exp_().sum(1));
-  });
-  return terms;
-}
-
-/// What backward multiplies a row's softmax by, and its one-hot target; then adds to each column.
-/// All (tokens), but the last.
-struct RowScales {
-  at::Tensor softmax;
-  at::Tensor target;
-  at::Tensor all;  ///< undefined: nothing
-};
-
-RowScales row_scales(const at::Tensor& of_row, const at::Tensor& log_sum_exp,
-                     std::int64_t vocabulary, const RowLossOptions& options) {
-  RowScales scales{of_row, of_row.mul(options.label_smoothing - 1), {}};
-  if (options.z_loss > 0) {
-    scales.softmax = of_row.addcmul(of_row, log_sum_exp, 2 * options.z_loss);
-  }
-  if (options.label_smoothing > 0) {
-    scales.all = of_row.mul(-options.label_smoothing / static_cast<double>(vocabulary));
-  }
-  return scales;
+kernels::LossRows rows_of(const at::Tensor& logits, const at::Tensor& targets,
+                          const VocabularyShard& shard, const RowLossOptions& options) {
+  return {logits, targets, shard.vocabulary, shard.first_column, options};
 }
 
 }  // namespace
@@ -121,14 +52,13 @@ void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int6
   if (targets.is_meta()) {
     return;  // no values
   }
+  if (targets.is_cuda()) {
+    return kernels::assert_indices(targets, vocabulary, ignore_index);
+  }
   const at::Tensor in_range = targets.ge(0)
                                   .logical_and_(targets.lt(vocabulary))
                                   .logical_or_(targets.eq(ignore_index))
                                   .all();
-  if (!targets.is_cpu()) {
-    at::_assert_async(in_range);
-    return;
-  }
   TESSERA_CHECK(in_range.item<bool>(), "cross_entropy: a target is outside the vocabulary [0, ",
                 vocabulary, ") and is not ignore_index = ", ignore_index);
 }
@@ -164,58 +94,34 @@ VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim) {
   return {tensor.size(dim), first, &spec.mesh.group(mesh_dims)};
 }
 
-at::ScalarType loss_type(const at::Tensor& logits) {
-  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options) {
-  const at::Tensor maximum = row_maximum(logits);
-  // The maximum of all columns, so that no exponential overflows and the ranks' sums add up.
-  reduce(shard, maximum, ReduceOp::kMax);
-  const double smoothing = options.label_smoothing;
-  const at::Tensor terms = row_terms(logits, targets, shard, maximum, smoothing > 0);
-  reduce(shard, terms, ReduceOp::kSum);
+  const auto type = logits.options().dtype(kernels::loss_type(logits));
+  RowLosses result{at::empty({logits.size(0)}, type), at::empty({logits.size(0)}, type)};
+  write_row_losses(logits, targets, shard, options, result);
+  return result;
+}
 
-  const at::Tensor log_sum = terms[0].log();
-  const at::Tensor log_sum_exp = log_sum.add(maximum);
-  at::Tensor losses = log_sum.sub(terms[1], 1 - smoothing);
-  if (smoothing > 0) {
-    losses.sub_(terms[2], smoothing / static_cast<double>(shard.vocabulary));
+void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
+                      const VocabularyShard& shard, const RowLossOptions& options,
+                      const RowLosses& into) {
+  const kernels::LossRows rows = rows_of(logits, targets, shard, options);
+  if (shard.group == nullptr) {
+    return kernels::row_losses(rows, into);
   }
-  if (options.z_loss > 0) {
-    losses.add_(log_sum_exp.square(), options.z_loss);
-  }
-  return {losses.masked_fill_(targets.eq(options.ignore_index), 0), log_sum_exp};
+  const kernels::RowTerms terms = kernels::row_terms(rows);
+  // The maximum of all columns, so that no exponential overflows and the ranks' sums add up.
+  reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
+  kernels::make_relative(rows, terms);
+  reduce(*shard.group, terms.terms, ReduceOp::kSum);
+  kernels::losses_of_terms(rows, terms, into);
 }
 
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                            const VocabularyShard& shard, const RowLossOptions& options,
                            const at::Tensor& gradient) {
-  if (logits.size(1) == 0) {
-    return;
-  }
-  const RowScales scales = row_scales(of_row.masked_fill(targets.eq(options.ignore_index), 0),
-                                      log_sum_exp, shard.vocabulary, options);
-  const TargetColumns target = target_columns(shard, logits.size(1), targets);
-  const at::Tensor at_target = scales.target.unsqueeze(1).mul(target.is_here);
-  for_each_row_block(logits, [&](std::int64_t row, std::int64_t rows) {
-    const auto column = [&](const at::Tensor& values) {
-      return values.narrow(0, row, rows).unsqueeze(1);
-    };
-    // A copy, also of the same type: `gradient` may be `logits`.
-    at::Tensor block = logits.narrow(0, row, rows)
-                           .to(log_sum_exp.scalar_type())
-                           .sub(column(log_sum_exp))
-                           .exp_()
-                           .mul_(column(scales.softmax));
-    block.scatter_add_(1, target.column.narrow(0, row, rows), at_target.narrow(0, row, rows));
-    if (scales.all.defined()) {
-      block.add_(column(scales.all));
-    }
-    gradient.narrow(0, row, rows).copy_(block);
-  });
+  kernels::logits_gradient(rows_of(logits, targets, shard, options), log_sum_exp, of_row, gradient);
 }
 
 }  // namespace tessera::detail

@@ -3,12 +3,21 @@
 
 #include <cuda_runtime_api.h>
 
+#include "device/cross_entropy.h"
+#include "device/embedding.h"
 #include "device/rms_norm.h"
 #include "device/rotary.h"
 #include "device/silu_mul.h"
 
 namespace tessera::kernels {
 
+void launch(const CrossEntropy& call, Element type, cudaStream_t stream);
+void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream);
+void launch(const Scale& call, Element type, cudaStream_t stream);
+void launch(const Embedding& call, Element type, cudaStream_t stream);
+/// Two launches.
+void launch(const EmbeddingBackward& call, Element type, cudaStream_t stream);
+void launch(const CheckIndices& call, cudaStream_t stream);
 void launch(const RmsNorm& call, Element type, cudaStream_t stream);
 /// Two launches where the weight's gradient is wanted.
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);

@@ -26,6 +26,12 @@ struct RowKernels {
   /// One position: `heads` vectors of 2 * half, x_stride apart; out is dense.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
+  /// For a row of logits the maximum, -inf without any; the sum of exp(x - maximum), or of exp(x)
+  /// where that is -inf; and unless it is null, the sum of x relative to the same.
+  void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
+                         float* differences);
+  /// out = exp(x - log_sum_exp) * factor + added. May be in the place of x.
+  void (*softmax)(const T* x, T* out, std::int64_t n, float log_sum_exp, float factor, float added);
   /// sum += x, and out = sum rounded.
   void (*add)(const T* x, float* sum, std::int64_t n);
   void (*round)(const float* sum, T* out, std::int64_t n);

@@ -95,6 +95,49 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
+/// A block of a row at a time: first its maximum, then its sums, while it is in the nearest cache.
+template <class T>
+void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
+                    float* differences) {
+  constexpr std::int64_t kBlock = 1024;
+  const float none = -__builtin_inff();
+  float top = none;
+  float from = 0;  // what the sums are relative to
+  float exps = 0, diffs = 0;
+  for (std::int64_t i = 0; i < n; i += kBlock) {
+    const std::int64_t end = n - i < kBlock ? n : i + kBlock;
+    const float highest = largest(x + i, end - i);
+    if (highest > top) {
+      // A sum of -inf alone is 0, and stays that.
+      exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
+      diffs += static_cast<float>(i) * (from - highest);
+      from = top = highest;
+    }
+    Floats of_exps{}, of_diffs{};
+    for (std::int64_t j = i; j < end; j += kLanes) {
+      const Floats v = load(x + j, end - j) - from;
+      const Ints here = lanes_below(end - j);
+      of_exps += here ? exp_or_0(v) : Floats{};
+      of_diffs += here ? v : Floats{};
+    }
+    exps += sum(of_exps);
+    diffs += sum(of_diffs);
+  }
+  *maximum = top;
+  *exponentials = exps;
+  if (differences != nullptr) {
+    *differences = diffs;
+  }
+}
+
+template <class T>
+void softmax(const T* x, T* out, std::int64_t n, float log_sum_exp, float factor, float added) {
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Floats v = load(x + i, n - i) - log_sum_exp;
+    store(out + i, exp_or_0(v) * factor + added, n - i);
+  }
+}
+
 template <class T>
 void add(const T* x, float* sum, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLanes) {
@@ -111,9 +154,9 @@ void round(const float* sum, T* out, std::int64_t n) {
 
 template <class T>
 constexpr RowKernels<T> make_kernels() {
-  return {
-      &rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>, &rotary<T>, &add<T>,
-      &round<T>};
+  return {&rms_norm<T>, &rms_norm_backward<T>, &silu_mul<T>, &silu_mul_backward<T>,
+          &rotary<T>,   &sums_of_logits<T>,    &softmax<T>,  &add<T>,
+          &round<T>};
 }
 
 const RowKernelTable kTable{make_kernels<float>(), make_kernels<Bf16>()};

@@ -93,3 +93,32 @@ TESSERA_INLINE Floats exp(Floats x) {
   const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
   return y * reinterpret_cast<Floats>(power);
 }
+
+/// exp, and 0 where that stays at exp(-87).
+TESSERA_INLINE Floats exp_or_0(Floats x) {
+  return x < -87.0F ? Floats{} : exp(x);
+}
+
+/// All bits of the first n lanes.
+TESSERA_INLINE Ints lanes_below(std::int64_t n) {
+  const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
+}
+
+/// The largest of n elements; -inf without any. A NaN is none.
+template <class T>
+TESSERA_INLINE float largest(const T* x, std::int64_t n) {
+  const Floats none = broadcast(-__builtin_inff());
+  Floats top = none;
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Floats v = lanes_below(n - i) ? load(x + i, n - i) : none;
+    top = v > top ? v : top;
+  }
+  float lanes[kLanes];
+  store(lanes, top);
+  float most = lanes[0];
+  for (int i = 1; i < kLanes; ++i) {
+    most = lanes[i] > most ? lanes[i] : most;
+  }
+  return most;
+}

@@ -68,7 +68,7 @@ void declare_steps(CLI::App& app, TrainOptions& o) {
       ->check(number_between(0.0, 1.0));
   app.add_option("--loss-chunks", o.loss_chunks,
                  "Head and loss take the tokens in N parts, so that the logits never exist whole; "
-                 "0, 1: all at once (parts of 256 MiB, where the logits are larger)")
+                 "0, 1: all at once (parts of 640 MiB, where the logits are larger)")
       ->option_text("N")
       ->check(number_between(0, kMaxDegree));
   app.add_option("--param-dtype", o.param_dtype,

@@ -2,25 +2,20 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
-#include "tessera/kernels/fake_mode.h"
+#include "tessera/kernels/detail/cross_entropy.h"
 
 /// The arithmetic of a cross entropy on one rank's rows and columns of the logits: what
 /// tessera::cross_entropy and the loss of a head that is never whole are made of.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// The options of a row's loss. tensor_parallel::CrossEntropyOptions documents the fields.
-struct RowLossOptions {
-  std::int64_t ignore_index = -100;
-  double label_smoothing = 0;
-  double z_loss = 0;
-};
+using kernels::RowLosses;
+using kernels::RowLossOptions;
 
 /// Throws Error for options outside of their ranges.
 void check_options(const RowLossOptions& options);
@@ -51,37 +46,18 @@ void check_consecutive_columns(const ShardingSpec& spec, int dim);
 /// rank are not consecutive. Makes the group at its first use, which is collective.
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
-/// fp32, or fp64 of fp64: sums of exponentials over a vocabulary need more than the 8 or 11 bits of
-/// a half type.
-at::ScalarType loss_type(const at::Tensor& logits);
-
-/// Calls `body(first_row, rows)` for blocks of rows small enough that their working copy stays in
-/// cache on a CPU and in a modest buffer on a GPU.
-template <class Body>
-void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // In fp32: 256 KiB, a CPU core's cache; 256 MiB, little beside the logits on a GPU.
-  const bool on_cpu = matrix.is_cpu() && kernels::fake_device() == c10::DeviceType::CPU;
-  const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
-  const std::int64_t step =
-      std::max<std::int64_t>(1, block_elements / std::max<std::int64_t>(1, matrix.size(1)));
-  for (std::int64_t row = 0; row < matrix.size(0); row += step) {
-    body(row, std::min(step, matrix.size(0) - row));
-  }
-}
-
-/// (tokens) each, in loss_type().
-struct RowLosses {
-  at::Tensor losses;       ///< 0 where the target is ignored
-  at::Tensor log_sum_exp;  ///< over all columns
-};
-
 /// The losses of rows of `logits`, (tokens, this rank's columns), with `targets` (tokens). Two
 /// all-reduces over the group of the shard.
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options);
+/// The same, into the caller's tensors.
+void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
+                      const VocabularyShard& shard, const RowLossOptions& options,
+                      const RowLosses& into);
 
-/// Writes the gradient of the sum of `of_row` times the rows' losses, (tokens) in loss_type(), to
-/// `gradient`, which has the sizes of `logits` and may be the same tensor. Not collective.
+/// Writes the gradient of the sum of `of_row` times the rows' losses, (tokens) in loss_type() or
+/// undefined for ones, to `gradient`, which has the sizes of `logits` and may be the same tensor.
+/// Not collective.
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                            const VocabularyShard& shard, const RowLossOptions& options,

@@ -8,9 +8,15 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
+struct CheckIndices;
+struct CrossEntropy;
+struct CrossEntropyBackward;
+struct Embedding;
+struct EmbeddingBackward;
 struct RmsNorm;
 struct RmsNormBackward;
 struct Rotary;
+struct Scale;
 struct SiluMul;
 struct SiluMulBackward;
 
@@ -28,6 +34,12 @@ struct CudaKernels {
   void (*rotary_embedding)(const Rotary& call, const at::Tensor& like);
   void (*silu_mul)(const SiluMul& call, const at::Tensor& like);
   void (*silu_mul_backward)(const SiluMulBackward& call, const at::Tensor& like);
+  void (*cross_entropy)(const CrossEntropy& call, const at::Tensor& like);
+  void (*cross_entropy_backward)(const CrossEntropyBackward& call, const at::Tensor& like);
+  void (*scale)(const Scale& call, const at::Tensor& like);
+  void (*embedding)(const Embedding& call, const at::Tensor& like);
+  void (*embedding_backward)(const EmbeddingBackward& call, const at::Tensor& like);
+  void (*check_indices)(const CheckIndices& call, const at::Tensor& like);
 };
 
 /// Called once, by the static initialisation of libtessera_cuda.so.

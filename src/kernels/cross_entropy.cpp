@@ -1,0 +1,226 @@
+// The cross entropy of rows of logits: which kernels run, for whole and for split vocabularies.
+#include "tessera/kernels/detail/cross_entropy.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "composed_cross_entropy.h"
+#include "device/cross_entropy.h"
+#include "device/embedding.h"
+#include "fused_dispatch.h"
+#include "parallel.h"
+
+namespace tessera::kernels {
+namespace {
+
+/// Whether rows are consecutive elements, which is all that the kernels ask of their layout.
+bool has_dense_rows(const at::Tensor& x) {
+  return x.size(1) <= 1 || x.stride(1) == 1;
+}
+
+bool has_kernels(const at::Tensor& logits) {
+  return (has_cuda_kernels(logits) || has_row_kernels(logits)) && has_dense_rows(logits);
+}
+
+/// `targets` is contiguous.
+Logits call_of(const LossRows& rows, const at::Tensor& targets) {
+  return {.data = rows.logits.const_data_ptr(),
+          .stride = rows.logits.stride(0),
+          .targets = in<std::int64_t>(targets),
+          .rows = rows.logits.size(0),
+          .columns = rows.logits.size(1),
+          .first_column = rows.first_column,
+          .vocabulary = rows.vocabulary,
+          .ignore_index = rows.options.ignore_index,
+          .label_smoothing = static_cast<float>(rows.options.label_smoothing),
+          .z_loss = static_cast<float>(rows.options.z_loss)};
+}
+
+/// Calls body(kernels, T, first row, end) on the threads. T is the type of the logits.
+template <class Body>
+void for_rows(const at::Tensor& logits, Body&& body) {
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
+  with_row_kernels(logits, [&](const auto& kernels, auto element) {
+    using T = std::conditional_t<std::is_same_v<decltype(element), Bf16>, c10::BFloat16, float>;
+    parallel_for(0, logits.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        body(kernels, element, T(0.0F), row);
+      }
+    });
+  });
+}
+
+/// A step on a CPU; the arithmetic of a row's few numbers is that of the CUDA kernels.
+void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
+  const Logits& in = call.logits;
+  const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
+  for_rows(logits, [&](const auto& kernels, auto element, auto value, std::int64_t row) {
+    if (!reads) {
+      return finish_row(call, row);
+    }
+    using T = decltype(element);
+    RowSums sums;
+    kernels.sums_of_logits(static_cast<const T*>(in.data) + row * in.stride, in.columns,
+                           &sums.maximum, &sums.sum,
+                           in.label_smoothing > 0 ? &sums.total : nullptr);
+    write_sums<decltype(value)>(call, row, sums);
+  });
+}
+
+void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
+  const Logits& in = call.logits;
+  for_rows(logits, [&](const auto& kernels, auto element, auto, std::int64_t row) {
+    using T = decltype(element);
+    T* const out = static_cast<T*>(call.gradient) + row * call.gradient_stride;
+    if (in.is_ignored(row)) {
+      std::fill(out, out + in.columns, T(0));
+      return;
+    }
+    const RowScales scales = scales_of_row(call, row);
+    const T* const x = static_cast<const T*>(in.data) + row * in.stride;
+    // Before the gradient takes its place.
+    const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
+    kernels.softmax(x, out, in.columns, call.log_sum_exp[row], scales.softmax, -scales.all);
+    if (in.has_target(row)) {
+      kernels.softmax(&at_target, out + in.target(row), 1, call.log_sum_exp[row], scales.softmax,
+                      -scales.all - scales.target);
+    }
+  });
+}
+
+/// As run_cuda_kernel, and on a CPU. A rank may have rows without columns.
+template <class Call>
+void run(void (*CudaKernels::*kernel)(const Call&, const at::Tensor&), const Call& call,
+         const at::Tensor& logits, const char* name, std::initializer_list<at::Tensor> inputs,
+         std::initializer_list<at::Tensor> results) {
+  if (in_fake_mode()) {
+    const std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
+    observe_fake_call({name, arguments, inputs, results});
+  } else if (logits.size(0) > 0 && has_cuda_kernels(logits)) {
+    (cuda_kernels().*kernel)(call, logits);
+  } else {
+    run_on_cpu(call, logits);
+  }
+}
+
+}  // namespace
+
+at::ScalarType loss_type(const at::Tensor& logits) {
+  return compute_type(logits);
+}
+
+void row_losses(const LossRows& rows, const RowLosses& into) {
+  if (!has_kernels(rows.logits)) {
+    return by_operators::losses_of_terms(rows, by_operators::whole_terms(rows), into);
+  }
+  const at::Tensor targets = rows.targets.contiguous();
+  run(&CudaKernels::cross_entropy,
+      {.step = CrossEntropyStep::kWhole,
+       .logits = call_of(rows, targets),
+       .losses = out<float>(into.losses),
+       .log_sum_exp = out<float>(into.log_sum_exp)},
+      rows.logits, "tessera::cross_entropy", {rows.logits, targets},
+      {into.losses, into.log_sum_exp});
+}
+
+RowTerms row_terms(const LossRows& rows) {
+  if (!has_kernels(rows.logits)) {
+    return by_operators::row_terms(rows);
+  }
+  const at::Tensor targets = rows.targets.contiguous();
+  const auto type = rows.logits.options().dtype(c10::ScalarType::Float);
+  const std::int64_t count = rows.logits.size(0);
+  RowTerms result{at::empty({count}, type), at::empty({count}, type),
+                  at::empty({rows.options.label_smoothing > 0 ? 3 : 2, count}, type)};
+  run(&CudaKernels::cross_entropy,
+      {.step = CrossEntropyStep::kTerms,
+       .logits = call_of(rows, targets),
+       .maximum = out<float>(result.maximum),
+       .all_maximum = out<float>(result.all_maximum),
+       .terms = out<float>(result.terms)},
+      rows.logits, "tessera::cross_entropy", {rows.logits, targets},
+      {result.maximum, result.all_maximum, result.terms});
+  return result;
+}
+
+void make_relative(const LossRows& rows, const RowTerms& terms) {
+  if (!has_kernels(rows.logits)) {
+    return by_operators::make_relative(rows, terms);
+  }
+  const at::Tensor targets = rows.targets.contiguous();
+  run(&CudaKernels::cross_entropy,
+      {.step = CrossEntropyStep::kRelative,
+       .logits = call_of(rows, targets),
+       .maximum = out<float>(terms.maximum),
+       .all_maximum = out<float>(terms.all_maximum),
+       .terms = out<float>(terms.terms)},
+      rows.logits, "tessera::cross_entropy", {terms.maximum, terms.all_maximum, targets},
+      {terms.terms});
+}
+
+void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into) {
+  if (!has_kernels(rows.logits)) {
+    return by_operators::losses_of_terms(rows, terms, into);
+  }
+  const at::Tensor targets = rows.targets.contiguous();
+  run(&CudaKernels::cross_entropy,
+      {.step = CrossEntropyStep::kLosses,
+       .logits = call_of(rows, targets),
+       .all_maximum = out<float>(terms.all_maximum),
+       .terms = out<float>(terms.terms),
+       .losses = out<float>(into.losses),
+       .log_sum_exp = out<float>(into.log_sum_exp)},
+      rows.logits, "tessera::cross_entropy", {terms.all_maximum, terms.terms, targets},
+      {into.losses, into.log_sum_exp});
+}
+
+void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
+                     const at::Tensor& gradient) {
+  if (!has_kernels(rows.logits) || !has_dense_rows(gradient)) {
+    return by_operators::logits_gradient(rows, log_sum_exp, of_row, gradient);
+  }
+  if (rows.logits.size(1) == 0) {
+    return;
+  }
+  const at::Tensor targets = rows.targets.contiguous();
+  const at::Tensor sums = log_sum_exp.contiguous();
+  run(&CudaKernels::cross_entropy_backward,
+      {.logits = call_of(rows, targets),
+       .log_sum_exp = in<float>(sums),
+       .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
+       // One number for all, as the gradient of a sum has it, is not copied.
+       .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
+       .gradient = gradient.mutable_data_ptr(),
+       .gradient_stride = gradient.stride(0)},
+      rows.logits, "tessera::cross_entropy_backward", {rows.logits, targets, sums}, {gradient});
+}
+
+at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type) {
+  at::Tensor result = at::empty(tensor.sizes(), tensor.options().dtype(type));
+  if (!has_cuda_kernels(result) || !tensor.is_contiguous()) {
+    by_operators::scale(tensor, factor, result);
+    return result;
+  }
+  run_cuda_kernel(&CudaKernels::scale,
+                  {.x = tensor.const_data_ptr(),
+                   .x_is_float = tensor.scalar_type() == c10::ScalarType::Float,
+                   .factor = in<float>(factor),
+                   .size = tensor.numel(),
+                   .out = result.mutable_data_ptr()},
+                  "tessera::scale", {tensor, factor}, {result});
+  return result;
+}
+
+void assert_indices(const at::Tensor& indices, std::int64_t size, std::int64_t ignored) {
+  const at::Tensor flat = indices.contiguous();
+  if (flat.numel() > 0) {
+    cuda_kernels().check_indices({.indices = in<std::int64_t>(flat),
+                                  .count = flat.numel(),
+                                  .size = size,
+                                  .ignored = ignored},
+                                 flat);
+  }
+}
+
+}  // namespace tessera::kernels

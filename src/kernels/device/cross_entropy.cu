@@ -1,0 +1,136 @@
+// The cross entropy of rows of logits on a GPU: a block takes a row.
+#include <algorithm>
+
+#include "device/cross_entropy.h"
+#include "device/launch_sizes.h"
+#include "device/launches.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr std::int64_t kMostRows = 65535;  // a grid's limit in its second dimension
+constexpr int kVectorsOfThread = 4;        // of a row's gradient
+
+/// The threads of a block.
+class Block {
+ public:
+  __device__ static std::int64_t first() { return threadIdx.x; }
+  __device__ static std::int64_t width() { return kCrossEntropyThreads; }
+
+  __device__ float max(float x) {
+    return reduce(x, [](float a, float b) { return fmaxf(a, b); });
+  }
+  /// The same bits in each thread.
+  __device__ float sum(float x) {
+    return reduce(x, [](float a, float b) { return a + b; });
+  }
+
+ private:
+  template <class Combine>
+  __device__ float reduce(float x, Combine combine) {
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      x = combine(x, __shfl_xor_sync(~0U, x, lanes));
+    }
+    // In two places in turn: the last result may still be read while this one is written.
+    __shared__ float of_warps[2][kCrossEntropyThreads / kWarp];
+    turn_ ^= 1;
+    of_warps[turn_][threadIdx.x / kWarp] = x;
+    __syncthreads();
+    x = of_warps[turn_][0];
+    for (int warp = 1; warp < kCrossEntropyThreads / kWarp; ++warp) {
+      x = combine(x, of_warps[turn_][warp]);
+    }
+    return x;
+  }
+
+  int turn_ = 0;
+};
+
+template <class T>
+__global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(CrossEntropy call) {
+  Block block;
+  for (std::int64_t row = blockIdx.x; row < call.logits.rows; row += gridDim.x) {
+    const RowSums sums = sums_of_row<T, kVectorBytes / sizeof(T)>(call.logits, row, block);
+    if (threadIdx.x == 0) {
+      write_sums<T>(call, row, sums);
+    }
+  }
+}
+
+__device__ std::int64_t thread_of_grid() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__global__ void __launch_bounds__(kThreads) cross_entropy_rows_kernel(CrossEntropy call) {
+  if (thread_of_grid() < call.logits.rows) {
+    finish_row(call, thread_of_grid());
+  }
+}
+
+/// The threads of the blocks that share a row.
+struct BlocksOfRow {
+  __device__ static std::int64_t first() { return thread_of_grid(); }
+  __device__ static std::int64_t width() {
+    return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  }
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads)
+    cross_entropy_backward_kernel(CrossEntropyBackward call) {
+  for (std::int64_t row = blockIdx.y; row < call.logits.rows; row += gridDim.y) {
+    cross_entropy_backward_row<T, N>(call, row, BlocksOfRow());
+  }
+}
+
+template <class X, class T, int N>
+__global__ void __launch_bounds__(kThreads) scale_kernel(Scale call) {
+  scale_elements<X, T, N>(call, thread_of_grid(), BlocksOfRow::width());
+}
+
+unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
+  return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
+}
+
+}  // namespace
+
+void launch(const CrossEntropy& call, Element type, cudaStream_t stream) {
+  const std::int64_t rows = call.logits.rows;
+  if (call.step == CrossEntropyStep::kRelative || call.step == CrossEntropyStep::kLosses) {
+    cross_entropy_rows_kernel<<<blocks_for(rows, kThreads), kThreads, 0, stream>>>(call);
+    return;
+  }
+  with_vectors(type, /*aligned=*/true, [&]<class T, int N>() {
+    cross_entropy_kernel<T><<<blocks_for(rows, 1), kCrossEntropyThreads, 0, stream>>>(call);
+  });
+}
+
+void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream) {
+  const Logits& in = call.logits;
+  // Rows of both are at the same distance of a multiple of 16 bytes, or no vectors.
+  const auto apart =
+      reinterpret_cast<std::uintptr_t>(in.data) - reinterpret_cast<std::uintptr_t>(call.gradient);
+  const bool alike = apart % kVectorBytes == 0 &&
+                     (in.stride - call.gradient_stride) * bytes_of(type) % kVectorBytes == 0;
+  with_vectors(type, alike, [&]<class T, int N>() {
+    const std::int64_t of_block = kThreads * kVectorsOfThread * N;
+    const dim3 grid(blocks_for(in.columns, of_block),
+                    static_cast<unsigned>(std::min(in.rows, kMostRows)));
+    cross_entropy_backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(call);
+  });
+}
+
+void launch(const Scale& call, Element type, cudaStream_t stream) {
+  const bool aligned = is_aligned(call.x, 1, 0, type) && is_aligned(call.out, 1, 0, type);
+  with_vectors(type, aligned, [&]<class T, int N>() {
+    const unsigned grid = blocks_for(call.size, kThreads * N);
+    if (call.x_is_float) {
+      scale_kernel<float, T, N><<<grid, kThreads, 0, stream>>>(call);
+    } else {
+      scale_kernel<T, T, N><<<grid, kThreads, 0, stream>>>(call);
+    }
+  });
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,274 @@
+// The cross entropy of rows of logits, of a vocabulary that is whole or split, and the logits'
+// gradient. A team of threads takes a row; in the tests it is one thread.
+#pragma once
+
+#include <algorithm>
+
+#include "device/vectors.h"
+
+namespace tessera::kernels {
+
+/// Rows of logits, of the columns that this rank has of a vocabulary.
+struct Logits {
+  const void* data = nullptr;
+  std::int64_t stride = 0;  ///< of a row to the next one
+  const std::int64_t* targets = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t first_column = 0;
+  std::int64_t vocabulary = 0;  ///< columns of all ranks
+  std::int64_t ignore_index = 0;
+  float label_smoothing = 0;
+  float z_loss = 0;
+
+  TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
+    return targets[row] == ignore_index;
+  }
+  /// The target's column here; outside of [0, columns): another rank has it.
+  TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
+    return targets[row] - first_column;
+  }
+  TESSERA_HOST_DEVICE bool has_target(std::int64_t row) const {
+    return target(row) >= 0 && target(row) < columns;
+  }
+};
+
+/// With a whole vocabulary one launch gives the losses. With a split one it gives the maximum and
+/// the terms of this rank's columns, a second makes the terms relative to the maximum of all ranks,
+/// and after the sum over them a third gives the losses.
+enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
+
+struct CrossEntropy {
+  CrossEntropyStep step = CrossEntropyStep::kWhole;
+  Logits logits;
+  float* maximum = nullptr;      ///< (rows), of this rank's columns
+  float* all_maximum = nullptr;  ///< (rows), the same to begin with, for the all-reduce
+  /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
+  /// smoothing the sum of x - reference(maximum). Once relative: all from the maximum of all ranks.
+  float* terms = nullptr;
+  float* losses = nullptr;       ///< (rows)
+  float* log_sum_exp = nullptr;  ///< (rows)
+};
+
+struct CrossEntropyBackward {
+  Logits logits;
+  const float* log_sum_exp = nullptr;
+  const float* of_row = nullptr;  ///< what each row's loss is multiplied by; null: 1
+  std::int64_t of_row_stride = 1;
+  void* gradient = nullptr;  ///< may be the logits
+  std::int64_t gradient_stride = 0;
+};
+
+constexpr int kCrossEntropyThreads = 512;  // in a block, which takes a row
+
+/// Within |x| + 2 ulp on a GPU: in a sum of exponentials those of large |x| are small.
+TESSERA_HOST_DEVICE inline float fast_exp(float x) {
+#ifdef __CUDA_ARCH__
+  return __expf(x);
+#else
+  return std::exp(x);
+#endif
+}
+
+constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
+
+/// What exponentials are relative to: without columns, or of -inf alone, no NaN.
+TESSERA_HOST_DEVICE inline float reference(float maximum) {
+  return maximum == kNoMaximum ? 0.0F : maximum;
+}
+
+/// The factor of a sum relative to `maximum` in one relative to `all`, which is not smaller.
+TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
+  return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
+}
+
+/// Calls body.operator()<N>(i) for vectors of a row that begin at multiples of 16 bytes, and
+/// body.operator()<1>(i) for what is left at both ends, so that every row is read by 16 bytes. With
+/// N = 1 the address does not matter.
+template <class T, int N, class Team, class Body>
+TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const Team& team,
+                                         Body&& body) {
+  const auto past =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) / sizeof(T)) % N;
+  const std::int64_t before = past == 0 ? 0 : N - past;
+  const std::int64_t head = before < size ? before : size;
+  const std::int64_t vectors = (size - head) / N;
+  for (std::int64_t i = team.first(); i < vectors; i += team.width()) {
+    body.template operator()<N>(head + i * N);
+  }
+  for (std::int64_t i = team.first(); i < size - vectors * N; i += team.width()) {
+    body.template operator()<1>(i < head ? i : i + vectors * N);
+  }
+}
+
+/// What one pass over a row gives.
+struct RowSums {
+  float maximum = kNoMaximum;
+  float sum = 0;    ///< of exp(x - reference(maximum))
+  float total = 0;  ///< of x - pivot, for label smoothing
+
+  /// A NaN is in the sum, not in the maximum.
+  template <int N>
+  TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
+    float top = maximum;
+    for (int k = 0; k < N; ++k) {
+      top = std::fmax(top, x.at[k]);
+    }
+    if (top > maximum) {
+      sum *= rescale(maximum, top);
+      maximum = top;
+    }
+    const float from = reference(maximum);
+    for (int k = 0; k < N; ++k) {
+      sum += fast_exp(x.at[k] - from);
+    }
+  }
+};
+
+/// A row by one team. Label smoothing's total begins at the row's first logit, so that large logits
+/// leave it its digits.
+template <class T, int N, class Team>
+TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
+  const T* x = static_cast<const T*>(p.data) + row * p.stride;
+  const bool smooth = p.label_smoothing > 0;
+  const float first = smooth && p.columns > 0 ? static_cast<float>(x[0]) : 0.0F;
+  const float pivot = first - first == 0.0F ? first : 0.0F;
+  RowSums own;
+  for_each_vector<T, N>(x, p.columns, team, [&]<int M>(std::int64_t i) {
+    const Floats<M> v = load<M>(x + i, M);
+    own.add(v);
+    if (smooth) {
+      for (int k = 0; k < M; ++k) {
+        own.total += v.at[k] - pivot;
+      }
+    }
+  });
+  RowSums all;
+  all.maximum = team.max(own.maximum);
+  all.sum = team.sum(own.sum * rescale(own.maximum, all.maximum));
+  if (smooth) {
+    all.total =
+        team.sum(own.total) + static_cast<float>(p.columns) * (pivot - reference(all.maximum));
+  }
+  return all;
+}
+
+/// `sum`, `target` and `total` are relative to `maximum`, and of all columns.
+TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
+                                           float sum, float target, float total) {
+  const Logits& in = p.logits;
+  const float log_sum = std::log(sum);
+  const float log_sum_exp = log_sum + maximum;
+  float loss = log_sum - (1.0F - in.label_smoothing) * target;
+  if (in.label_smoothing > 0) {
+    loss -= in.label_smoothing / static_cast<float>(in.vocabulary) * total;
+  }
+  if (in.z_loss > 0) {
+    loss += in.z_loss * log_sum_exp * log_sum_exp;
+  }
+  p.losses[row] = in.is_ignored(row) ? 0.0F : loss;
+  p.log_sum_exp[row] = log_sum_exp;
+}
+
+/// kWhole and kTerms.
+template <class T>
+TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
+  const Logits& in = p.logits;
+  const T* x = static_cast<const T*>(in.data) + row * in.stride;
+  const float target = in.has_target(row) ? static_cast<float>(x[in.target(row)]) : 0.0F;
+  if (p.step == CrossEntropyStep::kWhole) {
+    return write_loss(p, row, sums.maximum, sums.sum, target - sums.maximum, sums.total);
+  }
+  p.maximum[row] = sums.maximum;
+  p.all_maximum[row] = sums.maximum;
+  p.terms[row] = sums.sum;
+  p.terms[in.rows + row] = target;
+  if (in.label_smoothing > 0) {
+    p.terms[2 * in.rows + row] = sums.total;
+  }
+}
+
+/// kRelative and kLosses: a row's few numbers, by one thread.
+TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
+  const Logits& in = p.logits;
+  const bool smooth = in.label_smoothing > 0;
+  const float all = p.all_maximum[row];
+  float& sum = p.terms[row];
+  float& target = p.terms[in.rows + row];
+  if (p.step == CrossEntropyStep::kLosses) {
+    return write_loss(p, row, all, sum, target, smooth ? p.terms[2 * in.rows + row] : 0.0F);
+  }
+  const float own = p.maximum[row];
+  sum *= rescale(own, all);
+  target = in.has_target(row) ? target - all : 0.0F;
+  if (smooth && in.columns > 0) {
+    p.terms[2 * in.rows + row] += static_cast<float>(in.columns) * (reference(own) - all);
+  }
+}
+
+/// What a row's softmax is multiplied by; what its target, and every column, subtracts.
+struct RowScales {
+  float softmax, target, all;
+};
+
+TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p,
+                                                   std::int64_t row) {
+  const Logits& in = p.logits;
+  const float factor = p.of_row != nullptr ? p.of_row[row * p.of_row_stride] : 1.0F;
+  return {std::fma(factor, 2.0F * in.z_loss * p.log_sum_exp[row], factor),
+          factor * (1.0F - in.label_smoothing),
+          factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
+}
+
+/// The gradient of one row's loss: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V).
+/// Nothing is read of an ignored row. Each thread reads a vector before it writes there.
+template <class T, int N, class Team>
+TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
+                                                    const Team& team) {
+  const Logits& in = p.logits;
+  const T* x = static_cast<const T*>(in.data) + row * in.stride;
+  T* gradient = static_cast<T*>(p.gradient) + row * p.gradient_stride;
+  if (in.is_ignored(row)) {
+    return for_each_vector<T, N>(gradient, in.columns, team, [&]<int M>(std::int64_t i) {
+      store(gradient + i, Floats<M>{}, M);
+    });
+  }
+  const float lse = p.log_sum_exp[row];
+  const RowScales scales = scales_of_row(p, row);
+  const std::int64_t target = in.target(row);
+  for_each_vector<T, N>(x, in.columns, team, [&]<int M>(std::int64_t i) {
+    Floats<M> v = load<M>(x + i, M);
+    for (int k = 0; k < M; ++k) {
+      v.at[k] = std::fma(scales.softmax, fast_exp(v.at[k] - lse), -scales.all);
+    }
+    if (target >= i && target < i + M) {
+      for (int k = 0; k < M; ++k) {
+        v.at[k] -= i + k == target ? scales.target : 0.0F;
+      }
+    }
+    store(gradient + i, v, M);
+  });
+}
+
+/// A tensor times a number on the device: out, of T, may be of another type than x.
+struct Scale {
+  const void* x = nullptr;
+  bool x_is_float = false;  ///< fp32; otherwise of the type of the result
+  const float* factor = nullptr;
+  std::int64_t size = 0;
+  void* out = nullptr;
+};
+
+template <class X, class T, int N>
+TESSERA_HOST_DEVICE void scale_elements(const Scale& p, std::int64_t first, std::int64_t step) {
+  const float factor = *p.factor;
+  for (std::int64_t i = first * N; i < p.size; i += step * N) {
+    Floats<N> v = load<N>(static_cast<const X*>(p.x) + i, p.size - i);
+    for (int k = 0; k < N; ++k) {
+      v.at[k] *= factor;
+    }
+    store(static_cast<T*>(p.out) + i, v, p.size - i);
+  }
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,163 @@
+// Rows of an embedding table, which may be split by rows, and the gradient of the table. And a
+// check of indices, which the host cannot make without waiting.
+#pragma once
+
+#include <algorithm>
+
+#include "device/vectors.h"
+
+namespace tessera::kernels {
+
+/// `rows` rows of a table, from `first_row` of `total_rows` on; dense.
+struct Embedding {
+  const void* table = nullptr;
+  const std::int64_t* indices = nullptr;
+  std::int64_t count = 0;  ///< of indices
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  std::int64_t total_rows = 0;
+  std::int64_t size = 0;  ///< elements of a row
+  void* out = nullptr;    ///< (count, size)
+};
+
+/// Sums the gradients of each row in the order of their positions, but in parts: a tile takes
+/// kTileSlots of the sorted indices. A row's terms that go on in the next tile are sums of each
+/// tile in `partial`, which a second launch adds up. So one frequent row does not keep one block
+/// busy for long, and the same indices give the same bits.
+struct EmbeddingBackward {
+  const void* grad = nullptr;               ///< (count, size)
+  const std::int64_t* indices = nullptr;    ///< sorted
+  const std::int64_t* positions = nullptr;  ///< of each among the unsorted
+  std::int64_t count = 0;
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+  std::int64_t size = 0;
+  void* weight_grad = nullptr;  ///< (rows, size), zeros
+  /// (tiles, 2, size): of the row that comes from the tile before, and of one that begins here and
+  /// goes on.
+  float* partial = nullptr;
+
+  TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
+    return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
+  }
+  /// The row of a slot among those here; another rank has it outside of [0, rows).
+  TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
+    return indices[slot] - first_row;
+  }
+  TESSERA_HOST_DEVICE bool has(std::int64_t slot) const {
+    return row(slot) >= 0 && row(slot) < rows;
+  }
+};
+
+struct CheckIndices {
+  const std::int64_t* indices = nullptr;
+  std::int64_t count = 0;
+  std::int64_t size = 0;     ///< indices are from 0 to below this
+  std::int64_t ignored = 0;  ///< one that may be anything
+
+  TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
+    return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
+  }
+};
+
+constexpr std::int64_t kTileSlots = 32;
+
+inline std::int64_t embedding_tiles(std::int64_t count) {
+  return (count + kTileSlots - 1) / kTileSlots;
+}
+
+/// Vectors `first`, `first` + `step` and so on of one index's row, as bits; zeros of another
+/// rank's.
+template <class T, int N>
+TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
+                                       std::int64_t first, std::int64_t step) {
+  const std::int64_t row = p.indices[position] - p.first_row;
+  const bool is_here = row >= 0 && row < p.rows;
+  const T* from = static_cast<const T*>(p.table) + (is_here ? row * p.size : 0);
+  T* to = static_cast<T*>(p.out) + position * p.size;
+  const std::int64_t vectors = N > 1 ? p.size / N : 0;
+  for (std::int64_t i = first; i < vectors; i += step) {
+    reinterpret_cast<Vector*>(to)[i] =
+        is_here ? reinterpret_cast<const Vector*>(from)[i] : Vector{};
+  }
+  for (std::int64_t i = vectors * N + first; i < p.size; i += step) {
+    to[i] = is_here ? from[i] : T(0.0F);
+  }
+}
+
+template <int N>
+TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
+  for (int k = 0; k < N; ++k) {
+    sum.at[k] += term.at[k];
+  }
+}
+
+/// Elements i, ..., i + N - 1 of a row's whole sum.
+template <class T, int N>
+TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
+                                   const Floats<N>& sum) {
+  if (p.has(slot)) {
+    store(static_cast<T*>(p.weight_grad) + p.row(slot) * p.size + i, sum, p.size - i);
+  }
+}
+
+/// Elements i, ..., i + N - 1 of the rows of one tile.
+template <class T, int N>
+TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
+                                                 std::int64_t i) {
+  constexpr int kAtOnce = 4;  // reads that are under way
+  const std::int64_t begin = tile * kTileSlots;
+  const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
+  float* const from_before = p.partial + tile * 2 * p.size + i;
+  const T* grad = static_cast<const T*>(p.grad) + i;
+  bool began_before = p.goes_on_at(begin);
+  Floats<N> sum{};
+  for (std::int64_t first = begin; first < end; first += kAtOnce) {
+    Floats<N> terms[kAtOnce];
+    for (int k = 0; k < kAtOnce; ++k) {
+      const std::int64_t slot = first + k;
+      terms[k] = slot < end && p.has(slot) ? load<N>(grad + p.positions[slot] * p.size, p.size - i)
+                                           : Floats<N>{};
+    }
+    for (int k = 0; k < kAtOnce && first + k < end; ++k) {
+      const std::int64_t slot = first + k;
+      add(sum, terms[k]);
+      const bool goes_on = p.goes_on_at(slot + 1);
+      if (goes_on && slot + 1 < end) {
+        continue;
+      }
+      if (began_before) {
+        store(from_before, sum, p.size - i);
+      } else if (goes_on) {
+        store(from_before + p.size, sum, p.size - i);
+      } else {
+        write_row<T>(p, slot, i, sum);
+      }
+      sum = Floats<N>{};
+      began_before = false;
+    }
+  }
+}
+
+/// The sum for the row that begins in a tile and goes on in the next ones, if there is one.
+template <class T, int N>
+TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
+                                                std::int64_t i) {
+  const std::int64_t begin = tile * kTileSlots;
+  const std::int64_t next = begin + kTileSlots;
+  if (!p.goes_on_at(next)) {
+    return;
+  }
+  // One that comes from the tile before, and fills this one, is another tile's.
+  if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
+    return;
+  }
+  Floats<N> sum = load<N>(p.partial + (tile * 2 + 1) * p.size + i, p.size - i);
+  for (std::int64_t slot = next; slot < p.count && p.indices[slot] == p.indices[next];
+       slot += kTileSlots) {
+    add(sum, load<N>(p.partial + slot / kTileSlots * 2 * p.size + i, p.size - i));
+  }
+  write_row<T>(p, next, i, sum);
+}
+
+}  // namespace tessera::kernels
