@@ -35,6 +35,7 @@
 #include "tessera/core/mesh_shape.h"
 #include "tessera/core/nearest.h"
 #include "tessera/core/op_call.h"
+#include "tessera/core/part_rows.h"
 #include "tessera/core/placement.h"
 #include "tessera/core/redistribute_plan.h"
 #include "tessera/core/register_rule.h"

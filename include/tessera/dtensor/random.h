@@ -4,11 +4,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
+#include "tessera/core/part_rows.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera {
+
+/// Rows of a tensor that have the numbers of a tensor apart, of those rows alone.
+struct RandomPart {
+  std::uint64_t stream = 0;
+  PartRows rows;
+};
 
 /// The key of counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers:
 /// as easy as 1, 2, 3", 2011) with the global element as the counter. The value of an element
@@ -17,6 +25,9 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
+  /// Of a tensor of several parts (nn::FusedLinear), all of its rows: each part draws from its own
+  /// stream in place of `stream`. Valid in the call that is given the key.
+  std::span<const RandomPart> parts{};
 };
 
 /// A stable stream number for a name (FNV-1a), for example a parameter's FQN.

@@ -38,7 +38,8 @@ Initializer trunc_normal(double mean, double std, double low = -2.0, double high
 }  // namespace init
 
 /// What reset_parameters() fills parameters with. Each parameter is filled once. Its random stream
-/// is the hash of its FQN, so the values depend neither on the mesh nor on the order.
+/// is the hash of its FQN, so the values depend neither on the mesh nor on the order. The parts of
+/// a FusedLinear have those of the separate parameters.
 class InitContext {
  public:
   /// Fills a parameter of the module being initialised or of one below it, unless a module above

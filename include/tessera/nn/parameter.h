@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/part_rows.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -29,6 +30,14 @@ struct StoredParts {
   std::vector<Part> parts;
   std::int64_t groups = 1;
 };
+
+/// Rows of a parameter that files hold as a tensor.
+struct NamedRows {
+  std::string name;
+  PartRows rows;
+};
+/// The parts of the parameter `fqn`: "layers.0.qkv.weight" has "layers.0.q.weight" and so on.
+std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
 
 /// The cell that holds the tensor of a parameter or a buffer. TP and FSDP swap the tensor (plain,
 /// sharded, unsharded); names, named_parameters() and holders of the slot, such as optimizers, stay
@@ -85,7 +94,8 @@ class ParameterSlot {
   bool of_adapter() const { return of_adapter_; }
   void set_of_adapter(bool of_adapter) { of_adapter_ = of_adapter; }
 
-  /// Where files hold the parameter by parts. Saving and loading read it, nothing else does.
+  /// Where files hold the parameter by parts. Saving and loading read it, and initialisation, which
+  /// draws for the parts what it would draw for separate parameters.
   const std::optional<StoredParts>& stored_parts() const { return stored_parts_; }
   void set_stored_parts(StoredParts parts) { stored_parts_ = std::move(parts); }
 

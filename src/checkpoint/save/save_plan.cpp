@@ -167,18 +167,18 @@ std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                        .offset = box.global_offset,
                        .sizes = box.sizes,
                        .parts = {{0, box.local_offset, box.sizes}}};
-    if (entry.stored.is_whole()) {
+    if (!entry.stored.rows) {
       append(chunks, std::move(chunk));
       continue;
     }
-    entry.stored.visit_rows(box.global_offset[0], box.sizes[0],
-                            [&](std::int64_t row, std::int64_t from, std::int64_t rows) {
-                              PlannedChunk run = chunk;
-                              run.offset[0] = row;
-                              run.sizes[0] = run.parts[0].sizes[0] = rows;
-                              run.parts[0].local_offset[0] += from;
-                              append(chunks, std::move(run));
-                            });
+    entry.stored.rows->visit(box.global_offset[0], box.sizes[0],
+                             [&](std::int64_t row, std::int64_t from, std::int64_t rows) {
+                               PlannedChunk run = chunk;
+                               run.offset[0] = row;
+                               run.sizes[0] = run.parts[0].sizes[0] = rows;
+                               run.parts[0].local_offset[0] += from;
+                               append(chunks, std::move(run));
+                             });
   }
   return chunks;
 }

@@ -11,8 +11,33 @@
 namespace tessera {
 namespace {
 
+/// The rows of `part` in `whole`, with their place in a tensor that has no others.
+detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
+  detail::RandomPlace place = whole;
+  place.elements.sizes[0] = part.run * part.groups;
+  place.elements.boxes.clear();
+  for (const Box& box : whole.elements.boxes) {
+    part.visit(box.global_offset[0], box.sizes[0],
+               [&](std::int64_t row, std::int64_t from, std::int64_t rows) {
+                 Box& own = place.elements.boxes.emplace_back(box);
+                 own.global_offset[0] = row;
+                 own.local_offset[0] += from;
+                 own.sizes[0] = rows;
+               });
+  }
+  return place;
+}
+
 void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, RandomKey key) {
-  detail::fill_random(local_tensor(tensor), detail::own_place(tensor), distribution, key);
+  const at::Tensor local = local_tensor(tensor);
+  const detail::RandomPlace place = detail::own_place(tensor);
+  if (key.parts.empty()) {
+    detail::fill_random(local, place, distribution, key);
+  }
+  for (const RandomPart& part : key.parts) {
+    detail::fill_random(local, place_of_part(place, part.rows), distribution,
+                        {key.seed, part.stream});
+  }
 }
 
 }  // namespace

@@ -105,6 +105,27 @@ const at::Tensor& Parameter::get() const {
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
 
+std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored) {
+  const std::size_t leaf = fqn.rfind('.');
+  const bool is_below = leaf != std::string::npos && leaf > 0;
+  const std::size_t parent = is_below ? fqn.rfind('.', leaf - 1) : std::string::npos;
+  const std::string above = parent == std::string::npos ? "" : fqn.substr(0, parent + 1);
+  const std::string below = leaf == std::string::npos ? "." + fqn : fqn.substr(leaf);
+  std::int64_t group_rows = 0;
+  for (const StoredParts::Part& part : stored.parts) {
+    group_rows += part.rows;
+  }
+  std::vector<NamedRows> parts;
+  std::int64_t first = 0;
+  for (const StoredParts::Part& part : stored.parts) {
+    parts.push_back(
+        {above + part.module + below,
+         {.first = first, .run = part.rows, .group_rows = group_rows, .groups = stored.groups}});
+    first += part.rows;
+  }
+  return parts;
+}
+
 std::string describe(const ParameterSlot& slot) {
   return slot.fqn().empty()
              ? tessera::detail::concat("a parameter of sizes ", slot.persistent().sizes())

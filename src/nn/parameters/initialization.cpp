@@ -49,6 +49,17 @@ struct InitRun {
 
 namespace {
 
+/// The parts of a fused parameter, each with the stream of a parameter by its name in files.
+std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
+  std::vector<RandomPart> parts;
+  if (slot.stored_parts()) {
+    for (const NamedRows& part : rows_of_parts(fqn, *slot.stored_parts())) {
+      parts.push_back({stream_of(part.name.c_str()), part.rows});
+    }
+  }
+  return parts;
+}
+
 /// Storage for this rank's shard alone, with the layout that the meta tensor has.
 at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
   const bool requires_grad = tensor.requires_grad();
@@ -97,7 +108,8 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   // The name is hashed into the stream, so that a parameter's values do not change when others are
   // added to the model.
-  initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str())});
+  const std::vector<RandomPart> parts = parts_of(found->second, *slot);
+  initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
   detail::note_origin(*slot, detail::origin_of_seed(run_.seed));
 }
