@@ -1,9 +1,15 @@
-// The gate of SwiGLU. Elementwise, so that rows do not matter: threads share the elements.
+// The gate of SwiGLU. Elementwise: threads share the elements, and rows are for inputs that are
+// parts of one product.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+#include <vector>
 
 #include "device/silu_mul.h"
 #include "fused_dispatch.h"
@@ -42,104 +48,171 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The inputs as the CUDA kernels take them: parts of one product without a copy.
-struct CudaInputs {
-  CudaInputs(const at::Tensor& gate_in, const at::Tensor& up_in)
-      : gate(gate_in), up(up_in), rows_apart(row_stride(gate) > 0 && row_stride(up) > 0) {
+/// The tensors as the kernels take them: parts of one product without a copy.
+struct Rows {
+  Rows(const at::Tensor& gate_in, const at::Tensor& up_in)
+      : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
     // Dense inputs are one row, however many they have.
-    rows_apart = rows_apart && !(gate.is_contiguous() && up.is_contiguous());
-    if (!rows_apart) {
+    apart = apart && !(gate.is_contiguous() && up.is_contiguous());
+    if (!apart) {
       gate = gate.contiguous();
       up = up.contiguous();
     }
   }
 
-  SiluMul call() const {
-    const std::int64_t size = rows_apart ? gate.size(-1) : gate.numel();
+  std::int64_t stride_of(const at::Tensor& x) const { return apart ? row_stride(x) : 0; }
+
+  SiluMul call(const at::Tensor& result) const {
+    const std::int64_t size = apart ? gate.size(-1) : gate.numel();
     return {.gate = gate.const_data_ptr(),
             .up = up.const_data_ptr(),
-            .gate_stride = rows_apart ? row_stride(gate) : 0,
-            .up_stride = rows_apart ? row_stride(up) : 0,
+            .gate_stride = stride_of(gate),
+            .up_stride = stride_of(up),
             .rows = size == 0 ? 0 : gate.numel() / size,
-            .size = size};
+            .size = size,
+            .out = result.defined() ? result.mutable_data_ptr() : nullptr};
   }
 
   at::Tensor gate;
   at::Tensor up;
-  bool rows_apart;
+  bool apart;
 };
 
-at::Tensor silu_mul_on_cuda(const at::Tensor& gate, const at::Tensor& up) {
-  const CudaInputs inputs(gate, up);
-  at::Tensor result = at::empty(gate.sizes(), gate.options());
-  SiluMul call = inputs.call();
-  call.out = result.mutable_data_ptr();
-  run_cuda_kernel(&CudaKernels::silu_mul, call, "tessera::silu_mul", {gate, up}, {result});
-  return result;
+/// Calls run(row, first, count) for ranges of the rows' elements, in parallel.
+template <class Run>
+void for_each_range(const SiluMul& call, Run&& run) {
+  parallel_for(0, call.rows * call.size, kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
+    while (begin < end) {
+      const std::int64_t first = begin % call.size;
+      const std::int64_t count = std::min(end - begin, call.size - first);
+      run(begin / call.size, first, count);
+      begin += count;
+    }
+  });
 }
 
-std::pair<at::Tensor, at::Tensor> silu_mul_backward_on_cuda(const at::Tensor& grad,
-                                                            const at::Tensor& gate,
-                                                            const at::Tensor& up) {
-  const CudaInputs inputs(gate, up);
-  // A gradient may come in another type under autocast.
-  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
-  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
-  run_cuda_kernel(&CudaKernels::silu_mul_backward,
-                  {.forward = inputs.call(),
-                   .grad = g.const_data_ptr(),
-                   .gate_grad = gate_grad.mutable_data_ptr(),
-                   .up_grad = up_grad.mutable_data_ptr()},
-                  "tessera::silu_mul_backward", {g, gate, up}, {gate_grad, up_grad});
-  return {gate_grad, up_grad};
+template <class T>
+void on_host(const RowKernels<T>& kernels, const SiluMul& p) {
+  for_each_range(p, [&](std::int64_t row, std::int64_t first, std::int64_t count) {
+    kernels.silu_mul(static_cast<const T*>(p.gate) + row * p.gate_stride + first,
+                     static_cast<const T*>(p.up) + row * p.up_stride + first,
+                     static_cast<T*>(p.out) + row * p.size + first, count);
+  });
+}
+
+template <class T>
+void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
+  const SiluMul& in = p.forward;
+  for_each_range(in, [&](std::int64_t row, std::int64_t first, std::int64_t count) {
+    kernels.silu_mul_backward(static_cast<const T*>(p.grad) + row * in.size + first,
+                              static_cast<const T*>(in.gate) + row * in.gate_stride + first,
+                              static_cast<const T*>(in.up) + row * in.up_stride + first,
+                              static_cast<T*>(p.gate_grad) + row * p.gate_grad_stride + first,
+                              static_cast<T*>(p.up_grad) + row * p.up_grad_stride + first, count);
+  });
+}
+
+/// The tensors of an operator, for the observer of a FakeMode.
+struct Observed {
+  const char* name;
+  std::initializer_list<at::Tensor> inputs;
+};
+
+void run_forward(const Rows& rows, const at::Tensor& result, const Observed& observed) {
+  const SiluMul call = rows.call(result);
+  if (has_cuda_kernels(result)) {
+    return run_cuda_kernel(&CudaKernels::silu_mul, call, observed.name, observed.inputs, {result});
+  }
+  with_row_kernels(result, [&](const auto& kernels, auto) { on_host(kernels, call); });
+}
+
+/// `result`: what has the gradients.
+void run_backward(const at::Tensor& grad, const Rows& rows, const at::Tensor& gate_grad,
+                  const at::Tensor& up_grad, const Observed& observed,
+                  std::initializer_list<at::Tensor> result) {
+  const SiluMulBackward call{.forward = rows.call({}),
+                             .grad = grad.const_data_ptr(),
+                             .gate_grad = gate_grad.mutable_data_ptr(),
+                             .up_grad = up_grad.mutable_data_ptr(),
+                             .gate_grad_stride = rows.stride_of(gate_grad),
+                             .up_grad_stride = rows.stride_of(up_grad)};
+  if (has_cuda_kernels(grad)) {
+    return run_cuda_kernel(&CudaKernels::silu_mul_backward, call, observed.name, observed.inputs,
+                           result);
+  }
+  with_row_kernels(grad, [&](const auto& kernels, auto) { on_host(kernels, call); });
+}
+
+bool has_kernels(const at::Tensor& x) {
+  return has_cuda_kernels(x) || has_row_kernels(x);
+}
+
+at::Tensor composed(const at::Tensor& gate, const at::Tensor& up) {
+  const c10::ScalarType type = compute_type(gate);
+  return (at::silu(gate.to(type)) * up.to(type)).to(gate.scalar_type());
+}
+
+/// Gate and up of one tensor, (rows, size) each.
+std::pair<at::Tensor, at::Tensor> halves_of(const at::Tensor& x) {
+  const std::int64_t size = x.size(-1) / 2;
+  const at::Tensor rows = x.contiguous().view({size == 0 ? 0 : x.numel() / (2 * size), 2 * size});
+  return {rows.narrow(1, 0, size), rows.narrow(1, size, size)};
+}
+
+std::vector<std::int64_t> sizes_of_half(const at::Tensor& x) {
+  std::vector<std::int64_t> sizes = x.sizes().vec();
+  sizes.back() /= 2;
+  return sizes;
 }
 
 }  // namespace
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
-  if (has_cuda_kernels(gate)) {
-    return silu_mul_on_cuda(gate, up);
+  if (!has_kernels(gate)) {
+    return composed(gate, up);
   }
-  if (!has_row_kernels(gate)) {
-    const c10::ScalarType type = compute_type(gate);
-    return (at::silu(gate.to(type)) * up.to(type)).to(gate.scalar_type());
-  }
-  const at::Tensor a = gate.contiguous();
-  const at::Tensor b = up.contiguous();
-  at::Tensor result = at::empty_like(a);
-  with_row_kernels(gate, [&](const auto& kernels, auto element) {
-    using T = decltype(element);
-    parallel_for(0, a.numel(), kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
-      kernels.silu_mul(in<T>(a) + begin, in<T>(b) + begin, out<T>(result) + begin, end - begin);
-    });
-  });
+  at::Tensor result = at::empty(gate.sizes(), gate.options());
+  run_forward({gate, up}, result, {"tessera::silu_mul", {gate, up}});
   return result;
 }
 
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
-  if (has_cuda_kernels(gate)) {
-    return silu_mul_backward_on_cuda(grad, gate, up);
-  }
-  if (!has_row_kernels(gate)) {
+  if (!has_kernels(gate)) {
     return composed_backward(grad, gate, up);
   }
   // A gradient may come in another type under autocast.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
-  const at::Tensor a = gate.contiguous();
-  const at::Tensor b = up.contiguous();
   // `up` has the type and sizes of `gate`, so that one type of kernel serves both.
-  const at::Tensor a_grad = at::empty_like(a);
-  const at::Tensor b_grad = at::empty_like(a);
-  with_row_kernels(gate, [&](const auto& kernels, auto element) {
-    using T = decltype(element);
-    parallel_for(0, a.numel(), kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
-      kernels.silu_mul_backward(in<T>(g) + begin, in<T>(a) + begin, in<T>(b) + begin,
-                                out<T>(a_grad) + begin, out<T>(b_grad) + begin, end - begin);
-    });
-  });
-  return {a_grad, b_grad};
+  const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
+  const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
+  run_backward(g, {gate, up}, gate_grad, up_grad, {"tessera::silu_mul_backward", {g, gate, up}},
+               {gate_grad, up_grad});
+  return {gate_grad, up_grad};
+}
+
+at::Tensor silu_and_mul(const at::Tensor& gate_up) {
+  const auto [gate, up] = halves_of(gate_up);
+  if (!has_kernels(gate_up)) {
+    return composed(gate, up).view(sizes_of_half(gate_up));
+  }
+  at::Tensor result = at::empty(sizes_of_half(gate_up), gate_up.options());
+  run_forward({gate, up}, result, {"tessera::silu_and_mul", {gate_up}});
+  return result;
+}
+
+at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up) {
+  const auto [gate, up] = halves_of(gate_up);
+  if (!has_kernels(gate_up)) {
+    const auto [of_gate, of_up] = composed_backward(grad.reshape(gate.sizes()), gate, up);
+    return at::cat({of_gate, of_up}, 1).view(gate_up.sizes());
+  }
+  const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
+  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
+  const auto [gate_grad, up_grad] = halves_of(result);
+  run_backward(g, {gate, up}, gate_grad, up_grad, {"tessera::silu_and_mul_backward", {g, gate_up}},
+               {result});
+  return result;
 }
 
 }  // namespace tessera::kernels

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/functional.h"
@@ -118,6 +119,8 @@ TEST_P(Functions, AreTheCpusWithinRounding) {
   }
 }
 
+constexpr double kQuarter = 1.5707963267948966;
+
 /// (sequence, width) of cosines or sines.
 at::Tensor table(const at::Tensor& like, double phase) {
   const auto options = at::TensorOptions(like.device()).dtype(at::kDouble);
@@ -137,8 +140,23 @@ INSTANTIATE_TEST_SUITE_P(
         Function{"rotary_embedding",
                  {{2, 5, 3, 8}},
                  [](const auto& x) {
-                   constexpr double kQuarter = 1.5707963267948966;
                    return rotary_embedding(x[0], table(x[0], 0), table(x[0], -kQuarter));
+                 }},
+        Function{"silu_mul_of_one", {{7, 262}}, [](const auto& x) { return silu_mul(x[0]); }},
+        Function{"rotary_embedding_of_two",
+                 {{2, 5, 4, 8}, {2, 5, 2, 8}},
+                 [](const auto& x) {
+                   const auto [q, k] =
+                       rotary_embedding(x[0], x[1], table(x[0], 0), table(x[0], -kQuarter));
+                   return at::cat({q, k}, 2);
+                 }},
+        Function{"rotary_qkv",
+                 {{2, 5, 2, 4, 8}},
+                 [](const auto& x) {
+                   const at::Tensor head = x[0].select(3, 0);
+                   const auto [q, k, v] =
+                       tessera::detail::rotary_qkv(x[0], table(head, 0), table(head, -kQuarter));
+                   return at::cat({q.flatten(2, 3), k, v}, 2);
                  }},
         Function{"embedding",
                  {{13, 9}},

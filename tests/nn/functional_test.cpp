@@ -82,6 +82,45 @@ TEST(SiluMul, RefusesOtherSizes) {
   EXPECT_ERROR(silu_mul(at::ones({2, 3}), at::ones({3})), "of sizes [2, 3] and [3]");
 }
 
+TEST(SiluMul, OfOneTensorIsThatOfItsHalves) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    expect_same(
+        {at::randn({7, 22}, type) * 2}, [](const auto& v) { return silu_mul(v[0]); },
+        [](const auto& v) {
+          const auto halves = v[0].chunk(2, 1);
+          return at::silu(halves[0]) * halves[1];
+        },
+        rtol, atol);
+  }
+  EXPECT_ERROR(silu_mul(at::ones({2, 3})), "silu_mul of one tensor of sizes [2, 3]");
+}
+
+TEST(RotaryEmbedding, OfTwoIsThatOfEach) {
+  for (const auto& [type, rtol, atol] : kPrecisions) {
+    const at::Tensor cos = at::randn({6, 10}, type), sin = at::randn({6, 10}, type);
+    expect_same(
+        {at::randn({2, 6, 4, 10}, type), at::randn({2, 6, 2, 10}, type)},
+        [&](const auto& v) {
+          const auto [q, k] = rotary_embedding(v[0], v[1], cos, sin);
+          return at::cat({q, k}, 2);
+        },
+        [&](const auto& v) {
+          return at::cat({rotary_embedding(v[0], cos, sin), rotary_embedding(v[1], cos, sin)}, 2);
+        },
+        rtol, atol);
+  }
+}
+
+TEST(RotaryEmbedding, OfTwoHasTheGradientOfOneThatIsUsed) {
+  const at::Tensor cos = at::randn({6, 10}), sin = at::randn({6, 10});
+  at::Tensor q = at::randn({2, 6, 4, 10}).requires_grad_(), k = q.detach().clone().requires_grad_();
+  rotary_embedding(q, k, cos, sin).second.square().sum().backward();
+  EXPECT_FALSE(q.grad().defined());
+  const at::Tensor alone = k.detach().clone().requires_grad_();
+  rotary_embedding(alone, cos, sin).square().sum().backward();
+  EXPECT_TRUE(k.grad().equal(alone.grad()));
+}
+
 TEST(RotaryEmbedding, AgreesWithComposition) {
   for (const auto& [type, rtol, atol] : kPrecisions) {
     const at::Tensor cos = at::randn({6, 10}, type);

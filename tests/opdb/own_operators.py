@@ -37,6 +37,7 @@ def cases(ops):
     return [
         (ops.silu_mul, lambda gate, up: silu(gate) * up, (rows, rows.flip(0)), ("S(0)", "S(0)"), 2),
         (ops.silu_mul, lambda gate, up: silu(gate) * up, (rows, rows.flip(0)), ("S(1)", "R"), 2),
+        (ops.silu_and_mul, lambda both: silu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1], (rows,), ("S(0)",), 1),
         (lambda x, weight: ops.rms_norm(x, weight, 1e-5)[0],
          lambda x, weight: torch.nn.functional.rms_norm(x, [6], weight, 1e-5),
          (rows, torch.randn(6)), ("S(0)", "R"), 2),
@@ -50,6 +51,9 @@ def cases(ops):
            placements, 1)
           for placements in (("S(1)", "R"), ("S(0)", "S(0)"), ("S(0)", "R"), ("R", "R"))],
         (ops.rotary_embedding, rotated, (heads, table, table + 1), ("S(2)", "R", "R"), 1),
+        (lambda *x: torch.cat(ops.rotary_embedding_qk(*x), 2),
+         lambda q, k, *tables: torch.cat([rotated(q, *tables), rotated(k, *tables)], 2),
+         (heads, heads[:, :, :2], table, table + 1), ("S(0)", "S(0)", "R", "R"), 2),
     ]
 
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <tuple>
 #include <utility>
 
 #include "tessera/export.h"
@@ -34,12 +35,30 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Gradients of gate and up.
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
+/// The same of both in one tensor, (..., 2 * size): all of gate, then all of up. Gives (..., size).
+at::Tensor silu_and_mul(const at::Tensor& gate_up);
+/// The gradient of that tensor.
+at::Tensor silu_and_mul_backward(const at::Tensor& grad, const at::Tensor& gate_up);
 
 /// Rotary position embedding (Su et al. 2021), in the form of Llama. x: (batch, sequence, heads,
 /// head_dim), of halves (x1, x2); cos, sin: (sequence, head_dim). Gives (x1 cos1 - x2 sin1, x2 cos2
 /// + x1 sin2), or with `transposed` the adjoint of that, which is its gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
+/// The same of queries and keys, which may have other numbers of heads, in one pass.
+std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
+                                                      const at::Tensor& cos, const at::Tensor& sin,
+                                                      bool transposed);
+/// Queries, keys and values of one product, each dense and the first two turned. qkv: (batch,
+/// sequence, groups, n + 2, head_dim), in each group n query heads, a key and a value head. Gives
+/// (batch, sequence, groups, n, head_dim), and twice (batch, sequence, groups, head_dim).
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
+                                                          const at::Tensor& cos,
+                                                          const at::Tensor& sin);
+/// The gradient of qkv.
+at::Tensor rotary_qkv_backward(const at::Tensor& q_grad, const at::Tensor& k_grad,
+                               const at::Tensor& v_grad, const at::Tensor& cos,
+                               const at::Tensor& sin);
 
 /// Embedding with a shard of the table: `weight` holds rows first_row, first_row + 1, ... of
 /// `total_rows`. Gives (..., dim), zeros for indices of other rows. An index outside of the table

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
 
@@ -23,12 +25,18 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). Same shape and type; any dimension may
 /// be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
+/// The same of one tensor that has both, as FusedLinear leaves them: (..., 2 * size), all of gate
+/// before all of up -> (..., size). Its gradient is one tensor, too.
+at::Tensor silu_mul(const at::Tensor& gate_up);
 
 /// Rotary position embedding (Su et al. 2021), Hugging Face's half-split convention:
 /// x * cos + rotate_half(x) * sin. x: (batch, sequence, heads, head_dim), head_dim even; cos, sin:
 /// (sequence, head_dim), without gradient. Any dimension of x but the last may be sharded; of the
 /// tables each rank takes the positions that it has.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+/// The same of queries and keys at once, which may have other numbers of heads: on CUDA one launch.
+std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
+                                                   const at::Tensor& cos, const at::Tensor& sin);
 
 /// Rows `indices` of `weight`: (...) -> (..., weight.size(1)). indices: int64. For each mesh
 /// dimension: weight Shard(0) gives Partial, weight Shard(1) gives Shard(-1), indices Shard(d)

@@ -5,6 +5,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "autograd/autograd_functions.h"
@@ -19,12 +20,18 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   TESSERA_CHECK(!c10::GradMode::is_enabled(), op_,
                 " is differentiable once; a gradient of its gradient was asked for "
                 "(create_graph): write it with at:: operators there");
-  if (!gradients[0].defined()) {
+  const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
+  if (std::ranges::none_of(gradients, is_defined)) {
     return variable_list(num_outputs());
   }
   const std::lock_guard lock(mutex_);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return differentiate(in_layout_of_result(gradients[0]));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) {
+      gradients[i] = in_layout_of_result(gradients[i], i);
+    }
+  }
+  return differentiate_all(gradients);
 }
 
 /// Kept in the list: unpacking one that was released says what is wrong.
@@ -36,21 +43,21 @@ void FusedNode::release_variables() {
 }
 
 void FusedNode::record(const at::Tensor& result) {
-  if (const DistributedTensorImpl* impl = as_distributed(result)) {
-    result_ = impl->spec();
-  }
+  const DistributedTensorImpl* impl = as_distributed(result);
+  results_.push_back(impl != nullptr ? impl->spec() : nullptr);
   set_node(result, pointer_to(*this));
 }
 
 /// A pending sum, or a gradient with another split, is redistributed first, so that the gradients
 /// of the inputs have these layouts and nothing is left pending unnecessarily. If the gradient is
 /// replicated, the operator takes its part itself.
-at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient) const {
+at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
+  const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
-  if (result_ == nullptr || given == nullptr || given->spec()->sharding.layout->is_replicated()) {
+  if (spec == nullptr || given == nullptr || given->spec()->sharding.layout->is_replicated()) {
     return gradient;
   }
-  const ShardingSpec& sharding = result_->sharding;
+  const ShardingSpec& sharding = spec->sharding;
   return as_layout(gradient, {sharding.mesh, gradient_layout(sharding.layout)});
 }
 

@@ -78,24 +78,31 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// `result`, as the one whose gradient the node takes.
+  /// `result`, as one whose gradient the node takes, after those recorded before.
   void record(const at::Tensor& result);
 
  protected:
   /// Literals: of the operator, for messages, and of the node.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
-  /// The gradients of the inputs of a call. `gradient` is defined, and has the result's layout.
-  virtual variable_list differentiate(const at::Tensor& gradient) = 0;
+  /// The gradients of the inputs of a call, from those of the results that were recorded: at least
+  /// one is defined, and each that is has its result's layout.
+  virtual variable_list differentiate_all(const variable_list& gradients) {
+    return differentiate(gradients[0]);
+  }
+  /// The same of one result.
+  virtual variable_list differentiate(const at::Tensor& gradient) {
+    return differentiate_all({gradient});
+  }
   at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
 
  private:
-  at::Tensor in_layout_of_result(const at::Tensor& gradient) const;
+  at::Tensor in_layout_of_result(const at::Tensor& gradient, std::size_t result) const;
 
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  TensorSpecPtr result_;  ///< nullptr: it is plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< nullptr: it is plain
 };
 
 /// The node of a call with these tensors; nullptr where no gradient of any is wanted.

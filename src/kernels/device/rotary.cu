@@ -1,4 +1,7 @@
 // Rotary position embedding on a GPU: a block takes several positions where their heads are few.
+#include <algorithm>
+#include <iterator>
+
 #include "device/launch_sizes.h"
 #include "device/launches.h"
 
@@ -15,14 +18,18 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(Rotary call) {
   }
 }
 
+bool are_aligned(const void* data, const HeadStrides& s, Element type) {
+  const std::int64_t all = s.batch | s.position | s.group | s.head;
+  return is_aligned(data, 2, all, type);
+}
+
 /// Both halves of every head, and of the tables, where N elements are more than one.
 bool halves_are_aligned(const Rotary& call, Element type) {
-  const auto strides = {call.batch_stride, call.position_stride, call.head_stride};
-  return call.half * bytes_of(type) % kVectorBytes == 0 && is_aligned(call.x, 1, 0, type) &&
-         is_aligned(call.out, 1, 0, type) && is_aligned(call.cos, 1, 0, type) &&
+  return call.half * bytes_of(type) % kVectorBytes == 0 && is_aligned(call.cos, 1, 0, type) &&
          is_aligned(call.sin, 1, 0, type) &&
-         std::all_of(strides.begin(), strides.end(), [&](std::int64_t stride) {
-           return stride * bytes_of(type) % kVectorBytes == 0;
+         std::all_of(std::begin(call.parts), std::end(call.parts), [&](const RotaryHeads& part) {
+           return part.heads == 0 ||
+                  (are_aligned(part.x, part.from, type) && are_aligned(part.out, part.to, type));
          });
 }
 
@@ -30,7 +37,7 @@ bool halves_are_aligned(const Rotary& call, Element type) {
 
 void launch(const Rotary& call, Element type, cudaStream_t stream) {
   with_vectors(type, halves_are_aligned(call, type), [&]<class T, int N>() {
-    const std::int64_t items = divide_up(call.half, N) * call.heads;
+    const std::int64_t items = divide_up(call.half, N) * heads_of_position(call);
     unsigned of_position = 1;
     while (of_position < kThreads && of_position < items) {
       of_position *= 2;

@@ -1,26 +1,52 @@
-// Rotary position embedding of the heads of a position, forward and transposed.
+// Rotary position embedding of the heads of a position, forward and transposed: of queries and keys
+// at once, and with them of values that lie in the same product.
 #pragma once
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-/// x: (batch, sequence, heads, 2 * half), strides in elements, the last one 1; `out` is dense, and
-/// the tables are dense and fp32: (sequence, 2 * half).
-struct Rotary {
+/// Steps from one to the next, in elements.
+struct HeadStrides {
+  std::int64_t batch = 0;
+  std::int64_t position = 0;
+  std::int64_t group = 0;
+  std::int64_t head = 0;
+};
+
+/// Heads of every position: `groups` of `heads` each, of 2 * half consecutive elements.
+struct RotaryHeads {
   const void* x = nullptr;
-  std::int64_t batch_stride = 0;
-  std::int64_t position_stride = 0;
-  std::int64_t head_stride = 0;
+  void* out = nullptr;
+  HeadStrides from;
+  HeadStrides to;
+  std::int64_t groups = 1;
+  std::int64_t heads = 0;
+  bool turned = true;  ///< false: copied
+};
+
+constexpr int kMostRotaryParts = 3;
+
+/// Queries, keys, and values, or the first of them, of positions (batch, sequence). The tables are
+/// dense and fp32: (sequence, 2 * half).
+struct Rotary {
+  RotaryHeads parts[kMostRotaryParts];  ///< without heads: none
   std::int64_t batch = 0;
   std::int64_t sequence = 0;
-  std::int64_t heads = 0;
   std::int64_t half = 0;
   const float* cos = nullptr;
   const float* sin = nullptr;
   bool transposed = false;
-  void* out = nullptr;
 };
+
+/// All heads of a position.
+TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
+  std::int64_t heads = 0;
+  for (const RotaryHeads& part : p.parts) {
+    heads += part.groups * part.heads;
+  }
+  return heads;
+}
 
 /// a * b + c * d, within 2 ulp also where the products cancel (Kahan).
 TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, float d) {
@@ -58,24 +84,50 @@ TESSERA_HOST_DEVICE void rotate(const Rotary& p, const T* x, const float* cos, c
   rotate_half(x2, x1, cos + p.half + i, sin + sin2, -sign, out + p.half + i, n);
 }
 
+/// The same of a head that is copied. A type's elements are exact in fp32.
+template <class T, int N>
+TESSERA_HOST_DEVICE void copy_halves(const Rotary& p, const T* x, T* out, std::int64_t i) {
+  const std::int64_t n = p.half - i;
+  store(out + i, load<N>(x + i, n), n);
+  store(out + p.half + i, load<N>(x + p.half + i, n), n);
+}
+
+/// Where head `head` of a part begins.
+TESSERA_HOST_DEVICE inline std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample,
+                                                  std::int64_t place, int head, int of_group) {
+  const int group = head / of_group;
+  return sample * strides.batch + place * strides.position + group * strides.group +
+         (head - group * of_group) * strides.head;
+}
+
 /// One position of one sample, of batch * sequence: pairs of vectors `first`, `first` + `step` and
 /// so on of its heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position, int first,
                                          int step) {
-  const std::int64_t place = position % p.sequence;
-  const T* x = static_cast<const T*>(p.x) + position / p.sequence * p.batch_stride +
-               place * p.position_stride;
-  T* out = static_cast<T*>(p.out) + position * p.heads * 2 * p.half;
+  const std::int64_t sample = position / p.sequence;
+  const std::int64_t place = position - sample * p.sequence;
   const float* cos = p.cos + place * 2 * p.half;
   const float* sin = p.sin + place * 2 * p.half;
   // Divided as 32 bits: a position has fewer elements.
   const auto vectors = static_cast<int>((p.half + N - 1) / N);
-  const int count = vectors * static_cast<int>(p.heads);
+  const int count = vectors * static_cast<int>(heads_of_position(p));
   for (int item = first; item < count; item += step) {
-    const int head = item / vectors;
-    rotate<T, N>(p, x + head * p.head_stride, cos, sin, out + head * 2 * p.half,
-                 static_cast<std::int64_t>(item - head * vectors) * N);
+    int head = item / vectors;
+    const std::int64_t i = static_cast<std::int64_t>(item - head * vectors) * N;
+    const RotaryHeads* part = p.parts;
+    for (; head >= part->groups * part->heads; ++part) {
+      head -= static_cast<int>(part->groups * part->heads);
+    }
+    const auto of_group = static_cast<int>(part->heads);
+    const T* x =
+        static_cast<const T*>(part->x) + offset_of(part->from, sample, place, head, of_group);
+    T* out = static_cast<T*>(part->out) + offset_of(part->to, sample, place, head, of_group);
+    if (part->turned) {
+      rotate<T, N>(p, x, cos, sin, out, i);
+    } else {
+      copy_halves<T, N>(p, x, out, i);
+    }
   }
 }
 

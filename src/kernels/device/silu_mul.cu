@@ -55,11 +55,10 @@ void launch(const SiluMul& call, Element type, cudaStream_t stream) {
 
 void launch(const SiluMulBackward& call, Element type, cudaStream_t stream) {
   const SiluMul& in = call.forward;
-  const auto is_dense_aligned = [&](const void* data) {
-    return is_aligned(data, in.rows, in.size, type);
-  };
-  const bool aligned = inputs_are_aligned(in, type) && is_dense_aligned(call.grad) &&
-                       is_dense_aligned(call.gate_grad) && is_dense_aligned(call.up_grad);
+  const bool aligned = inputs_are_aligned(in, type) &&
+                       is_aligned(call.grad, in.rows, in.size, type) &&
+                       is_aligned(call.gate_grad, in.rows, call.gate_grad_stride, type) &&
+                       is_aligned(call.up_grad, in.rows, call.up_grad_stride, type);
   with_vectors(type, aligned, [&]<class T, int N>() {
     const dim3 grid = grid_of_rows(in.rows, divide_up(in.size, N));
     silu_mul_backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(call);

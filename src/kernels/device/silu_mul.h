@@ -6,7 +6,8 @@
 
 namespace tessera::kernels {
 
-/// `rows` of `size` elements; an input's begin `..._stride` elements apart, and results are dense.
+/// `rows` of `size` elements; an input's begin `..._stride` elements apart, and the result is
+/// dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -22,6 +23,8 @@ struct SiluMulBackward {
   const void* grad = nullptr;  ///< dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
+  std::int64_t gate_grad_stride = 0;  ///< from row to row, as an input's
+  std::int64_t up_grad_stride = 0;
 };
 
 /// sigmoid(g), and 1 - sigmoid(g) without the cancellation of that difference.
@@ -64,10 +67,12 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
   const SiluMul& in = p.forward;
   const T* gate = static_cast<const T*>(in.gate) + row * in.gate_stride;
   const T* up = static_cast<const T*>(in.up) + row * in.up_stride;
-  const std::int64_t dense = row * in.size;
+  const T* grad = static_cast<const T*>(p.grad) + row * in.size;
+  T* gate_grad = static_cast<T*>(p.gate_grad) + row * p.gate_grad_stride;
+  T* up_grad = static_cast<T*>(p.up_grad) + row * p.up_grad_stride;
   for (std::int64_t i = first * N; i < in.size; i += step * N) {
     const std::int64_t n = in.size - i;
-    const Floats<N> d = load<N>(static_cast<const T*>(p.grad) + dense + i, n);
+    const Floats<N> d = load<N>(grad + i, n);
     const Floats<N> g = load<N>(gate + i, n);
     const Floats<N> u = load<N>(up + i, n);
     Floats<N> of_gate;
@@ -77,8 +82,8 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
       of_gate.at[k] = d.at[k] * (s.value * std::fma(g.at[k], s.rest, 1.0F)) * u.at[k];
       of_up.at[k] = d.at[k] * (g.at[k] * s.value);
     }
-    store(static_cast<T*>(p.gate_grad) + dense + i, of_gate, n);
-    store(static_cast<T*>(p.up_grad) + dense + i, of_up, n);
+    store(gate_grad + i, of_gate, n);
+    store(up_grad + i, of_up, n);
   }
 }
 

@@ -25,8 +25,17 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return tessera::detail::silu_mul(gate, up);
 }
 
+at::Tensor silu_mul(const at::Tensor& gate_up) {
+  return tessera::detail::silu_mul(gate_up);
+}
+
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   return tessera::detail::rotary_embedding(x, cos, sin);
+}
+
+std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
+                                                   const at::Tensor& cos, const at::Tensor& sin) {
+  return tessera::detail::rotary_embedding(q, k, cos, sin);
 }
 
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {

@@ -96,6 +96,7 @@ std::vector<UnboxedCalls> fused_calls() {
   const auto index = spread(at::arange(4), Replicate{}), x_index = spread(at::arange(4));
   const auto sums = spread(values({4}).abs());
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
+  const auto groups = spread(values({2, 3, 2, 3, 4}));
   const c10::IValue none;
   return {
       {"tessera::dropout",
@@ -107,9 +108,15 @@ std::vector<UnboxedCalls> fused_calls() {
        {{sums, x, index, sums}, {sums, x, index, sums, 1, 0.1, 0.2}}},
       {"tessera::silu_mul", {{x, x}}},
       {"tessera::silu_mul_backward", {{x, x, x}}},
+      {"tessera::silu_and_mul", {{x}}},
+      {"tessera::silu_and_mul_backward", {{spread(values({4, 3})), x}}},
       {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},
       {"tessera::rms_norm_backward", {{x, x, weight, rows}, {x, x, none, rows}}},
       {"tessera::rotary_embedding", {{heads, table, table}, {heads, table, table, true}}},
+      {"tessera::rotary_embedding_qk",
+       {{heads, heads, table, table}, {heads, heads, table, table, true}}},
+      {"tessera::rotary_qkv", {{groups, table, table}}},
+      {"tessera::rotary_qkv_backward", {{groups, heads, heads, table, table}}},
   };
 }
 

@@ -97,6 +97,7 @@ const std::vector<OperatorCase>& operators_of_this_library() {
   static const std::vector<OperatorCase> all{
       {"silu_mul", {{7, 6}, {7, 6}}, [](auto& t) { return detail::silu_mul(t[0], t[1]); }},
       {"silu_mul_empty", {{1, 3}, {1, 3}}, [](auto& t) { return detail::silu_mul(t[1], t[0]); }},
+      {"silu_mul_of_one", {{7, 12}}, [](auto& t) { return detail::silu_mul(t[0]); }},
       {"own_rms_norm",
        {{7, 4, 6}, {6}},
        [](auto& t) { return detail::rms_norm(t[0], t[1], 1e-5); }},
@@ -112,6 +113,18 @@ const std::vector<OperatorCase>& operators_of_this_library() {
       {"rotary_embedding",
        {{3, 5, 6, 4}, {5, 4}, {5, 4}},
        [](auto& t) { return detail::rotary_embedding(t[0], t[1].detach(), t[2].detach()); }},
+      {"rotary_embedding_qk",
+       {{3, 5, 6, 4}, {3, 5, 3, 4}, {5, 4}, {5, 4}},
+       [](auto& t) {
+         const auto [q, k] = detail::rotary_embedding(t[0], t[1], t[2].detach(), t[3].detach());
+         return q.unflatten(2, {3, 2}) * k.unsqueeze(3);
+       }},
+      {"rotary_qkv",
+       {{3, 5, 4, 4, 4}, {5, 4}, {5, 4}},
+       [](auto& t) {
+         const auto [q, k, v] = detail::rotary_qkv(t[0], t[1].detach(), t[2].detach());
+         return q * k.unsqueeze(3) + v.unsqueeze(3);
+       }},
       {"own_dropout", {{4, 7, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}, 7); }},
       {"own_dropout_empty", {{1, 5}}, [](auto& t) { return detail::dropout(t[0], 0.4, {1, 2}); }},
       {"own_embedding",

@@ -50,7 +50,8 @@ struct SiluGradients {
 template <class T, int N>
 SiluGradients<T> backward(const SiluMul& in, const std::vector<T>& grad) {
   SiluGradients<T> result{std::vector<T>(grad.size()), std::vector<T>(grad.size())};
-  const SiluMulBackward call{in, grad.data(), result.gate.data(), result.up.data()};
+  const SiluMulBackward call{in,      grad.data(), result.gate.data(), result.up.data(),
+                             in.size, in.size};
   for (std::int64_t row = 0; row < in.rows; ++row) {
     for (int thread = 0; thread < 3; ++thread) {
       silu_mul_backward_row<T, N>(call, row, thread, 3);
@@ -124,6 +125,35 @@ TYPED_TEST(SiluMulOnDevice, TakesHalvesOfOneProduct) {
                      .size = 24};
   expect_forward(forward<T, kVector<T>>(call), gate.data(), up.data());
   expect_backward(backward<T, kVector<T>>(call, grad), grad, gate.data(), up.data());
+}
+
+TYPED_TEST(SiluMulOnDevice, WritesTheGradientsIntoHalvesOfOneTensor) {
+  using T = TypeParam;
+  const std::vector<T> product = normals<T>(5 * 48, 2, 1);
+  const std::vector<T> grad = normals<T>(5 * 24, 1, 3);
+  const SiluMul in{.gate = product.data(),
+                   .up = product.data() + 24,
+                   .gate_stride = 48,
+                   .up_stride = 48,
+                   .rows = 5,
+                   .size = 24};
+  const SiluGradients<T> apart = backward<T, kVector<T>>(in, grad);
+  std::vector<T> joint(5 * 48);
+  const SiluMulBackward call{.forward = in,
+                             .grad = grad.data(),
+                             .gate_grad = joint.data(),
+                             .up_grad = joint.data() + 24,
+                             .gate_grad_stride = 48,
+                             .up_grad_stride = 48};
+  for (std::int64_t row = 0; row < 5; ++row) {
+    silu_mul_backward_row<T, kVector<T>>(call, row, 0, 1);
+    for (int i = 0; i < 24; ++i) {
+      EXPECT_EQ(joint[static_cast<std::size_t>(row * 48 + i)],
+                apart.gate[static_cast<std::size_t>(row * 24 + i)]);
+      EXPECT_EQ(joint[static_cast<std::size_t>(row * 48 + 24 + i)],
+                apart.up[static_cast<std::size_t>(row * 24 + i)]);
+    }
+  }
 }
 
 TYPED_TEST(SiluMulOnDevice, HugeGatesOverflowOnlyWhereTheResultDoes) {

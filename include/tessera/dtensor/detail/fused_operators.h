@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <tuple>
+#include <utility>
 
 #include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/random.h"
@@ -14,12 +16,19 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
+at::Tensor silu_mul(const at::Tensor& gate_up);
 /// `first_element`: the number of x's first one among those that one mask is drawn for.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// weight: undefined for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
+                                                   const at::Tensor& cos, const at::Tensor& sin);
+/// kernels::rotary_qkv(); groups may be sharded.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
+                                                          const at::Tensor& cos,
+                                                          const at::Tensor& sin);
 /// The losses of rows, (tokens): laid out as the rows of the logits are. Where the vocabulary is
 /// sharded, two all-reduces (row_losses).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
