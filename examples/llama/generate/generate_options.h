@@ -33,6 +33,7 @@ struct GenerateOptions {
 
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
+  bool fused_projections = false;
 };
 
 /// Throws tessera::Error for flags that are wrong or missing.

@@ -122,8 +122,8 @@ int run_generate(std::vector<std::string> arguments) {
   const GenerateOptions options = llama::parse_generate_options(std::move(arguments));
   const comm::WorldScope scope(comm::world_from_environment(
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
-  const llama::Config config =
-      llama::read_config(std::filesystem::path(options.model) / "config.json");
+  llama::Config config = llama::read_config(std::filesystem::path(options.model) / "config.json");
+  config.fused_projections = options.fused_projections;
   const Run run{options,
                 config,
                 {options.model, options.tokenizer, config},

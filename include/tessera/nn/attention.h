@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "tessera/export.h"
 #include "tessera/nn/context_parallel.h"
@@ -87,7 +86,12 @@ class Attention : public Module<Attention> {
                             const AttentionInputs& inputs);
 
  private:
-  std::vector<at::Tensor> project(const at::Tensor& x);
+  /// (batch, tokens, heads, head_dim); queries and keys with their norms and positions.
+  struct Heads {
+    at::Tensor q, k, v;
+  };
+  Heads project(const at::Tensor& x, const AttentionInputs& inputs);
+  Heads turned(const Heads& heads, const AttentionInputs& inputs);
   void fill(const InitContext& init, const Linear& linear, double std) const;
 
   AttentionOptions options_;

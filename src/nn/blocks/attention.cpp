@@ -4,6 +4,7 @@
 #include "tessera/nn/attention.h"
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
@@ -11,16 +12,15 @@
 namespace tessera::nn {
 namespace {
 
-/// q, k or v, (batch, tokens, heads, head_dim), turned by its positions.
-at::Tensor turned(const at::Tensor& x, const AttentionInputs& inputs) {
-  if (!inputs.cos.defined()) {
-    return x;
-  }
-  if (inputs.cos.size(0) == x.size(1)) {
-    return rotary_embedding(x, inputs.cos, inputs.sin);
-  }
-  // Each sequence has its own positions: the tables have all tokens, as if of one sequence.
-  return rotary_embedding(x.flatten(0, 1).unsqueeze(0), inputs.cos, inputs.sin).view(x.sizes());
+/// (batch, tokens, ...) as the tables of positions are: where each sequence has its own positions,
+/// they have all tokens, as if of one sequence.
+at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
+  return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
+}
+
+/// What was computed from that, with the batch and tokens of `like` again.
+at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
+  return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
 
 at::Tensor normed(const at::Tensor& heads, const std::shared_ptr<RMSNorm>& norm) {
@@ -63,13 +63,13 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // Groups where the parts are unequal: a rank then has the query heads for its keys.
+    // In groups a rank has the query heads for its keys, and its rows of the weight are
+    // consecutive.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
-        names.fused, std::make_shared<FusedLinear>(
-                         o.hidden, parts,
-                         FusedLinearOptions{.bias = o.qkv_bias,
-                                            .groups = o.kv_heads == o.heads ? 1 : o.kv_heads}));
+        names.fused,
+        std::make_shared<FusedLinear>(
+            o.hidden, parts, FusedLinearOptions{.bias = o.qkv_bias, .groups = o.kv_heads}));
   } else {
     query_ = linear(names.query, q);
     key_ = linear(names.key, kv);
@@ -83,9 +83,40 @@ Attention::Attention(const AttentionOptions& options) : options_(completed(optio
   }
 }
 
-std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
-  return fused_ != nullptr ? fused_->split((*fused_)(x))
-                           : std::vector<at::Tensor>{(*query_)(x), (*key_)(x), (*value_)(x)};
+Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
+  const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
+    // Not by a reshape with -1, which has no answer where a rank has no rows.
+    const at::Tensor unfolded =
+        x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
+    return unfolded.unflatten(-1, sizes);
+  };
+  const std::int64_t size = options_.head_dim;
+  if (fused_ == nullptr) {
+    const auto own = [&](const at::Tensor& t) { return heads(t, {t.size(-1) / size, size}); };
+    return turned({own((*query_)(x)), own((*key_)(x)), own((*value_)(x))}, inputs);
+  }
+  const at::Tensor product = (*fused_)(x);
+  const std::int64_t queries = options_.heads / options_.kv_heads;
+  const std::int64_t groups = product.size(-1) / (size * (queries + 2));
+  const at::Tensor qkv = heads(product, {groups, queries + 2, size});
+  if (q_norm_ != nullptr || !inputs.cos.defined()) {
+    const std::vector<at::Tensor> parts = qkv.split_with_sizes({queries, 1, 1}, 3);
+    return turned({parts[0].flatten(2, 3), parts[1].flatten(2, 3), parts[2].flatten(2, 3)}, inputs);
+  }
+  const auto [q, k, v] =
+      tessera::detail::rotary_qkv(along_tables(qkv, inputs), inputs.cos, inputs.sin);
+  return {as_batch(q.flatten(2, 3), qkv), as_batch(k, qkv), as_batch(v, qkv)};
+}
+
+Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& inputs) {
+  const at::Tensor q = normed(heads.q, q_norm_);
+  const at::Tensor k = normed(heads.k, k_norm_);
+  if (!inputs.cos.defined()) {
+    return {q, k, heads.v};
+  }
+  const auto [turned_q, turned_k] =
+      rotary_embedding(along_tables(q, inputs), along_tables(k, inputs), inputs.cos, inputs.sin);
+  return {as_batch(turned_q, q), as_batch(turned_k, k), heads.v};
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs) {
@@ -93,17 +124,9 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs
   const bool folded = x.dim() == 2;
   TESSERA_CHECK(!folded || inputs.batch > 0, "an Attention was given a folded input, ", x.sizes(),
                 ", without the number of its sequences; set AttentionInputs::batch");
-  const auto heads = [&](const at::Tensor& t) {
-    // Not by a reshape with -1, which has no answer where a rank has no rows.
-    const at::Tensor unfolded =
-        folded ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
-    return unfolded.unflatten(-1, {t.size(-1) / options_.head_dim, options_.head_dim});
-  };
-  const std::vector<at::Tensor> qkv = project(x);
-  const at::Tensor q = turned(normed(heads(qkv[0]), q_norm_), inputs);
-  const at::Tensor k = turned(normed(heads(qkv[1]), k_norm_), inputs);
+  const Heads heads = project(x, inputs);
   const at::Tensor mixed =
-      attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv[2]).transpose(1, 2), inputs)
+      attend(heads.q.transpose(1, 2), heads.k.transpose(1, 2), heads.v.transpose(1, 2), inputs)
           .transpose(1, 2);
   const at::Tensor joined = mixed.flatten(2);
   return (*output_)(folded ? joined.flatten(0, 1) : joined);

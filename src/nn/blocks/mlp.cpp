@@ -5,6 +5,7 @@
 #include <ATen/ops/gelu.h>
 
 #include <initializer_list>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/nn/functional.h"
@@ -22,7 +23,9 @@ void fill_mlp(const InitContext& init, const MlpOptions& options,
     }
   };
   for (const Linear* linear : in) {
-    fill(*linear, options.init_std);
+    if (linear != nullptr) {
+      fill(*linear, options.init_std);
+    }
   }
   fill(down, options.output_init_std > 0 ? options.output_init_std : options.init_std);
 }
@@ -40,20 +43,32 @@ SwiGlu::SwiGlu(const MlpOptions& options) : options_(checked_mlp(options)) {
   const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
     return register_module(name, std::make_shared<Linear>(in, out, bias));
   };
-  gate_ = linear(options.names.gate, options.hidden, options.inner);
-  up_ = linear(options.names.up, options.hidden, options.inner);
-  down_ = linear(options.names.down, options.inner, options.hidden);
+  const MlpNames& names = options.names;
+  if (options.fused_gate_up) {
+    const std::vector<FusedPart> parts{{names.gate, options.inner}, {names.up, options.inner}};
+    fused_ = register_module(
+        names.fused, std::make_shared<FusedLinear>(options.hidden, parts,
+                                                   FusedLinearOptions{.bias = options.bias}));
+  } else {
+    gate_ = linear(names.gate, options.hidden, options.inner);
+    up_ = linear(names.up, options.hidden, options.inner);
+  }
+  down_ = linear(names.down, options.inner, options.hidden);
 }
 
 /// One fused kernel for the activation and the product, so that the activation's result is not kept
 /// for backward.
+at::Tensor SwiGlu::gated(const at::Tensor& x) {
+  return fused_ != nullptr ? silu_mul((*fused_)(x)) : silu_mul((*gate_)(x), (*up_)(x));
+}
+
 at::Tensor SwiGlu::forward(const at::Tensor& x) {
   check_called();
-  return (*down_)(silu_mul((*gate_)(x), (*up_)(x)));
+  return (*down_)(gated(x));
 }
 
 void SwiGlu::reset_parameters(const InitContext& init) {
-  fill_mlp(init, options_, {gate_.get(), up_.get()}, *down_);
+  fill_mlp(init, options_, {gate_.get(), up_.get(), fused_.get()}, *down_);
 }
 
 GeluMlp::GeluMlp(const MlpOptions& options, bool tanh)

@@ -60,6 +60,8 @@ CASES = [
     Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective"),
     Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
     Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
+    Case("fused", flags="--fused-projections"),
+    Case("fused_dp_tp", dp=2, tp=2, flags="--fused-projections --ac selective"),
     Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
     Case("gloo_hsdp", dp=1, replicas=2, dtype="fp16", flags="--backend gloo --ac selective"),
     Case("all", dp=2, tp=2, replicas=2, flags="--ac selective --optimizer muon --dropout 0.1 --checkpoint {folder}/c"),
@@ -239,7 +241,7 @@ class Budget:
 
 
 # What they are, with libtorch 2.15. A change that needs more says why; one that needs less lowers them.
-BUDGETS = [Budget(dp=1, tp=1, layer=161, rest=126), Budget(dp=2, tp=2, layer=148, rest=139)]
+BUDGETS = [Budget(dp=1, tp=1, layer=159, rest=126), Budget(dp=2, tp=2, layer=146, rest=139)]
 
 
 def work(report):
@@ -306,7 +308,7 @@ def test_fused_operators_are_one_launch_each():
     expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
                 "rms_norm_kernel": 2 * layers + 1, "rms_norm_backward_kernel": 2 * layers + 1,
                 "rms_norm_weight_kernel": 2 * layers + 1,
-                "rotary_kernel": 4 * layers}  # queries and keys, forward and backward
+                "rotary_kernel": 2 * layers}  # forward and backward, each of queries and keys
     assert {name: launches("::" + name + "<") for name in expected} == expected
     assert launches("silu_kernel", "sigmoid", "rsqrt") == 0
 

@@ -11,11 +11,11 @@ GOLDEN = "826585b8668fe5ae88972c7f55aacb5d04d31a4707a652485e2490d0f5963438"
 
 
 class Initialisation(programs.InFolder):
-    def exported_bytes(self, dp, tp, seed=1):
+    def exported_bytes(self, dp, tp, seed=1, flags=()):
         config = programs.write_config(self.folder, programs.ODD | {"num_hidden_layers": 1})
         out = self.folder / f"{dp}x{tp}-{seed}"
         programs.train(["--config", config, "--seed", seed, "--steps", 0, "--batch", 12,
-                        "--save-hf", out], dp, tp)
+                        "--save-hf", out, *flags], dp, tp)
         return (out / "model.safetensors").read_bytes()
 
     def test_is_byte_equal_on_every_mesh_and_has_the_golden_hash(self):
@@ -23,6 +23,12 @@ class Initialisation(programs.InFolder):
             with self.subTest(dp=dp, tp=tp):
                 digest = hashlib.sha256(self.exported_bytes(dp, tp)).hexdigest()
                 self.assertEqual(digest, GOLDEN)
+
+    def test_is_that_of_separate_projections_where_they_are_fused(self):
+        for dp, tp in [(1, 1), (3, 1), (2, 2), (1, 4)]:
+            with self.subTest(dp=dp, tp=tp):
+                fused = self.exported_bytes(dp, tp, flags=["--fused-projections"])
+                self.assertEqual(hashlib.sha256(fused).hexdigest(), GOLDEN)
 
     def test_depends_on_the_seed(self):
         self.assertNotEqual(self.exported_bytes(1, 1, seed=1), self.exported_bytes(1, 1, seed=2))
