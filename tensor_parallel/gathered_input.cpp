@@ -23,10 +23,12 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/internals/detail/graph_node.h"
 #include "tessera/internals/detail/saved_tensor.h"
 #include "tessera/internals/detail/sequence_number.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/linear.h"
 
 namespace tessera::tensor_parallel {
@@ -54,8 +56,7 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 /// gradients of one backward.
 class GatheredInput {
  public:
-  explicit GatheredInput(const DistributedTensor& shard)
-      : shard_(shard.tensor(), /*is_output=*/false) {}
+  explicit GatheredInput(const DistributedTensor& shard) : shard_(shard.tensor()) {}
 
   /// A weight's gradient will be needed. Starts the gather, unless it is under way.
   void expect_use() {
@@ -84,11 +85,11 @@ class GatheredInput {
  private:
   void release_if_unused() {
     if (released_ && waiting_ == 0) {
-      shard_.reset_data();
+      shard_.release();
     }
   }
 
-  SavedVariable shard_;
+  tessera::detail::KeptTensor shard_;
   DistributedTensor whole_;
   int waiting_ = 0;
   bool released_ = false;
@@ -221,7 +222,7 @@ at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
                               const at::Tensor& bias) {
   const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
   if (gather == nullptr) {
-    return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+    return nn::detail::linear_product(x, weight, bias);
   }
   at::Tensor product = local_product(x, weight);
   const auto node =

@@ -39,6 +39,10 @@ variable_list AnsweringEngine::execute(const edge_list& roots, const variable_li
                           });
 }
 
+bool hooks_keep_tensors() {
+  return Engine::get_default_engine().get_default_saved_variable_hooks() != nullptr;
+}
+
 bool install_engine(const EngineAnswers& answers) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

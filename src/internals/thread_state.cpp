@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
@@ -26,6 +27,12 @@ void set_autocast_state(const AutocastState& state) {
     at::autocast::set_autocast_dtype(kCastDevices[i], state.types[i]);
   }
   at::autocast::set_autocast_cache_enabled(state.keeps_casts);
+}
+
+bool autocasts(c10::DeviceType device) {
+  // libtorch throws for a device that has none, as the meta device.
+  return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
+         at::autocast::is_autocast_enabled(device);
 }
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13

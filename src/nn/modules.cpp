@@ -1,10 +1,10 @@
 // The modules with parameters or other state.
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 
 #include <cmath>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/functional.h"
@@ -14,13 +14,6 @@
 #include "tessera/nn/norm.h"
 
 namespace tessera::nn {
-namespace {
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
-}
-
-}  // namespace
 
 Linear::Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options)
     : in_features_(in_features), out_features_(out_features) {
@@ -32,7 +25,8 @@ Linear::Linear(std::int64_t in_features, std::int64_t out_features, LinearOption
 
 at::Tensor Linear::forward(const at::Tensor& x) {
   check_called();
-  const at::Tensor y = product_ ? product_(x, *weight, own_bias()) : linear(x, *weight, own_bias());
+  const at::Tensor y =
+      product_ ? product_(x, *weight, own_bias()) : detail::linear_product(x, *weight, own_bias());
   const auto lora = attached<LoraBranch>();
   return lora == nullptr ? y : y.add(lora->term(x, is_training()), lora->scale);
 }

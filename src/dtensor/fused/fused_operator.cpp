@@ -12,6 +12,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
+#include "tessera/internals/detail/running_backward.h"
 
 namespace tessera::detail {
 
@@ -59,6 +60,47 @@ at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_
   }
   const ShardingSpec& sharding = spec->sharding;
   return as_layout(gradient, {sharding.mesh, gradient_layout(sharding.layout)});
+}
+
+bool RecomputableNode::is_laid_out_as(const at::Tensor& result, const at::Tensor& input) {
+  const DistributedTensorImpl* of_result = as_distributed(result);
+  const DistributedTensorImpl* of_input = as_distributed(input);
+  if (of_result == nullptr || of_input == nullptr) {
+    return of_result == of_input;
+  }
+  return of_result->spec()->sharding == of_input->spec()->sharding;
+}
+
+bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  return !moves_ && writes_of(tensor) == writes_ && prepare();
+}
+
+at::Tensor RecomputableNode::recompute() {
+  const int backward = backward_id();
+  const std::lock_guard lock(mutex_);
+  // Outside of a backward (code that inspects the graph) nothing says how long to hold it.
+  if (backward < 0) {
+    return compute();
+  }
+  if (recomputed_ == nullptr || recomputed_->backward != backward) {
+    recomputed_ = std::make_shared<Recomputed>(backward, compute());
+    // This node does not run where only gradients behind it were asked for.
+    queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
+      if (const auto recomputed = held.lock()) {
+        *recomputed = Recomputed(-1, {});
+      }
+    });
+  }
+  return recomputed_->result;
+}
+
+variable_list RecomputableNode::apply(variable_list&& gradients) {
+  {
+    const std::lock_guard lock(mutex_);
+    recomputed_.reset();
+  }
+  return FusedNode::apply(std::move(gradients));
 }
 
 RuleFunction::Body elementwise_rule(std::size_t results) {

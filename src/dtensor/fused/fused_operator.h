@@ -8,8 +8,10 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "dispatch/unboxed_kernel.h"
 #include "tensor/tensor_spec.h"
@@ -18,6 +20,7 @@
 #include "tessera/internals/detail/lent_keys.h"
 #include "tessera/internals/detail/refused_gradient.h"
 #include "tessera/internals/detail/saved_tensor.h"
+#include "tessera/internals/detail/version_counter.h"
 
 namespace tessera::detail {
 
@@ -70,7 +73,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
 /// The gradient of an operator, as autograd records it. Differentiable once.
 class FusedNode : public Node {
  public:
-  variable_list apply(variable_list&& gradients) final;
+  variable_list apply(variable_list&& gradients) override;
   void release_variables() final;
   std::string name() const final { return name_; }
 
@@ -95,6 +98,8 @@ class FusedNode : public Node {
     return differentiate_all({gradient});
   }
   at::Tensor saved(std::size_t i) const { return saved_[i].unpack(); }
+  /// Whether the result is.
+  bool is_distributed() const { return result_ != nullptr; }
 
  private:
   at::Tensor in_layout_of_result(const at::Tensor& gradient, std::size_t result) const;
@@ -103,6 +108,47 @@ class FusedNode : public Node {
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
   c10::SmallVector<TensorSpecPtr, 1> results_;  ///< nullptr: it is plain
+};
+
+/// The gradient of an operator whose result is computed again for less than it takes to keep: see
+/// KeptTensor. What the node keeps is enough for it.
+class RecomputableNode : public FusedNode {
+ public:
+  /// `tensor` has this node, and so is its result or was, before it was written to.
+  bool can_recompute(const at::Tensor& tensor);
+  /// The result. Nodes that need it run before this one: computed for the first of them, and held
+  /// until this one runs or the backward ends.
+  at::Tensor recompute();
+  variable_list apply(variable_list&& gradients) final;
+
+  /// As FusedNode::record; `inputs`: of the call, all that have to be laid out as the result for
+  /// nothing to move in the call.
+  template <class... Tensors>
+  void record_with(const at::Tensor& result, const Tensors&... inputs) {
+    record(result);
+    writes_ = writes_of(result);
+    moves_ = !(... && is_laid_out_as(result, inputs));
+  }
+
+ protected:
+  using FusedNode::FusedNode;
+
+  /// Takes what compute() needs beside what the node keeps; false: it is not to be had.
+  virtual bool prepare() { return true; }
+  /// In a recorded backward (create_graph) by operators that autograd records.
+  virtual at::Tensor compute() const = 0;
+
+ private:
+  struct Recomputed {
+    Recomputed(int id, at::Tensor tensor) : backward(id), result(std::move(tensor)) {}
+    int backward;  ///< -1: it has ended
+    at::Tensor result;
+  };
+  static bool is_laid_out_as(const at::Tensor& result, const at::Tensor& input);
+
+  std::uint32_t writes_ = 0;  ///< to the result, when it was made
+  bool moves_ = false;
+  std::shared_ptr<Recomputed> recomputed_;
 };
 
 /// The node of a call with these tensors; nullptr where no gradient of any is wanted.

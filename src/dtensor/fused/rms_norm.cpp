@@ -5,6 +5,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/rule_builder.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/internals/detail/memory_under_tensors.h"
 #include "tessera/kernels/fused.h"
 
 namespace tessera::detail {
@@ -37,6 +39,10 @@ void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> we
 
 at::Tensor defined_or_not(const OptionalTensor& tensor) {
   return tensor.value_or(at::Tensor());
+}
+
+OptionalTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 TwoTensors run_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps) {
@@ -97,14 +103,50 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-struct RmsNormNode final : FusedNode {
-  RmsNormNode() : FusedNode("rms_norm", "RmsNormBackward") {}
+struct RmsNormNode final : RecomputableNode {
+  RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
+
+  /// What the result is made of beside x.
+  void take(const at::Tensor& weight, double eps) {
+    eps_ = eps;
+    weight_ = weight;
+    weight_writes_ = weight.defined() ? writes_of(weight) : 0;
+  }
 
  private:
+  /// A copy of the weight: the product that needs the result may run in backward while FSDP has
+  /// not gathered the weight of the norm again.
+  bool prepare() override {
+    if (!weight_.defined() || copied_) {
+      return true;
+    }
+    const bool moves = tessera::is_distributed(weight_)
+                           ? !sharding_spec(weight_).layout->is_replicated()
+                           : is_distributed();
+    if (moves || writes_of(weight_) != weight_writes_ || !has_memory(local_tensor(weight_))) {
+      return false;
+    }
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    weight_ = weight_.clone();
+    return copied_ = true;
+  }
+
+  at::Tensor compute() const override {
+    if (c10::GradMode::is_enabled()) {
+      return rms_norm(saved(0), saved(1), eps_);
+    }
+    return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional(weight_), eps_));
+  }
+
   torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
     auto [of_x, of_weight] = RmsNormBackward::call(gradient, saved(0), saved(1), saved(2));
     return {std::move(of_x), std::move(of_weight)};
   }
+
+  at::Tensor weight_;
+  std::uint32_t weight_writes_ = 0;
+  bool copied_ = false;
+  double eps_ = 0;
 };
 
 TwoTensors differentiable_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps) {
@@ -116,7 +158,8 @@ TwoTensors differentiable_rms_norm(const at::Tensor& x, const OptionalTensor& we
   if (node != nullptr) {
     // It saves a pass over x in backward.
     node->save(std::get<1>(result));
-    node->record(std::get<0>(result));
+    node->take(defined_or_not(weight), eps);
+    node->record_with(std::get<0>(result), x);
   }
   return result;
 }
@@ -129,8 +172,7 @@ TORCH_LIBRARY_FRAGMENT(tessera, library) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return std::get<0>(
-      RmsNorm::call(x, weight.defined() ? OptionalTensor(weight) : std::nullopt, eps));
+  return std::get<0>(RmsNorm::call(x, optional(weight), eps));
 }
 
 }  // namespace tessera::detail

@@ -45,10 +45,15 @@ std::optional<ShardingRule> silu_mul_rule(const OpCall& call) {
   return elementwise_rule(1)(call);
 }
 
-struct SiluMulNode final : FusedNode {
-  SiluMulNode() : FusedNode("silu_mul", "SiluMulBackward") {}
+struct SiluMulNode final : RecomputableNode {
+  SiluMulNode() : RecomputableNode("silu_mul", "SiluMulBackward") {}
 
  private:
+  at::Tensor compute() const override {
+    return c10::GradMode::is_enabled() ? silu_mul(saved(0), saved(1))
+                                       : SiluMul::call_below_autograd(saved(0), saved(1));
+  }
+
   torch::autograd::variable_list differentiate(const at::Tensor& gradient) override {
     auto [of_gate, of_up] = SiluMulBackward::call(gradient, saved(0), saved(1));
     return {std::move(of_gate), std::move(of_up)};
@@ -61,7 +66,11 @@ at::Tensor differentiable_silu_mul(const at::Tensor& gate, const at::Tensor& up)
     // Inputs alone, which the matmuls before this have made anyway.
     node->save(gate, up);
   }
-  return recorded(node, SiluMul::call_below_autograd(gate, up));
+  at::Tensor result = SiluMul::call_below_autograd(gate, up);
+  if (node != nullptr) {
+    node->record_with(result, gate, up);
+  }
+  return result;
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {

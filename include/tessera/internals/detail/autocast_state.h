@@ -6,6 +6,7 @@
 // Canary: AutocastStateCanary.
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <array>
@@ -23,6 +24,8 @@ struct AutocastState {
 
 AutocastState autocast_state();
 void set_autocast_state(const AutocastState& state);
+/// Whether operators on tensors of such devices are cast on this thread.
+bool autocasts(c10::DeviceType device);
 
 }  // namespace tessera::detail
 TESSERA_API_END

@@ -23,6 +23,10 @@ namespace tessera::detail {
 void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t bytes);
 /// Tensors keep their sizes and strides; nothing may read them then.
 void free_memory(const c10::Storage& storage);
+/// Whether the elements of a plain tensor have memory now.
+inline bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
+}
 
 /// `tensor`, the same object, uses the memory of `storage` from `offset` on, counted in elements.
 /// Sizes, strides and type stay.

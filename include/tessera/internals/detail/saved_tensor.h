@@ -23,5 +23,8 @@ using torch::autograd::SavedVariable;
 /// How one tensor is kept instead; see engine.h for whose they are.
 using torch::autograd::SavedVariableHooks;
 
+/// Whether hooks take what nodes that this thread makes now would keep.
+bool hooks_keep_tensors();
+
 }  // namespace tessera::detail
 TESSERA_API_END
