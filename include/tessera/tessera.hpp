@@ -89,6 +89,7 @@
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <utility>
@@ -42,23 +41,6 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
     }
   }
   return {at::cat(cos), at::cat(sin)};
-}
-
-/// Only a prompt or a batch needs it, which begins at position 0. Kept, as all steps of a training
-/// have one length; undefined within the window.
-at::Tensor window_mask(const ContextParts& parts, std::int64_t sequence) {
-  const std::int64_t window = parts.config.sliding_window;
-  const c10::Device device = parts.cos.device();
-  if (window == 0 || sequence <= window) {
-    return {};
-  }
-  at::Tensor& kept = parts.window_mask;
-  if (!kept.defined() || kept.size(0) != sequence || kept.device() != device) {
-    // A call in inference mode makes it for training, too.
-    const c10::InferenceMode ordinary(false);
-    kept = nn::causal_mask(sequence, window, device);
-  }
-  return kept;
 }
 
 /// (batch, 1, sequence, sequence): tokens don't see padding. Padding sees itself: attention of
@@ -105,15 +87,14 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
     mask = cache->mask(parts.cos.device());
   } else if (padded) {
     mask = prompt_mask(parts, cache->padding(), sequence);
-  } else {
-    mask = window_mask(parts, sequence);
   }
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-/// A query sees the tokens of its own document up to itself, and in its window.
-Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const at::Tensor& positions, const KvCache* cache) {
+namespace {
+
+void check_positions(const ContextParts& parts, const at::Tensor& tokens,
+                     const at::Tensor& positions, const KvCache* cache) {
   const LlamaConfig& c = parts.config;
   const nn::ContextParallelPtr& split = parts.context_parallel;
   const std::int64_t ranks = split ? split->mesh().size() : 1;
@@ -127,27 +108,48 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                 " tokens were given, but the model's dynamic rope scaling turns by the length of "
                 "each text beyond ",
                 c.rope.scaling.original_positions, " tokens; take shorter sequences");
+}
+
+/// A query sees the tokens of its own document up to itself, and in its window. Its row of the mask
+/// is this rank's, the columns are those of the whole sequence.
+at::Tensor mask_of_rows(const ContextParts& parts, const at::Tensor& positions) {
+  const std::int64_t window = parts.config.sliding_window;
+  const nn::ContextParallel& split = *parts.context_parallel;
   const at::Tensor document = positions.eq(0).cumsum(1);
-  const at::Tensor keys = at::arange(sequence, at::dtype(c10::kLong).device(positions.device()));
-  at::Tensor rows = positions, document_of_rows = document, queries = keys;
-  if (split) {
-    rows = split->shard(positions, 1);
-    document_of_rows = split->shard(document, 1);
-    queries = split->shard(keys, 0);
-  }
+  const at::Tensor keys =
+      at::arange(positions.size(1), at::dtype(c10::kLong).device(positions.device()));
+  const at::Tensor queries = split.shard(keys, 0);
   at::Tensor seen = queries.unsqueeze(1).ge(keys);
-  if (c.sliding_window > 0) {
-    seen = seen.logical_and_(queries.sub(c.sliding_window).unsqueeze(1).lt(keys));
+  if (window > 0) {
+    seen = seen.logical_and_(queries.sub(window).unsqueeze(1).lt(keys));
   }
-  const at::Tensor mask =
-      document_of_rows.unsqueeze(2).eq(document.unsqueeze(1)).logical_and_(seen);
-  rows = rows.flatten();
-  return {{.batch = positions.size(0),
-           .cos = parts.cos.index_select(0, rows),
-           .sin = parts.sin.index_select(0, rows),
-           .mask = mask.unsqueeze(1),
-           .context_parallel = split},
-          nullptr};
+  return split.shard(document, 1)
+      .unsqueeze(2)
+      .eq(document.unsqueeze(1))
+      .logical_and_(seen)
+      .unsqueeze(1);
+}
+
+}  // namespace
+
+Context document_context(const ContextParts& parts, const at::Tensor& tokens,
+                         const at::Tensor& positions, const KvCache* cache) {
+  check_positions(parts, tokens, positions, cache);
+  const c10::Device device = parts.cos.device();
+  const nn::ContextParallelPtr& split = parts.context_parallel;
+  const at::Tensor there = positions.to(device, /*non_blocking=*/true);
+  const at::Tensor rows = (split ? split->shard(there, 1) : there).flatten();
+  Context context{{.batch = positions.size(0),
+                   .cos = parts.cos.index_select(0, rows),
+                   .sin = parts.sin.index_select(0, rows),
+                   .context_parallel = split},
+                  nullptr};
+  if (split) {
+    context.mask = mask_of_rows(parts, there);
+  } else {
+    context.documents = std::make_shared<const nn::Documents>(positions, device);
+  }
+  return context;
 }
 
 }  // namespace tessera::models

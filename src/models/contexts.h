@@ -25,14 +25,13 @@ struct ContextParts {
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
   const at::Tensor& sin;
   const nn::ContextParallelPtr& context_parallel;
-  at::Tensor& window_mask;  ///< that of the last call that needed one
 };
 
 /// For tokens (batch, sequence) that follow those in the cache, if there is one. Throws Error for a
 /// cache of another number of texts.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
-/// The same for tokens of documents, at `positions` (batch, sequence) in them. Throws Error for a
-/// cache, and where the sizes differ.
+/// The same for tokens of documents, at `positions` (batch, sequence) in them, on the CPU or not.
+/// Throws Error for a cache, and where the sizes differ.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const at::Tensor& positions, const KvCache* cache);
 

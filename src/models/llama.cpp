@@ -17,6 +17,7 @@
 #include "tessera/models/rope.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/embedding.h"
@@ -69,8 +70,10 @@ class Llama::Attention : public nn::Attention {
     }
     const KvCache::Layer seen = cache->append(layer_, k, v);
     // A single new token may look at everything that is kept.
-    const bool causal = q.size(2) > 1 && !inputs.mask.defined();
-    return nn::attention(q, seen.keys, seen.values, causal, inputs.mask);
+    if (q.size(2) == 1 || inputs.mask.defined()) {
+      return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
+    }
+    return nn::causal_attention(q, seen.keys, seen.values, {.window = options().window});
   }
 
   std::size_t layer_;
@@ -180,7 +183,7 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
       past + sequence <= most, "position ", past + sequence, " was asked for, but ",
       by_cache ? "the cache was made for " : "this Llama was built for ", most,
       by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
-  const ContextParts parts{config_, *cos_, *sin_, context_parallel_, window_mask_};
+  const ContextParts parts{config_, *cos_, *sin_, context_parallel_};
   at::Tensor hidden = (*model_)(
       tokens.flatten(), positions.defined() ? document_context(parts, tokens, positions, cache)
                                             : context_of(parts, tokens, cache));

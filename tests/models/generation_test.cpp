@@ -2,13 +2,10 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <vector>
 
-#include "tessera/dtensor/operator_mode.h"
 #include "tessera/models/llama.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
@@ -89,50 +86,6 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
 
 // Without a window; with one that lets padding go while texts grow, or at once.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
-
-/// Looks at what a causal mask begins with.
-struct TriangleCounter final : OperatorMode {
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    Results results = run();
-    if (op.name == "aten::tril") {
-      ++count;
-      of_inference = results.front().toTensor().is_inference();
-    }
-    return results;
-  }
-  int count = 0;
-  bool of_inference = false;  ///< the last one
-};
-
-TEST(SlidingWindow, KeepsOneMaskForAllCallsOfALength) {
-  const c10::NoGradGuard no_grad;
-  LlamaConfig config = SmallConfig();
-  config.sliding_window = 3;
-  Llama model(config, 32);
-  nn::init_weights(model, 7);
-  const at::Tensor tokens = at::randint(61, {1, 32}, c10::kLong);
-  TriangleCounter triangles;
-  const OperatorModeScope scope(triangles);
-  const at::Tensor first = model(tokens);
-  EXPECT_TRUE(at::equal(model(tokens), first));
-  EXPECT_EQ(triangles.count, 1);
-  model(tokens.slice(1, 0, 9));
-  EXPECT_EQ(triangles.count, 2);
-}
-
-// A tensor of inference mode can't be saved for backward.
-TEST(SlidingWindow, KeepsAMaskThatTrainingMayUse) {
-  LlamaConfig config = SmallConfig();
-  config.sliding_window = 3;
-  Llama model(config, 8);
-  nn::init_weights(model, 7);
-  TriangleCounter triangles;
-  const OperatorModeScope scope(triangles);
-  const c10::InferenceMode inference;
-  model(at::randint(61, {1, 8}, c10::kLong));
-  EXPECT_EQ(triangles.count, 1);
-  EXPECT_FALSE(triangles.of_inference);
-}
 
 TEST(Dropout, IsForTrainingOnly) {
   const c10::NoGradGuard no_grad;

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "testing/errors.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -45,6 +47,17 @@ TEST(ChooseAttention, LeavesTheCpuToLibtorch) {
   const at::Tensor q = at::ones({2, 4, 5, 8}), kv = at::ones({2, 2, 5, 8});
   EXPECT_FALSE(choose_attention(q, kv, kv, equal_heads_only).repeats_heads);
   EXPECT_EQ(to_string(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8)), "flash");
+}
+
+TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
+  const at::Tensor q = on_meta(4), k = on_meta(2);
+  tessera::detail::check_fused({SDPBackend::efficient_attention, true}, q, k, false);
+  EXPECT_ERROR(tessera::detail::check_fused({SDPBackend::math}, q, k, true),
+               "4 heads of 8 features over 5 tokens in Float with a mask on meta", "bf16",
+               "nn::allow_math_attention()", "--allow-math-attention");
+  allow_math_attention(true);
+  EXPECT_NO_THROW(tessera::detail::check_fused({SDPBackend::math}, q, k, true));
+  allow_math_attention(false);
 }
 
 }  // namespace

@@ -167,6 +167,7 @@ bool evaluate_at_end(RunParts& parts) {
 
 bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
   training::check_same_options(*world, options.shared);
+  choose_kernels(options);
   training::Recording recording(recording_options(options));  // before the model: it counts memory
   training::Checkpointer checkpoints(checkpoint_options(options), world);
   LlamaRun run(options, world, checkpoints.loads());

@@ -50,12 +50,16 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
   const Config& config = run.config;
   const std::int64_t tp = run.mesh.size("tp");
-  return nn::to_string(nn::attention_kernel(
+  const bool window = config.sliding_window > 0 && options.seq > config.sliding_window;
+  nn::AttentionKernel kernel = nn::attention_kernel(
       at::device(c10::Device(options.device)).dtype(scalar_type(options.param_dtype)),
       config.num_attention_heads / tp,
       config.num_key_value_heads * key_value_copies(config, tp) / tp, options.seq, config.head_dim,
-      options.document_mask || options.cp > 1 ||
-          (config.sliding_window > 0 && options.seq > config.sliding_window)));
+      /*masked=*/options.cp > 1);
+  if (options.cp == 1 && (options.document_mask || window)) {
+    kernel = nn::packed_kernel(kernel);
+  }
+  return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
 }
 
 /// Where not all are trained.

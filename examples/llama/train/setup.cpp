@@ -1,6 +1,9 @@
 #include "examples/llama/train/setup.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <optional>
@@ -33,6 +36,17 @@ ActivationMemory activation_memory(const std::string& ac) {
 }
 
 }  // namespace
+
+void choose_kernels(const TrainOptions& o) {
+  nn::allow_math_attention(o.allow_math_attention);
+  if (o.deterministic) {
+    // libtorch asks cuBLAS's users for a workspace of a fixed size.
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // It would fill all memory that operators allocate.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+}
 
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.ranks();
@@ -182,11 +196,12 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   const tensor_parallel::LinearCrossEntropyOptions head{.loss = loss,
                                                         .chunks = options.loss_chunks.value_or(0)};
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
-    return model(rows.inputs, HeadLoss{targets, head, rows.positions});
+    return model(rows.inputs, HeadLoss{targets, head, rows.host_positions});
   }
   // The logits may be sharded over the vocabulary; the loss takes them as they are.
-  const at::Tensor logits = rows.positions.defined()
-                                ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions)
+  const at::Tensor& positions = rows.host_positions;
+  const at::Tensor logits = positions.defined()
+                                ? model(rows.inputs, static_cast<KvCache*>(nullptr), positions)
                                 : model(rows.inputs);
   return tensor_parallel::cross_entropy(logits, targets, loss);
 }

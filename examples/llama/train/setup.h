@@ -14,6 +14,9 @@
 
 namespace llama {
 
+/// What the flags say of the kernels of this process. Before anything runs on a device.
+void choose_kernels(const TrainOptions& options);
+
 /// The mesh (dp, tp) of the run, with dp_replicate and cp where these are above 1. Throws
 /// tessera::Error unless the product of the degrees is the number of ranks.
 tessera::DeviceMesh make_mesh(const TrainOptions& options, const tessera::comm::WorldPtr& world);

@@ -54,6 +54,9 @@ class BatchLoader {
     at::Tensor inputs;     ///< (rows, S) int64, on the CPU
     at::Tensor targets;    ///< (rows, S) int64, on the CPU
     at::Tensor positions;  ///< (rows, S) int64, of tokens in their document; undefined without any
+    /// The positions where to() has found them, of which a Llama makes its documents without
+    /// waiting for a GPU.
+    at::Tensor host_positions{};
 
     /// The same on `device`. To a GPU the copies are queued on the current stream, and the caller
     /// does not wait if the batch is pinned.

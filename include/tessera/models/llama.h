@@ -55,10 +55,11 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// tokens follow those in it: first the prompts, then one token of each a call; the logits are
   /// those of the last position alone, (batch, vocabulary). `positions`: (batch, sequence) int64,
   /// of each token in its document: one more than the token before has, or 0 where a document
-  /// begins. A token then attends to its own document alone; the mask takes batch * sequence^2
-  /// bytes. Throws Error beyond max_sequence positions, and for positions with a cache or with
-  /// angles that depend on how long a text is. With context parallelism the tokens are this rank's
-  /// of each sequence, the positions those of all tokens, and there is no cache.
+  /// begins. A token then attends to its own document alone. They are read on the host: give them
+  /// on the CPU to a model on a GPU, which then waits for none. Throws Error beyond max_sequence
+  /// positions, and for positions with a cache or with angles that depend on how long a text is.
+  /// With context parallelism the tokens are this rank's of each sequence, the positions those of
+  /// all tokens, and there is no cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {});
   /// Head and loss in one (linear_cross_entropy): the loss of what the other forward() returns.
@@ -97,7 +98,6 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   std::shared_ptr<Backbone> model_;
   std::shared_ptr<nn::Linear> lm_head_;
   nn::Parameter cos_, sin_;  ///< rotary tables (max_sequence, head_dim), buffers
-  at::Tensor window_mask_;   ///< for the last length that needed one
   nn::ContextParallelPtr context_parallel_;
 };
 

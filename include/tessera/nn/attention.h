@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tessera/export.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
@@ -53,12 +54,13 @@ struct AttentionInputs {
   /// Rotary tables of the positions (rotary_embedding): (tokens, head_dim), or (batch * tokens,
   /// head_dim) where each sequence has its own positions. Undefined: no rotary embedding.
   at::Tensor cos{}, sin{};
-  /// As attention() takes it, in place of `causal` and `window`; undefined: these. One
-  /// causal_mask() for all layers takes less memory than each layer's own.
+  /// As attention() takes it, in place of `causal` and `window`; undefined: these, which need none.
   at::Tensor mask{};
   /// The input's tokens are this rank's of sequences that are split: `cos` and `sin` are of their
   /// positions, and `mask` of these and of the whole sequence. Not with dropout.
   ContextParallelPtr context_parallel{};
+  /// In place of a mask, where the sequences are documents. Causal, without context parallelism.
+  DocumentsPtr documents{};
 };
 
 /// Multi-head self-attention (Vaswani et al. 2017), with grouped key and value heads (Ainslie et

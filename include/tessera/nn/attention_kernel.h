@@ -31,6 +31,11 @@ using AttentionKernel = tessera::detail::AttentionKernel;
 /// "flash", "efficient, key-value heads repeated": for logs.
 std::string to_string(const AttentionKernel& kernel);
 
+/// Training on a GPU throws Error where libtorch would compute attention by formula ("math"), which
+/// is slow and keeps all scores; unless the program has allowed it, for all threads. Attention with
+/// dropout is always computed so there, and on a CPU nothing is refused.
+using tessera::detail::allow_math_attention;
+
 using tessera::detail::AskBackend;
 using tessera::detail::backend_of_libtorch;
 using tessera::detail::choose_attention;

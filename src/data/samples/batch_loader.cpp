@@ -85,6 +85,7 @@ BatchLoader::Batch BatchLoader::load(std::int64_t step, std::int64_t first, std:
     return at::empty({last - first, sequence_}, at::dtype(at::kLong).pinned_memory(pinned));
   };
   Batch result{tensor(), tensor(), options_.document_end ? tensor() : at::Tensor()};
+  result.host_positions = result.positions;
   const auto length = static_cast<std::size_t>(sequence_);
   const auto row = [&](const at::Tensor& all, std::int64_t i) {
     return std::span(all.mutable_data_ptr<std::int64_t>() + i * sequence_, length);
@@ -135,14 +136,14 @@ BatchLoader::Batch BatchLoader::Batch::to(c10::Device device) const {
                                     /*non_blocking=*/true)
                           : host;
   };
-  return {copy(inputs), copy(targets), copy(positions)};
+  return {copy(inputs), copy(targets), copy(positions), host_positions};
 }
 
 BatchLoader::Batch BatchLoader::Batch::rows(std::int64_t first, std::int64_t count) const {
   const auto part = [&](const at::Tensor& all) {
     return all.defined() ? all.narrow(0, first, count) : all;
   };
-  return {part(inputs), part(targets), part(positions)};
+  return {part(inputs), part(targets), part(positions), part(host_positions)};
 }
 
 }  // namespace tessera::data

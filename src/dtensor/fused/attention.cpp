@@ -8,10 +8,13 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
+#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <optional>
 
+#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -40,15 +43,31 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
 
-bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                   const at::Tensor& mask, double dropout) {
-  if (q.is_cpu() || q.size(1) == k.size(1)) {
-    return false;
-  }
+AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          bool causal, const at::Tensor& mask, double dropout) {
   const at::Tensor seen = mask.defined() ? stand_in(mask) : mask;
   return choose_attention(stand_in(q), stand_in(k), stand_in(v),
-                          backend_of_libtorch(causal, seen, dropout))
-      .repeats_heads;
+                          backend_of_libtorch(causal, seen, dropout));
+}
+
+/// But for dropout: on a GPU a program that asks for it asks for the formula (docs/random.md).
+bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
+  return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
+         (q.requires_grad() || k.requires_grad() || v.requires_grad());
+}
+
+/// Of a call on a GPU; libtorch chooses all on a CPU.
+bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                   const at::Tensor& mask, double dropout) {
+  const bool training = in_training(q, k, v, dropout);
+  if (q.is_cpu() || (q.size(1) == k.size(1) && !training)) {
+    return false;
+  }
+  const AttentionKernel kernel = kernel_of(q, k, v, causal, mask, dropout);
+  if (training) {
+    check_fused(kernel, q, k, mask.defined());
+  }
+  return kernel.repeats_heads;
 }
 
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -65,6 +84,12 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
   }
   return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, std::nullopt,
                                           /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+/// As programs allow it, for all their threads.
+std::atomic<bool>& math_is_allowed() {
+  static std::atomic<bool> allowed = false;
+  return allowed;
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
@@ -96,6 +121,20 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   };
   const at::SDPBackend repeated = ask(q, of_sizes(k), of_sizes(v));
   return {repeated, repeated != at::SDPBackend::math};
+}
+
+void allow_math_attention(bool allowed) {
+  math_is_allowed() = allowed;
+}
+
+void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
+                 bool masked) {
+  TESSERA_CHECK(kernel.backend != at::SDPBackend::math || math_is_allowed(), "attention of ",
+                q.size(1), " heads of ", q.size(3), " features over ", k.size(2), " tokens in ",
+                q.scalar_type(), masked ? " with a mask" : "", " on ", q.device(),
+                " has no fused kernel: training would keep all scores of each layer; train in "
+                "bf16, fp16 or fp32 with heads of a multiple of 8 features, at most 256, or allow "
+                "it: nn::allow_math_attention(), llama_train --allow-math-attention");
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,

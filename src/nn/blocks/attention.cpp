@@ -6,6 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 
@@ -135,6 +136,8 @@ at::Tensor Attention::forward(const at::Tensor& x, const AttentionInputs& inputs
 at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionInputs& inputs) {
   if (inputs.context_parallel) {
+    TESSERA_CHECK(inputs.documents == nullptr,
+                  "an Attention was given documents of sequences that are split; pass a mask");
     TESSERA_CHECK(!is_training() || options_.dropout == 0, "an Attention with a dropout of ",
                   options_.dropout,
                   " was called in training on a sequence that is split: which weights one rank "
@@ -142,13 +145,16 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
     return inputs.context_parallel->attention(
         q, k, v, {.causal = options_.causal, .window = options_.window, .mask = inputs.mask});
   }
-  const std::int64_t tokens = q.size(2);
-  const bool beyond = options_.window > 0 && tokens > options_.window;
-  const at::Tensor mask = beyond && !inputs.mask.defined()
-                              ? causal_mask(tokens, options_.window, q.device())
-                              : inputs.mask;
-  const bool causal = options_.causal && !mask.defined();
-  return attention(q, k, v, causal, mask, is_training() ? options_.dropout : 0);
+  TESSERA_CHECK(inputs.documents == nullptr || (options_.causal && !inputs.mask.defined()),
+                "an Attention was given documents ",
+                options_.causal ? "and a mask" : "that is not causal",
+                "; pass one mask that says both");
+  const double dropout = is_training() ? options_.dropout : 0;
+  if (options_.causal && !inputs.mask.defined()) {
+    return causal_attention(
+        q, k, v, {.window = options_.window, .documents = inputs.documents, .dropout = dropout});
+  }
+  return attention(q, k, v, /*causal=*/false, inputs.mask, dropout);
 }
 
 void Attention::reset_parameters(const InitContext& init) {

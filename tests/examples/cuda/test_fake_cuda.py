@@ -296,6 +296,53 @@ def test_attention_runs_as_logged(case):
     assert logged in used if case.cp > 1 else used == {logged}
 
 
+WINDOW = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
+
+
+def train_config(case, changes, *flags):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
+    config = programs.write_config(folder, programs.SMALL | changes)
+    return fake_cuda.train(folder, [*arguments(case, EARLY, folder), "--config", config, *flags], **case.mesh)
+
+
+@pytest.mark.parametrize("changes, flags", [
+    ({}, "--document-mask --eos-token 187"), (WINDOW, ""), (WINDOW, "--document-mask --eos-token 187"),
+], ids=["documents", "window", "documents_in_a_window"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_flash_attention_takes_documents_and_windows_without_a_mask(changes, flags, tp):
+    case = Case("packed", tp=tp)
+    run = train_config(case, changes, *flags.split())
+    assert run.done.returncode == 0, run.done.stderr
+    assert "attention: flash" in run.done.stdout
+    launches = run.reports[0]["launches"]
+    layers = programs.SMALL["num_hidden_layers"]
+    assert sum(count for name, count in launches.items() if "flash_fwd" in name) == EARLY * layers
+    assert run.reports[0]["violations"] == []
+    masks = [name for name in launches if re.search("fmha|triu_tril|softmax_warp|masked_fill", name)]
+    assert masks == []
+
+
+def test_math_attention_is_refused_unless_it_is_allowed():
+    """The memory-efficient kernel takes no heads of 6 features in fp32."""
+    case = Case("math", dtype="fp32")
+    odd = {"hidden_size": 24, "head_dim": 6, "num_attention_heads": 4, "num_key_value_heads": 4}
+    refused = train_config(case, odd).done
+    assert refused.returncode != 0
+    assert "has no fused kernel" in refused.stderr and "--allow-math-attention" in refused.stderr
+    allowed = train_config(case, odd, "--allow-math-attention").done
+    assert allowed.returncode == 0, allowed.stderr
+    assert "attention: math" in allowed.stdout
+
+
+def test_deterministic_training_has_an_algorithm_for_every_operator():
+    run = train_config(Case("deterministic", dp=2, tp=2), {}, "--deterministic", "--ac", "selective", "--document-mask",
+                       "--eos-token", 187)
+    assert run.done.returncode == 0, run.done.stderr
+    assert "attention: flash, deterministic" in run.done.stdout
+    backward = [name for name in run.reports[0]["launches"] if "flash_bwd_dot_do_o" in name]
+    assert backward
+
+
 def test_fused_operators_are_one_launch_each():
     """And none is a chain of libtorch's kernels: those of their formulas are not launched at all."""
     case = next(case for case in CASES if case.name == "cp")  # recomputes nothing

@@ -43,6 +43,8 @@ std::vector<FlagUse> uses(const TrainOptions& o) {
           {"--betas", o.optimizer != "sgd", "--optimizer adamw and muon"},
           {"--eps", o.optimizer != "sgd", "--optimizer adamw and muon"},
           {"--momentum", o.optimizer != "adamw", "--optimizer sgd and muon"},
+          {"--allow-math-attention", o.device == "cuda", "--device cuda"},
+          {"--deterministic", o.device == "cuda", "--device cuda"},
           {"--min-lr", o.schedule != "constant", "--schedule cosine, linear and wsd"},
           {"--decay-ratio", o.schedule == "wsd", "--schedule wsd"}};
 }

@@ -65,6 +65,7 @@ struct TrainOptions {
   std::string ac = "none";
   std::string param_dtype, reduce_dtype = "fp32";
   std::string device = "cpu", backend;
+  bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
   std::int64_t checkpoint_every = 0;  ///< 0: at the end only

@@ -81,6 +81,10 @@ void declare_steps(CLI::App& app, TrainOptions& o) {
   add_switch(app, "--offload,!--no-offload", o.offload,
              "Keep shards, gradients and the optimizer's state in the host's memory");
   app.add_option("--device", o.device, "cpu or cuda (cpu)")->check(CLI::IsMember({"cpu", "cuda"}));
+  add_switch(app, "--allow-math-attention", o.allow_math_attention,
+             "Train on CUDA even if no fused kernel takes this attention (an error without)");
+  add_switch(app, "--deterministic", o.deterministic,
+             "Take libtorch's deterministic algorithms on CUDA, in attention's backward, too");
 }
 
 void declare_validation(CLI::App& app, TrainOptions& o) {

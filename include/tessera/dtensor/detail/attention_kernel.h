@@ -30,6 +30,13 @@ AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double 
 AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AskBackend& ask);
 
+/// Whether training on a GPU may compute attention by formula, which tessera::attention otherwise
+/// refuses.
+void allow_math_attention(bool allowed);
+/// Throws Error if `kernel` is none, where that is not allowed. `masked`: with a mask tensor.
+void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
+                 bool masked);
+
 /// The call of tessera::attention. mask: undefined for none.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);

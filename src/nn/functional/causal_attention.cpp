@@ -1,0 +1,267 @@
+// Causal attention of packed documents and within windows: what a mask would say is said by where
+// documents begin, by a kernel's own window, or by which keys a call is given.
+
+#include "tessera/nn/causal_attention.h"
+
+#include <ATen/ops/_efficient_attention_forward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/local_map.h"
+#include "tessera/kernels/fake_mode.h"
+
+namespace tessera::nn {
+namespace {
+
+/// Dimension of the tokens in (batch, heads, tokens, width).
+constexpr std::int64_t kSequenceDim = 2;
+
+/// (batch, tokens, ...) -> (batch * tokens, ...), all sequences one after another.
+at::Tensor packed(const at::Tensor& by_heads) {
+  return by_heads.transpose(1, kSequenceDim).flatten(0, 1);
+}
+
+/// The inverse, for the sizes of `like`.
+at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
+  return rows.unflatten(0, {like.size(0), like.size(kSequenceDim)}).transpose(1, kSequenceDim);
+}
+
+// On a GPU.
+
+/// The flash kernel takes a multiple of 8 features; more that are zero change no score.
+at::Tensor padded(const at::Tensor& heads) {
+  const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
+  return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
+}
+
+at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const Documents* documents, std::int64_t window) {
+  const auto given = [&](const at::Tensor& heads) {
+    return padded(documents != nullptr ? packed(heads) : heads.transpose(1, kSequenceDim));
+  };
+  const auto offsets =
+      documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
+  const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kSequenceDim);
+  // The kernel's windows leave out a query's own position.
+  const auto left = window > 0 ? std::optional<std::int64_t>(window - 1) : std::nullopt;
+  const auto right = window > 0 ? std::optional<std::int64_t>(0) : std::nullopt;
+  const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
+      given(q), given(k), given(v), offsets, offsets, longest, longest, /*dropout_p=*/0,
+      /*is_causal=*/true, /*return_debug_mask=*/false,
+      1 / std::sqrt(static_cast<double>(q.size(-1))), left, right));
+  const at::Tensor own = mixed.slice(-1, 0, v.size(-1));
+  return documents != nullptr ? unpacked(own, q) : own.transpose(1, kSequenceDim);
+}
+
+/// Head i of the result is head i / group of `kv`.
+at::Tensor repeated(const at::Tensor& kv, std::int64_t heads) {
+  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
+}
+
+/// It takes no fewer key and value heads.
+at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const Documents& documents) {
+  constexpr std::int64_t kCausal = 1;  // sdp::CustomMaskType::CausalFromTopLeft
+  const auto given = [&](const at::Tensor& heads) {
+    return packed(repeated(heads, q.size(1))).unsqueeze(0);
+  };
+  const auto offsets = std::optional(documents.device_offsets());
+  const bool statistics =
+      c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  return unpacked(std::get<0>(at::_efficient_attention_forward(
+                                  given(q), given(k), given(v), /*bias=*/std::nullopt, offsets,
+                                  offsets, documents.longest(), documents.longest(),
+                                  /*dropout_p=*/0, kCausal, statistics))
+                      .squeeze(0),
+                  q);
+}
+
+// In several calls.
+
+/// Queries [first, first + count).
+struct Block {
+  std::int64_t first, count;
+};
+
+/// The first is causal alone, unless the window is small. Further ones of up to 512 queries have
+/// the keys of `window` - 1 positions before them, which nobody sees all of.
+std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
+  const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
+  std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
+  for (std::int64_t first = blocks[0].count; first < tokens; first += most) {
+    blocks.push_back({first, std::min(most, tokens - first)});
+  }
+  return blocks;
+}
+
+/// Which of `window` - 1 keys before a block, and of its own, each of its queries sees. Numbers
+/// that are added to the scores: libtorch would convert flags in each call.
+at::Tensor band(std::int64_t queries, std::int64_t window, const at::Tensor& q) {
+  const at::Tensor hidden =
+      at::ones({queries, queries + window - 1}, at::dtype(at::kBool).device(q.device()))
+          .tril_(window - 1)
+          .triu_()
+          .logical_not_();
+  return at::zeros(hidden.sizes(), q.options())
+      .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     std::int64_t window) {
+  const std::vector<Block> blocks = blocks_of(q.size(kSequenceDim), window);
+  std::vector<std::int64_t> counts;
+  std::ranges::transform(blocks, std::back_inserter(counts), &Block::count);
+  const at::Tensor mask = band(*std::ranges::max_element(counts), window, q);
+  const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kSequenceDim);
+  std::vector<at::Tensor> mixed;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const auto [first, count] = blocks[i];
+    const std::int64_t begin = std::max<std::int64_t>(0, first - window + 1);
+    const std::int64_t keys = first + count - begin;
+    const bool causal = first == 0 && count <= window;
+    const at::Tensor seen =
+        causal ? at::Tensor()
+               : mask.narrow(0, 0, count).narrow(1, begin - (first - window + 1), keys);
+    mixed.push_back(attention(queries[i], k.narrow(kSequenceDim, begin, keys),
+                              v.narrow(kSequenceDim, begin, keys), causal, seen));
+  }
+  return at::cat(mixed, kSequenceDim);
+}
+
+at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     std::int64_t window) {
+  return window > 0 && window < q.size(kSequenceDim) ? by_blocks(q, k, v, window)
+                                                     : attention(q, k, v, /*causal=*/true);
+}
+
+/// Split at once, so that the gradients are joined at once.
+at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const Documents& documents, std::int64_t window) {
+  const auto split = [lengths = documents.lengths()](const at::Tensor& heads) {
+    return packed(heads).split_with_sizes(lengths, 0);
+  };
+  const auto one = [](const at::Tensor& rows) { return rows.transpose(0, 1).unsqueeze(0); };
+  const std::vector<at::Tensor> queries = split(q), keys = split(k), values = split(v);
+  std::vector<at::Tensor> mixed;
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    mixed.push_back(in_window(one(queries[i]), one(keys[i]), one(values[i]), window)
+                        .squeeze(0)
+                        .transpose(0, 1));
+  }
+  return unpacked(at::cat(mixed), q);
+}
+
+at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const CausalAttentionOptions& options) {
+  const at::Tensor mask = options.documents != nullptr
+                              ? options.documents->mask(options.window)
+                              : causal_mask(q.size(kSequenceDim), options.window, q.device());
+  return attention(q, k, v, /*causal=*/false, mask, options.dropout);
+}
+
+at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const CausalAttentionOptions& options) {
+  const Documents* documents = options.documents.get();
+  switch (packed_kernel(choose_attention(q, k, v, backend_of_libtorch(/*causal=*/true))).backend) {
+    case at::SDPBackend::flash_attention:
+      return by_flash(q, k, v, documents, options.window);
+    case at::SDPBackend::efficient_attention:
+      // The gradient of its own window is wrong before libtorch 2.15.
+      if (options.window == 0) {
+        return by_efficient(q, k, v, *documents);
+      }
+      return documents == nullptr ? by_blocks(q, k, v, options.window) : by_mask(q, k, v, options);
+    default:
+      return by_mask(q, k, v, options);
+  }
+}
+
+/// On each rank's heads.
+at::Tensor of_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const CausalAttentionOptions& options) {
+  for (const at::Tensor* tensor : {&q, &k, &v}) {
+    const bool distributed = tessera::is_distributed(*tensor);
+    const Layout* layout = distributed ? sharding_spec(*tensor).layout.get() : nullptr;
+    TESSERA_CHECK(distributed && !layout->is_partial() && layout->mesh_dims_of(0).empty() &&
+                      layout->mesh_dims_of(2).empty() && layout->mesh_dims_of(3).empty(),
+                  "causal attention with a window or documents was given queries, keys or values "
+                  "of sizes ",
+                  tensor->sizes(), ", ", distributed ? to_string(*layout) : std::string("plain"),
+                  "; all three may be split by heads alone, all alike");
+  }
+  const DistributedTensor query(q);
+  std::vector<std::int64_t> sizes = q.sizes().vec();
+  sizes.back() = v.size(-1);
+  const auto of_locals = [&](const std::vector<at::Tensor>& locals) {
+    return std::vector{causal_attention(locals[0], locals[1], locals[2], options)};
+  };
+  return local_map(of_locals, {q, k, v}, query.mesh(), {query.placements()},
+                   {.out_sizes = {std::move(sizes)}})
+      .front();
+}
+
+/// The options of the same call, without what lets each query see all keys up to itself.
+CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
+  if (options.documents != nullptr && options.documents->are_sequences()) {
+    options.documents = nullptr;
+  }
+  const std::int64_t longest = options.documents != nullptr ? options.documents->longest() : tokens;
+  if (options.window >= longest) {
+    options.window = 0;
+  }
+  return options;
+}
+
+void check_documents(const at::Tensor& q, const Documents* documents) {
+  TESSERA_CHECK(
+      documents == nullptr || documents->offsets().back() == q.size(0) * q.size(kSequenceDim),
+      "attention of ", q.size(0), " sequences of ", q.size(kSequenceDim),
+      " tokens was given documents of ", documents->offsets().back(),
+      " tokens; make them of the positions of these sequences");
+}
+
+}  // namespace
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const CausalAttentionOptions& given) {
+  check_documents(q, given.documents.get());
+  const CausalAttentionOptions options = needed(given, q.size(kSequenceDim));
+  const bool plain = options.documents == nullptr && options.window == 0;
+  // A step on a GPU is planned on a CPU, whose kernels have no windows.
+  if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
+    return attention(q, k, v, /*causal=*/true, {}, options.dropout);
+  }
+  if (options.dropout > 0) {
+    return by_mask(q, k, v, options);
+  }
+  if (tessera::is_distributed(q)) {
+    return of_heads(q, k, v, options);
+  }
+  if (q.is_cuda()) {
+    return on_gpu(q, k, v, options);
+  }
+  return options.documents != nullptr ? by_documents(q, k, v, *options.documents, options.window)
+                                      : by_blocks(q, k, v, options.window);
+}
+
+AttentionKernel packed_kernel(AttentionKernel kernel) {
+  if (kernel.backend == at::SDPBackend::cudnn_attention) {
+    kernel.backend = at::SDPBackend::flash_attention;
+  }
+  return kernel;
+}
+
+}  // namespace tessera::nn
