@@ -3,6 +3,10 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include <cmath>
+#include <limits>
+#include <utility>
+
 #include "tessera/comm/trace.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
@@ -62,55 +66,88 @@ struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
   bool masked = false;  ///< by one that hides what no causal mask does
+  std::int64_t batch = 2, width = 4;
+  at::ScalarType type = at::kDouble;
 };
+
+/// Which keys the queries of one rank see: (tokens, tokens) or as the mask.
+at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
+  if (c.masked) {
+    return mask;
+  }
+  const at::Tensor keys = at::arange(tokens), back = keys.unsqueeze(1) - keys;
+  const std::int64_t window = c.options.window > 0 ? c.options.window : tokens;
+  return c.options.causal ? back.ge(0).logical_and(back.lt(window))
+                          : at::ones({tokens, tokens}, at::kBool);
+}
+
+/// By formula.
+at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& seen) {
+  const std::int64_t group = q.size(1) / k.size(1);
+  const at::Tensor scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(q.size(3)));
+  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
+      .softmax(-1)
+      .matmul(v.repeat_interleave(group, 1));
+}
 
 class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention> {};
 
 TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
-  constexpr std::int64_t kBatch = 2, kHeads = 6, kTokens = 24, kWidth = 4;
+  constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  const at::Tensor q = testing::values({kBatch, kHeads, kTokens, kWidth}).requires_grad_();
-  const at::Tensor k = testing::values({kBatch, c.kv_heads, kTokens, kWidth}, 1).requires_grad_();
-  const at::Tensor v = testing::values({kBatch, c.kv_heads, kTokens, kWidth}, 2).requires_grad_();
-  const at::Tensor weights = testing::values(q.sizes(), 3);
-  const at::Tensor mask = testing::values({kBatch, 1, kTokens, kTokens}, 4) > -0.2;
-  const at::Tensor seen = c.masked               ? mask
-                          : c.options.window > 0 ? causal_mask(kTokens, c.options.window, at::kCPU)
-                                                 : at::Tensor();
-  const at::Tensor expected = attention(q, k, v, c.options.causal && !seen.defined(), seen);
+  // Numbers of the type, in fp64.
+  const auto drawn = [&](std::int64_t heads, int seed) {
+    const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
+    return numbers.to(c.type).to(at::kDouble).requires_grad_();
+  };
+  const at::Tensor q = drawn(kHeads, 0), k = drawn(c.kv_heads, 1), v = drawn(c.kv_heads, 2);
+  const at::Tensor weights = testing::values(q.sizes(), 3).to(c.type).to(at::kDouble);
+  const at::Tensor mask = testing::values({c.batch, 1, kTokens, kTokens}, 4) > -0.2;
+  const at::Tensor expected = attention_of_one_rank(q, k, v, seen_keys(c, mask, kTokens));
   (expected * weights).sum().backward();
+  const double error = c.type == at::kDouble ? 1e-10 : (c.type == at::kFloat ? 1e-5 : 3e-2);
   for (const int ranks : {1, 2, 3, 4}) {
     RunRanks(ranks, [&](Rank& rank) {
       const StrictScope strict;
       const ContextParallelPtr split = split_over(rank);
       std::vector<at::Tensor> own;
       for (const at::Tensor& whole : {q, k, v}) {
-        own.push_back(split->shard(whole.detach(), 2).requires_grad_());
+        own.push_back(split->shard(whole.detach(), 2).to(c.type).requires_grad_());
       }
       ContextAttentionOptions options = c.options;
       if (c.masked) {
         options.mask = split->shard(mask, 2);
       }
-      for (int step = 0; step < 2; ++step) {  // the second with the masks of the first
-        const at::Tensor y = split->attention(own[0], own[1], own[2], options);
-        EXPECT_TRUE(y.allclose(split->shard(expected, 2), 1e-10, 1e-12));
-        (y * split->shard(weights, 2)).sum().backward();
-      }
+      const at::Tensor y = split->attention(own[0], own[1], own[2], options);
+      EXPECT_EQ(y.scalar_type(), c.type);
+      EXPECT_TRUE(y.to(at::kDouble).allclose(split->shard(expected, 2), error, error));
+      (y * split->shard(weights, 2).to(c.type)).sum().backward();
       std::size_t i = 0;
       for (const at::Tensor& whole : {q, k, v}) {
-        EXPECT_TRUE(own[i++].grad().allclose(2 * split->shard(whole.grad(), 2), 1e-10, 1e-12))
+        const at::Tensor gradient = own[i++].grad().to(at::kDouble);
+        EXPECT_TRUE(gradient.allclose(split->shard(whole.grad(), 2), error, error))
             << i << " on " << ranks;
       }
     });
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, AttentionOfSplitSequences,
-                         ::testing::Values(SplitAttention{6}, SplitAttention{2},
-                                           SplitAttention{3, {.window = 2}},
-                                           SplitAttention{2, {.window = 11}},
-                                           SplitAttention{1, {.causal = false}},
-                                           SplitAttention{2, {}, true}));
+// Chunks of 12, 6, 4 and 3 tokens: windows that are shorter, as long, and longer by one and more.
+INSTANTIATE_TEST_SUITE_P(
+    , AttentionOfSplitSequences,
+    ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
+                      SplitAttention{1, {.window = 1}}, SplitAttention{2, {.window = 4}},
+                      SplitAttention{2, {.window = 6}}, SplitAttention{3, {.window = 7}},
+                      SplitAttention{2, {.window = 11}}, SplitAttention{2, {.window = 13}},
+                      SplitAttention{6, {.window = 23}}, SplitAttention{6, {.window = 24}},
+                      SplitAttention{1, {.causal = false}}, SplitAttention{2, {}, true},
+                      SplitAttention{2, {}, false, 1, 24, at::kFloat},
+                      SplitAttention{6, {}, false, 1, 3, at::kFloat},
+                      SplitAttention{1, {.window = 7}, false, 3, 24, at::kFloat},
+                      SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
+                      SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
 TEST(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack) {
   RunRanks(2, [](Rank& rank) {
@@ -133,7 +170,30 @@ TEST(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack) {
   });
 }
 
-TEST(ContextParallel, TrainsWithTheMasksOfAnEvaluation) {
+TEST(ContextParallel, SplitsHeadsOfTensorParallelismToo) {
+  const at::Tensor q = testing::values({2, 4, 12, 8}).requires_grad_();
+  const at::Tensor kv = testing::values({2, 2, 12, 8}, 1).requires_grad_();
+  const at::Tensor causal = causal_mask(12, 0, at::kCPU);
+  const at::Tensor expected = attention_of_one_rank(q, kv, kv * 2, causal);
+  expected.square().sum().backward();
+  testing::RunOnMesh({2, 2}, {"cp", "tp"}, [&](const DeviceMesh& mesh) {
+    ContextParallel split(mesh["cp"]);
+    const auto of_heads = [&](const at::Tensor& whole) {
+      const at::Tensor own = split.shard(whole.detach(), 2);
+      return at::Tensor(distribute_tensor(own, mesh["tp"], {Shard{1}})).detach().requires_grad_();
+    };
+    const at::Tensor own_q = of_heads(q), own_kv = of_heads(kv);
+    const at::Tensor y = split.attention(own_q, own_kv, own_kv * 2);
+    EXPECT_TRUE(testing::full_tensor(y).allclose(split.shard(expected, 2), 1e-10, 1e-12));
+    y.square().sum().backward();
+    for (const auto& [own, whole] : {std::pair(own_q, q), std::pair(own_kv, kv)}) {
+      EXPECT_TRUE(
+          testing::full_tensor(own.grad()).allclose(split.shard(whole.grad(), 2), 1e-10, 1e-12));
+    }
+  });
+}
+
+TEST(ContextParallel, TrainsAsItEvaluates) {
   RunRanks(2, [](Rank& rank) {
     const ContextParallelPtr split = split_over(rank);
     const auto whole = testing::values({1, 2, 12, 4});

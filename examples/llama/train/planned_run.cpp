@@ -23,22 +23,16 @@ TrainOptions on_cpu(TrainOptions options) {
   return options;
 }
 
-/// How many columns the masks of a rank's two chunks have in context parallelism, which say how
-/// large they are (nn::ContextParallel).
-std::int64_t keys_of_masks(std::int64_t sequence, std::int64_t ranks, std::int64_t rank,
-                           std::int64_t window) {
-  const std::int64_t length = sequence / (2 * ranks);
-  std::int64_t keys = 0;
-  for (const std::int64_t chunk : {rank, 2 * ranks - 1 - rank}) {
-    const bool is_plain = chunk == 0 && (window == 0 || window >= length);
-    const std::int64_t seen = (chunk + 1) * length;
-    const std::int64_t in_window = window > 0 ? std::min(seen, length + window - 1) : seen;
-    keys += is_plain ? 0 : in_window;
+/// By what ranks differ that share a sequence: the first and the last rank make fewer calls, and
+/// the terms of gradients are longest on the first. Where a window begins differs on all.
+std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
+  if (window > 0) {
+    return rank;
   }
-  return keys;
+  return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
 }
 
-/// This rank's part of the tokens, and with context parallelism of the masks.
+/// This rank's part of the tokens, and with context parallelism of the sequence.
 std::vector<std::int64_t> sizes_of(const LlamaRun& run,
                                    const std::vector<std::int64_t>& coordinate) {
   const TrainOptions& o = run.options;
@@ -46,8 +40,8 @@ std::vector<std::int64_t> sizes_of(const LlamaRun& run,
   std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
   if (o.cp > 1) {
     const int cp = run.mesh.shape().dim("cp");
-    sizes.push_back(keys_of_masks(o.seq, o.cp, coordinate[static_cast<std::size_t>(cp)],
-                                  run.config.sliding_window));
+    sizes.push_back(part_of_sequence(coordinate[static_cast<std::size_t>(cp)], o.cp,
+                                     run.config.sliding_window));
   }
   return sizes;
 }

@@ -4,9 +4,7 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <tuple>
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
@@ -58,8 +56,10 @@ class ContextParallel {
   /// heads, tokens, width); k, v: the same with as many heads, or fewer, which divide them; returns
   /// as q. Plain, or distributed over another mesh, split by batch and heads alone. Collective: one
   /// all-gather of keys and values; in backward one reduce-scatter of their gradients.
-  /// Differentiable once. Throws Error for an odd number of tokens. The masks of a sequence are
-  /// kept for the next call: (2n + 1) tokens^2 / 4 elements of q's type.
+  /// Differentiable once. Without `mask` each chunk is computed by a call for the keys before it
+  /// and a causal one for its own, merged by their log-sum-exp: no mask tensor is made; with a
+  /// window one of a chunk's square or less than two is, in each call. Throws Error for an odd
+  /// number of tokens.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});
 
@@ -71,17 +71,8 @@ class ContextParallel {
   std::array<Chunk, 2> chunks(std::int64_t sequence) const;
   at::Tensor attention_of_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const ContextAttentionOptions& options);
-  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Chunk queries,
-                    std::int64_t window);
-  const at::Tensor& mask(Chunk queries, Chunk keys, std::int64_t window, const at::Tensor& q);
-
-  /// First query, first key, queries, window, and the type.
-  using MaskKey =
-      std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, c10::ScalarType>;
 
   DeviceMesh mesh_;
-  std::map<MaskKey, at::Tensor> masks_;  ///< all for one length of sequences
-  std::int64_t length_of_masks_ = 0;     ///< a chunk's
 };
 /// Shared by a model and the calls of its attention.
 using ContextParallelPtr = std::shared_ptr<ContextParallel>;

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "fused/attention_part.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
@@ -25,11 +26,6 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 OptionalTensor optional_mask(const at::Tensor& mask) {
   return mask.defined() ? OptionalTensor(mask) : std::nullopt;
-}
-
-/// Head i of the result is head i / group of `kv`. By views and one copy, so that heads stay split.
-at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads) {
-  return kv.unsqueeze(2).expand({-1, -1, heads / kv.size(1), -1, -1}).flatten(1, 2);
 }
 
 /// A tensor with the global sizes, so that all ranks choose alike: libtorch cannot choose for a

@@ -1,26 +1,22 @@
-// The positions of a rank, and attention of its two chunks. Each chunk is computed with the keys up
-// to its end: later keys are never seen, and cost nothing.
+// The positions of a rank, and attention of its two chunks to the gathered keys.
 
 #include "tessera/nn/context_parallel.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/flush_pending_transfers.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/nn/attention_kernel.h"
@@ -250,13 +246,11 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
     return nn::attention(q, whole[0], whole[1], /*causal=*/false, options.mask);
   }
   const auto own = chunks(whole[0].size(kTokensDim));
-  const std::int64_t length = own[0].length;
-  std::vector<at::Tensor> mixed;
-  for (std::int64_t i = 0; i < 2; ++i) {
-    mixed.push_back(attend(q.narrow(kTokensDim, i * length, length), whole[0], whole[1],
-                           own[static_cast<std::size_t>(i)], options.window));
+  std::vector<std::int64_t> firsts{own[0].first};
+  if (own[0].first + own[0].length < own[1].first) {  // the last rank's two are one
+    firsts.push_back(own[1].first);
   }
-  return at::cat(mixed, kTokensDim);
+  return tessera::detail::chunked_attention(q, whole[0], whole[1], firsts, options.window);
 }
 
 /// On each rank's heads.
@@ -275,42 +269,6 @@ at::Tensor ContextParallel::attention_of_heads(const at::Tensor& q, const at::Te
   return local_map(of_locals, {q, k, v}, query.mesh(), {query.placements()},
                    {.out_sizes = {std::move(sizes)}})
       .front();
-}
-
-at::Tensor ContextParallel::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                   Chunk queries, std::int64_t window) {
-  // From the first key that the first query sees to the last query's own.
-  const std::int64_t first = window > 0 ? std::max<std::int64_t>(0, queries.first - window + 1) : 0;
-  const Chunk keys{first, queries.first + queries.length - first};
-  const auto seen = [&](const at::Tensor& t) {
-    return t.narrow(kTokensDim, keys.first, keys.length);
-  };
-  if (queries.first == 0 && (window == 0 || window >= queries.length)) {
-    return nn::attention(q, seen(k), seen(v), /*causal=*/true);
-  }
-  return nn::attention(q, seen(k), seen(v), /*causal=*/false, mask(queries, keys, window, q));
-}
-
-/// A mask of numbers that are added to the scores: libtorch would convert a boolean mask in each
-/// call, and each layer would keep its own copy for backward.
-const at::Tensor& ContextParallel::mask(Chunk queries, Chunk keys, std::int64_t window,
-                                        const at::Tensor& q) {
-  if (std::exchange(length_of_masks_, queries.length) != queries.length) {
-    masks_.clear();
-  }
-  at::Tensor& known = masks_[{queries.first, keys.first, queries.length, window, q.scalar_type()}];
-  if (!known.defined() || known.device() != q.device()) {
-    // A call in inference mode makes it for training, too.
-    const c10::InferenceMode ordinary(false);
-    const std::int64_t own = queries.first - keys.first;  // the first query's own key
-    constexpr double kHidden = -std::numeric_limits<double>::infinity();
-    const std::vector<std::int64_t> sizes{queries.length, keys.length};
-    known = at::full(sizes, kHidden, q.options()).triu_(own + 1);
-    if (window > 0) {
-      known.add_(at::full(sizes, kHidden, q.options()).tril_(own - window));
-    }
-  }
-  return known;
 }
 
 }  // namespace tessera::nn

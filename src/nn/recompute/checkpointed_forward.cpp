@@ -100,7 +100,8 @@ OperatorPolicy save_matmuls_and_attention() {
                          "aten::_scaled_dot_product_flash_attention_for_cpu",
                          "aten::_scaled_dot_product_efficient_attention",
                          "aten::_scaled_dot_product_cudnn_attention",
-                         "aten::_flash_attention_forward", "aten::_efficient_attention_forward"});
+                         "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
+                         "tessera::chunked_attention"});
 }
 
 }  // namespace tessera::nn

@@ -14,6 +14,19 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
+/// Two chunks of a sequence; heads in groups.
+std::vector<RuleCase> chunked_attention_cases() {
+  const auto q = [] { return reals({2, 4, 6, 8}); };
+  const auto kv = [] { return units({2, 2, 9, 8}); };
+  const std::vector<std::int64_t> firsts{0, 6};
+  return {
+      row("tessera::chunked_attention", q(), kv(), units({2, 2, 9, 8}), firsts),
+      row("tessera::chunked_attention", q(), kv(), units({2, 2, 9, 8}), firsts, 4),
+      row("tessera::chunked_attention_backward", reals({2, 4, 6, 8}), q(), kv(),
+          units({2, 2, 9, 8}), q(), reals({2, 4, 6}), firsts),
+  };
+}
+
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
@@ -43,6 +56,9 @@ std::vector<RuleCase> fused_cases() {
           reals({2, 5, 3, 4}), reals({5, 4}), units({5, 4})),
   };
   for (RuleCase& each : rms_norm_cases()) {
+    cases.push_back(std::move(each));
+  }
+  for (RuleCase& each : chunked_attention_cases()) {
     cases.push_back(std::move(each));
   }
   return cases;

@@ -97,6 +97,8 @@ std::vector<UnboxedCalls> fused_calls() {
   const auto sums = spread(values({4}).abs());
   const auto heads = spread(values({2, 3, 2, 4})), table = spread(values({3, 4}), Replicate{});
   const auto groups = spread(values({2, 3, 2, 3, 4}));
+  const auto lse = spread(values({2, 3, 2}));
+  using Sizes = std::vector<std::int64_t>;
   const c10::IValue none;
   return {
       {"tessera::dropout",
@@ -117,6 +119,11 @@ std::vector<UnboxedCalls> fused_calls() {
        {{heads, heads, table, table}, {heads, heads, table, table, true}}},
       {"tessera::rotary_qkv", {{groups, table, table}}},
       {"tessera::rotary_qkv_backward", {{groups, heads, heads, table, table}}},
+      {"tessera::chunked_attention",
+       {{heads, heads, heads, Sizes{0}}, {heads, heads, heads, Sizes{0}, 1}}},
+      {"tessera::chunked_attention_backward",
+       {{heads, heads, heads, heads, heads, lse, Sizes{0}},
+        {heads, heads, heads, heads, heads, lse, Sizes{0}, 1}}},
   };
 }
 

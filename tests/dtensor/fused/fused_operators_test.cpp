@@ -82,6 +82,11 @@ std::vector<Function> functions() {
          return q.squeeze(3) * k * v;
        },
        {"tessera::rotary_qkv", "tessera::rotary_qkv_backward"}},
+      {"chunked_attention",
+       {values({4, 4, 6, 8}), values({4, 2, 12, 8}, 1), values({4, 2, 12, 8}, 2)},
+       3,
+       [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}); },
+       {"tessera::chunked_attention", "tessera::chunked_attention_backward"}},
   };
 }
 

@@ -52,6 +52,7 @@ CASES = [
     Case("one_rank", dtype="fp32", flags="--ac selective --document-mask --eos-token 0"),
     Case("dp", dp=3, flags="--ac full --optimizer muon"),
     Case("cp", cp=2),
+    Case("cp_fp32", cp=2, dtype="fp32", flags="--ac selective"),
     Case("zero2_fp16", dp=2, dtype="fp16", flags="--zero 2 --accumulate 2"),
     Case("tp", tp=2, flags="--ac selective --lora-rank 4"),
     Case("tp_no_sp", tp=2, dtype="fp32", flags="--no-sp --no-loss-parallel --accumulate 2"),
@@ -119,9 +120,9 @@ def reports(case, steps=LATE):
     return [found[rank] for rank in range(case.ranks)]
 
 
-def a_step(case, count):
-    """How much of what `count` finds in rank 0's report one step adds."""
-    early, late = (count(reports(case, steps)[0]) for steps in (EARLY, LATE))
+def a_step(case, count, rank=0):
+    """How much of what `count` finds in a rank's report one step adds."""
+    early, late = (count(reports(case, steps)[rank]) for steps in (EARLY, LATE))
     return (late - early) / (LATE - EARLY)
 
 
@@ -292,8 +293,23 @@ def test_attention_runs_as_logged(case):
     report = reports(case)[0]
     used = {name for name, kernel in KERNELS.items()
             if any(kernel in call for call in [*report["launches"], *report["gemms"]])}
-    # With context parallelism the first part of a sequence is causal without a mask.
-    assert logged in used if case.cp > 1 else used == {logged}
+    assert used == {logged}
+
+
+def launches_of(*parts):
+    """How many launches a report has of kernels with one of these in their names."""
+    return lambda report: sum(count for name, count in report["launches"].items()
+                              if any(part in name for part in parts))
+
+
+def test_split_sequences_keep_the_fast_kernel():
+    """The first of two ranks computes its head by one call and its tail by two, the last one all of its tokens by two.
+    No kernel makes a mask."""
+    case = next(case for case in CASES if case.name == "cp")
+    for rank, calls in enumerate((3, 2)):
+        flash = a_step(case, launches_of("flash_fwd_kernel"), rank)
+        assert flash == calls * programs.SMALL["num_hidden_layers"]
+        assert a_step(case, launches_of("triu_tril", "fmha"), rank) == 0
 
 
 WINDOW = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
@@ -349,8 +365,7 @@ def test_fused_operators_are_one_launch_each():
     layers = programs.SMALL["num_hidden_layers"]
 
     def launches(*parts):
-        return a_step(case, lambda report: sum(count for name, count in report["launches"].items()
-                                               if any(part in name for part in parts)))
+        return a_step(case, launches_of(*parts))
 
     expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
                 "rms_norm_kernel": 2 * layers + 1, "rms_norm_backward_kernel": 2 * layers + 1,

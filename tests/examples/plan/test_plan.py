@@ -93,11 +93,19 @@ class Plan(programs.InFolder):
 
     def test_ranks_of_a_split_sequence_compute_as_much(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
-        # A causal kernel computes the first chunk, and others with a mask.
-        self.assertEqual([kind["ranks"] for kind in kinds], [1, 3])
+        # The first chunk has no keys before it, and the last rank's chunks are one.
+        self.assertEqual([kind["ranks"] for kind in kinds], [1, 2, 1])
         self.assertEqual(len({kind["flops"] for kind in kinds}), 1)
-        # Masks are no parameters.
-        self.assertEqual(kinds[0]["parameters_bytes"], kinds[1]["parameters_bytes"])
+        self.assertEqual(len({kind["parameters_bytes"] for kind in kinds}), 1)
+
+    def test_split_sequences_make_no_masks(self):
+        """What a rank keeps grows with the tokens, not with their square: twice the tokens on twice the ranks are
+        as many on each, and keys and values of all of them."""
+        width = programs.SMALL["hidden_size"]
+        peaks = [self.plan(programs.SMALL, ["--batch", 1, "--seq", seq, "--zero", 2], cp=cp)["kinds"][0]["activations_bytes"]
+                 for seq, cp in ((8192, 4), (16384, 8))]
+        gathered = programs.SMALL["num_hidden_layers"] * 2 * 4 * 8192 * width
+        self.assertLess(peaks[1] - peaks[0], 3 * gathered)
 
     def test_thousands_of_ranks_are_planned_on_one_machine(self):
         config = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"

@@ -33,6 +33,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rotary_qkv(const at::Tensor& qkv,
 /// sharded, two all-reduces (row_losses).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
+/// Causal attention of the queries of chunks to the keys of the whole sequence, without a mask of
+/// chunk * keys. q: (batch, heads, tokens, width), the chunks, of equal length, one after another;
+/// `firsts`: the position of each one's first token; k, v: (batch, kv heads, sequence, width);
+/// `window`: how many positions a query sees, its own included; 0: all.
+at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             c10::IntArrayRef firsts, std::int64_t window = 0);
 
 }  // namespace tessera::detail
 TESSERA_API_END
