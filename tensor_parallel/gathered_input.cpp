@@ -23,12 +23,14 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/internals/detail/graph_node.h"
 #include "tessera/internals/detail/saved_tensor.h"
 #include "tessera/internals/detail/sequence_number.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/detail/linear_product.h"
+#include "tessera/nn/fp8.h"
 #include "tessera/nn/linear.h"
 
 namespace tessera::tensor_parallel {
@@ -51,6 +53,28 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
+
+/// The products of a Linear; `bias` may be undefined.
+struct Products {
+  at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+  at::Tensor (*of_input)(const at::Tensor& gradient, const at::Tensor& weight);
+  at::Tensor (*of_weight)(const at::Tensor& gradient, const at::Tensor& x);
+};
+
+constexpr Products kProducts{
+    nn::detail::linear_product,
+    [](const at::Tensor& gradient, const at::Tensor& weight) {
+      return at::matmul(gradient, weight);
+    },
+    [](const at::Tensor& gradient, const at::Tensor& x) {
+      return at::mm(gradient.flatten(0, -2).t(), x.flatten(0, -2));
+    }};
+constexpr Products kFp8Products{
+    [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+      const at::Tensor product = tessera::detail::fp8_linear(x, weight);
+      return bias.defined() ? product.add(bias) : product;
+    },
+    tessera::detail::fp8_linear_input_grad, tessera::detail::fp8_linear_weight_grad};
 
 /// The input of one gather: the shard between forward and backward, the whole for the weights'
 /// gradients of one backward.
@@ -118,22 +142,23 @@ struct GatherBackward final : Node {
 
 /// weight = (gradient of y)^T x, of the local tensors.
 struct WeightBackward final : Node {
-  WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const at::Tensor& weight)
+  WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const at::Tensor& weight,
+                 const Products& p)
       : Node(number),
+        products(p),
         input(std::move(i)),
         sharding(sharding_spec(weight)),
         sizes(weight.sizes().vec()) {}
 
   variable_list apply(variable_list&& gradients) override {
     check_first_order();
-    const at::Tensor of_output = local_tensor(gradients[0]).flatten(0, -2);
-    const at::Tensor x = input->whole().flatten(0, -2);
-    const at::Tensor gradient = at::mm(of_output.t(), x);
+    const at::Tensor gradient = products.of_weight(local_tensor(gradients[0]), input->whole());
     input->end_use();
     return {make_distributed(gradient, sharding, sizes)};
   }
   std::string name() const override { return "WeightBackward"; }
 
+  const Products& products;
   std::shared_ptr<GatheredInput> input;
   ShardingSpec sharding;
   std::vector<std::int64_t> sizes;
@@ -141,8 +166,9 @@ struct WeightBackward final : Node {
 
 /// x = (gradient of y) weight: on each rank a term of it.
 struct ProductBackward final : Node {
-  ProductBackward(std::shared_ptr<GatheredInput> i, const at::Tensor& w, ShardingSpec o)
-      : input(std::move(i)), weight(w, /*is_output=*/false), output(std::move(o)) {}
+  ProductBackward(std::shared_ptr<GatheredInput> i, const at::Tensor& w, ShardingSpec o,
+                  const Products& p)
+      : products(p), input(std::move(i)), weight(w, /*is_output=*/false), output(std::move(o)) {}
 
   variable_list apply(variable_list&& gradients) override {
     check_first_order();
@@ -165,11 +191,13 @@ struct ProductBackward final : Node {
     const at::Tensor matrix = weight.unpack();
     std::vector<std::int64_t> sizes = of_output.tensor().sizes().vec();
     sizes.back() = matrix.size(1);
-    const at::Tensor term = at::matmul(local_tensor(of_output.tensor()), local_tensor(matrix));
+    const at::Tensor term =
+        products.of_input(local_tensor(of_output.tensor()), local_tensor(matrix));
     const LayoutPtr sum = to_layout(output.layout->mesh_sizes(), {Partial{}}, sizes);
     return make_distributed(term, {output.mesh, sum}, sizes);
   }
 
+  const Products& products;
   std::shared_ptr<GatheredInput> input;
   SavedVariable weight;
   ShardingSpec output;
@@ -186,16 +214,37 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
 }
 
 /// Below autograd: the result's last dimension is distributed as the weight's first.
-at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight) {
+at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const Products& products) {
   const c10::NoGradGuard no_grad;
   const ShardingSpec& spec = sharding_spec(weight);
   Layout::Dims dims(static_cast<std::size_t>(x.dim()));
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  return make_distributed(at::linear(local_tensor(x), local_tensor(weight)),
+  return make_distributed(products.of_output(local_tensor(x), local_tensor(weight), {}),
                           {spec.mesh, Layout::intern(spec.layout->mesh_sizes(), std::move(dims))},
                           std::move(sizes));
+}
+
+at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const Products& products) {
+  const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
+  if (gather == nullptr) {
+    return products.of_output(x, weight, bias);
+  }
+  at::Tensor product = local_product(x, weight, products);
+  const auto node = tessera::detail::make_node<ProductBackward>(gather->input, weight,
+                                                                sharding_spec(product), products);
+  Edge of_weight;
+  if (weight.requires_grad()) {
+    const auto late = tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input,
+                                                                 weight, products);
+    tessera::detail::set_inputs(*late, weight);
+    of_weight = Edge(late, late->add_input_metadata(product));
+  }
+  node->set_next_edges({tessera::detail::edge_to(x), of_weight});
+  tessera::detail::set_node(product, node);
+  return bias.defined() ? product.add(bias) : product;
 }
 
 }  // namespace
@@ -218,30 +267,16 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
   return whole;
 }
 
-at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
-                              const at::Tensor& bias) {
-  const tessera::detail::NodePtr<GatherBackward> gather = gather_of(x, weight);
-  if (gather == nullptr) {
-    return nn::detail::linear_product(x, weight, bias);
-  }
-  at::Tensor product = local_product(x, weight);
-  const auto node =
-      tessera::detail::make_node<ProductBackward>(gather->input, weight, sharding_spec(product));
-  Edge of_weight;
-  if (weight.requires_grad()) {
-    const auto late =
-        tessera::detail::make_node<WeightBackward>(gather->late_number, gather->input, weight);
-    tessera::detail::set_inputs(*late, weight);
-    of_weight = Edge(late, late->add_input_metadata(product));
-  }
-  node->set_next_edges({tessera::detail::edge_to(x), of_weight});
-  tessera::detail::set_node(product, node);
-  return bias.defined() ? product.add(bias) : product;
+nn::LinearProduct regathered_product(const nn::Linear& linear) {
+  const Products& products = nn::is_fp8(linear) ? kFp8Products : kProducts;
+  return [&products](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return regathered(x, weight, bias, products);
+  };
 }
 
 void set_regathered_product(nn::ModuleBase& module, bool regather) {
   if (auto* linear = dynamic_cast<nn::Linear*>(&module); linear != nullptr && regather) {
-    linear->set_product(regathered_product);
+    linear->set_product(regathered_product(*linear));
   }
 }
 

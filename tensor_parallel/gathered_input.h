@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/module.h"
+#include "tessera/nn/linear.h"
 
 namespace tessera::tensor_parallel {
 
@@ -13,11 +13,11 @@ namespace tessera::tensor_parallel {
 /// products' weights get their gradients meanwhile.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
-/// nn::LinearProduct of a weight that is split over its outputs. If x comes from
-/// gather_again_in_backward(), it keeps only the weight for backward; otherwise it is aten::linear.
-/// Throws Error from backward, if that should be differentiated itself.
-at::Tensor regathered_product(const at::Tensor& x, const at::Tensor& weight,
-                              const at::Tensor& bias);
+/// The product of `linear`, of a weight that is split over its outputs. If x comes from
+/// gather_again_in_backward(), it keeps only the weight for backward; otherwise it is aten::linear,
+/// or that in fp8 for a module that convert_to_fp8 has converted. Throws Error from backward, if
+/// that should be differentiated itself.
+nn::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use it, if `regather`, an option of its style, asks for it. Other modules
 /// keep the gathered tensor.

@@ -66,16 +66,9 @@ class ReplicatedHeads final : public ParallelStyle {
   }
 
   void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    const auto product = [mesh, heads = options_.heads](const at::Tensor& x,
-                                                        const at::Tensor& weight,
-                                                        const at::Tensor& bias) {
-      return regathered_product(
-          x, copy_for_each_rank(weight, mesh, heads),
-          bias.defined() ? copy_for_each_rank(bias, mesh, heads) : at::Tensor());
-    };
-    dynamic_cast<nn::Linear&>(module).set_product(product);
+    compute_one_head(dynamic_cast<nn::Linear&>(module), mesh);
     if (const auto lora = module.attached<nn::LoraBranch>()) {
-      lora->b->set_product(product);
+      compute_one_head(*lora->b, mesh);
     }
     module.add_forward_pre_hook([mesh, options = options_](auto& self, nn::TensorList inputs) {
       *inputs[0] = prepare_input(self, *inputs[0], mesh, options.input_layouts, Replicate{}, {},
@@ -87,6 +80,14 @@ class ReplicatedHeads final : public ParallelStyle {
   }
 
  private:
+  void compute_one_head(nn::Linear& linear, const DeviceMesh& mesh) const {
+    linear.set_product([mesh, heads = options_.heads, product = regathered_product(linear)](
+                           const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+      return product(x, copy_for_each_rank(weight, mesh, heads),
+                     bias.defined() ? copy_for_each_rank(bias, mesh, heads) : at::Tensor());
+    });
+  }
+
   ReplicatedHeadsOptions options_;
 };
 

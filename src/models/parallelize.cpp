@@ -24,7 +24,8 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 /// queries, the values and the gate, or the products of fused projections. torchtitan's choice.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
-  const bool other = call.name == "aten::mm" && call.index % 2 == 1;
+  const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
+  const bool other = is_product && call.index % 2 == 1;
   return other ? nn::SavePolicy::kPreferRecompute : costly(call);
 }
 

@@ -165,6 +165,14 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
+/// self, the other factor, scales of both, bias, scale of the result, its type, ...
+std::vector<at::Tensor> scaled_product(Arguments arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const at::ScalarType type =
+      arguments[6].isNone() ? self.scalar_type() : arguments[6].toScalarType();
+  return {at::empty({self.size(0), arguments[1].toTensor().size(1)}, self.options().dtype(type))};
+}
+
 /// (..., height, width) and the two new ones.
 std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
@@ -191,6 +199,7 @@ constexpr std::array kRules{
     Named{"aten::index_select", &index_select},
     Named{"aten::embedding_dense_backward", &embedding_dense_backward},
     Named{"aten::where.self", &where},
+    Named{"aten::_scaled_mm", &scaled_product},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention},
     Named{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward},
     Named{"aten::convolution", &convolution},

@@ -27,6 +27,15 @@ std::vector<RuleCase> chunked_attention_cases() {
   };
 }
 
+std::vector<RuleCase> fp8_linear_cases() {
+  return {
+      row("tessera::fp8_linear", reals({2, 7, 5}), reals({6, 5})),
+      row("tessera::fp8_linear", reals({5}), reals({6, 5})),
+      row("tessera::fp8_linear_input_grad", reals({2, 7, 6}), reals({6, 5})),
+      row("tessera::fp8_linear_weight_grad", reals({2, 7, 6}), reals({2, 7, 5})),
+  };
+}
+
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
@@ -59,6 +68,9 @@ std::vector<RuleCase> fused_cases() {
     cases.push_back(std::move(each));
   }
   for (RuleCase& each : chunked_attention_cases()) {
+    cases.push_back(std::move(each));
+  }
+  for (RuleCase& each : fp8_linear_cases()) {
     cases.push_back(std::move(each));
   }
   return cases;

@@ -57,6 +57,13 @@ std::vector<Family> fused_families() {
              {"S1 R", "R", "2 all_reduce 192", "S1", "-"},
              {"R R", "R", "-", "R", "-"},
              {"S0,S1 S0,R", "S0,R", "2 all_reduce 96", "S0,S1", "-"}}},
+           {"fp8_linear",
+            {{{8, 6}}, {{4, 6}}},
+            [](auto& t) { return Tensors{detail::fp8_linear(t[0], t[1])}; },
+            {{"S0 R", "S0", "-", "S0 P", "-"},
+             {"R S0", "S1", "-", "P S0", "-"},
+             {"S1 S1", "P", "-", "S1 S1", "-"},
+             {"R R", "R", "-", "R R", "-"}}},
            {"rotary_embedding",
             {{{4, 8, 4, 8}}, {{8, 8}}, {{8, 8}}},
             [](auto& t) {

@@ -87,6 +87,12 @@ std::vector<Function> functions() {
        3,
        [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}); },
        {"tessera::chunked_attention", "tessera::chunked_attention_backward"}},
+      {"fp8_linear",
+       {values({4, 6}), values({5, 6}, 1)},
+       2,
+       [](const Tensors& t) { return detail::fp8_linear(t[0], t[1]); },
+       {"tessera::fp8_linear", "tessera::fp8_linear_input_grad",
+        "tessera::fp8_linear_weight_grad"}},
   };
 }
 

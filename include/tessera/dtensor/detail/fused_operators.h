@@ -22,6 +22,10 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
 /// weight: undefined for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
+/// x weight^T in eight bits (kernels/fp8.h), and its gradients, which it records itself.
+at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
+at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
+at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);

@@ -1,0 +1,123 @@
+// Row-wise scaling as in torchao's recipe "rowwise": e4m3 for all factors, scales that are powers
+// of two. These change no bits of a value but where it is subnormal, so that a row's values are the
+// same on a rank that has a part of the row, and a weight that was gathered in eight bits is
+// quantised to what it was.
+#include "tessera/kernels/fp8.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/bitwise_left_shift.h>
+#include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <vector>
+
+#include "fused_dispatch.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/fake_mode.h"
+
+namespace tessera::kernels {
+namespace {
+
+constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
+/// Of at::_scaled_mm, for both sizes of the second factor.
+constexpr std::int64_t kMultiple = 16;
+
+/// The biased exponents of the scales of rows with these maxima, of fp32.
+at::Tensor scale_exponents(const at::Tensor& amax) {
+  // 448 is 1.75 * 2^8. The sum carries into the exponent where a fraction is above 0.75.
+  const at::Tensor rounded = at::bitwise_right_shift(amax.view(at::kInt) + 0x1FFFFF, 23);
+  // From 2^-100 on the inverse is a normal number, and so are all values in bf16.
+  return (rounded - 8).clamp_min(127 - 100);
+}
+
+at::Tensor power_of_two(const at::Tensor& biased_exponents) {
+  return at::bitwise_left_shift(biased_exponents, 23).view(at::kFloat);
+}
+
+at::Tensor row_maxima(const at::Tensor& x) {
+  return x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
+                        : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
+}
+
+/// Whether products are libtorch's own of eight bits; a plan for a GPU makes its calls.
+bool has_scaled_products(const at::Tensor& x) {
+  return x.is_cuda() || (x.is_cpu() && fake_device() == c10::DeviceType::CUDA);
+}
+
+/// Rows of zeros behind those of x, up to a multiple of 16: they change no sum over rows.
+at::Tensor with_rows_for_gpu(const at::Tensor& x) {
+  const std::int64_t missing = (kMultiple - x.size(0) % kMultiple) % kMultiple;
+  return missing == 0 || !has_scaled_products(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
+}
+
+/// a b^T as `type`.
+at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type) {
+  if (!has_scaled_products(a.values)) {
+    const c10::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor sum = at::mm(a.values.to(sums), b.values.to(sums).t());
+    return sum.mul_(a.scales).mul_(b.scales.t()).to(type);
+  }
+  TESSERA_CHECK(type == at::kBFloat16, "a product in fp8 of tensors of type ", type,
+                " was asked for; on CUDA its results are bf16");
+  TESSERA_CHECK(b.values.size(0) % kMultiple == 0 && b.values.size(1) % kMultiple == 0,
+                "a product in fp8 with a factor of sizes ", b.values.sizes(),
+                " was asked for; on CUDA both must be multiples of ", kMultiple);
+  if (a.values.numel() == 0 || b.values.numel() == 0) {
+    return at::zeros({a.values.size(0), b.values.size(0)}, a.scales.options().dtype(type));
+  }
+  return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales.t(), /*bias=*/{},
+                        /*scale_result=*/{}, type);
+}
+
+at::Tensor as_rows(const at::Tensor& x) {
+  return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
+/// `rows` with the leading sizes of `like`.
+at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
+  std::vector<std::int64_t> sizes = like.sizes().vec();
+  sizes.back() = rows.size(1);
+  return rows.reshape(sizes);
+}
+
+}  // namespace
+
+Fp8Rows quantize_fp8(const at::Tensor& x) {
+  const at::Tensor amax = row_maxima(x);
+  const at::Tensor exponents = scale_exponents(amax);
+  // The difference is 0, or NaN for a row that is not finite: casts saturate on some processors.
+  const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
+  const at::Tensor scaled = x.to(compute_type(x)) * inverse;
+  return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
+}
+
+at::Tensor dequantize_fp8(const Fp8Rows& rows, c10::ScalarType type) {
+  return rows.values.to(type).mul_(rows.scales.to(type));
+}
+
+at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
+  return shaped(product(quantize_fp8(as_rows(x)), quantize_fp8(weight), x.scalar_type()), x);
+}
+
+at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight) {
+  const Fp8Rows w = quantize_fp8(weight);
+  const c10::ScalarType type = weight.scalar_type();
+  const Fp8Rows columns{w.values.t().contiguous(),
+                        at::ones({weight.size(1), 1}, w.scales.options())};
+  const at::Tensor scaled = as_rows(grad.to(type)) * w.scales.t().to(type);
+  return shaped(product(quantize_fp8(scaled), columns, type), grad);
+}
+
+at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x) {
+  const at::Tensor rows = with_rows_for_gpu(as_rows(grad.to(x.scalar_type())));
+  return product(quantize_fp8(rows.t()), quantize_fp8(with_rows_for_gpu(as_rows(x)).t()),
+                 x.scalar_type());
+}
+
+}  // namespace tessera::kernels

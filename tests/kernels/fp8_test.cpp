@@ -1,0 +1,262 @@
+// The oracle of a rounding is the list of all values of the format; that of a product is fp64.
+
+#include "tessera/kernels/fp8.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tessera/kernels/fake_mode.h"
+#include "testing/errors.h"
+#include "testing/values.h"
+
+namespace tessera::kernels {
+namespace {
+
+using testing::normal_values;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// Of code 0 to 126: four bits of exponent with bias 7, three of the fraction.
+double value_of_code(int code) {
+  const int exponent = code >> 3;
+  const double fraction = (code & 7) / 8.0;
+  return exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
+}
+
+/// The nearest value of the format, the even code of two.
+double rounded(double x) {
+  int best = 0;
+  for (int code = 1; code < 127; ++code) {
+    const double was = std::abs(value_of_code(best) - std::abs(x));
+    const double is = std::abs(value_of_code(code) - std::abs(x));
+    best = is < was || (is == was && code % 2 == 0) ? code : best;
+  }
+  return std::copysign(value_of_code(best), x);
+}
+
+double least_scale(const at::Tensor& row) {
+  const double amax = row.numel() == 0 ? 0 : row.abs().max().item<double>();
+  double scale = std::ldexp(1.0, -100);
+  while (amax > 448 * scale) {
+    scale *= 2;
+  }
+  return scale;
+}
+
+/// What quantize_fp8 is to make of finite x.
+at::Tensor expected_values(const at::Tensor& x) {
+  at::Tensor result = x.to(at::kDouble).clone();
+  for (std::int64_t row = 0; row < x.size(0); ++row) {
+    const double scale = least_scale(result[row]);
+    for (std::int64_t column = 0; column < x.size(1); ++column) {
+      result[row][column].fill_(scale * rounded(result[row][column].item<double>() / scale));
+    }
+  }
+  return result;
+}
+
+at::Tensor in_fp64(const Fp8Rows& rows) {
+  return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
+}
+
+/// Rows of any size, and elements of a row that differ by a factor of 2^24.
+at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
+  const at::Tensor exponents = testing::uniform_values({rows, columns}, 3, 12.0) +
+                               testing::uniform_values({rows, 1}, 4, 60.0);
+  return normal_values({rows, columns}, 5) * at::exp2(exponents);
+}
+
+TEST(QuantizeFp8, GivesTheNearestValuesUnderTheLeastScale) {
+  const at::Tensor wide = wide_values(5, 37);
+  const at::Tensor edges = at::tensor({448.0, 449.0, 447.9, 464.0, 0.001953125, 0.0009765625, 224.0,
+                                       232.0, -17.0, -19.0, 0.0, 1e-30})
+                               .to(at::kFloat)
+                               .view({12, 1})
+                               .matmul(at::tensor({1.0f, 0.3f}).view({1, 2}));
+  for (const at::Tensor& x :
+       {wide, wide.to(at::kBFloat16), wide.to(at::kDouble), edges, edges.t(), wide.t(),
+        wide.narrow(1, 1, 9), at::full({1, 3}, 3.4e38), at::full({1, 3}, 1e-40)}) {
+    const Fp8Rows rows = quantize_fp8(x);
+    EXPECT_EQ(rows.values.scalar_type(), at::kFloat8_e4m3fn);
+    EXPECT_TRUE(rows.values.is_contiguous());
+    EXPECT_EQ(rows.scales.sizes(), (std::vector<std::int64_t>{x.size(0), 1}));
+    EXPECT_TRUE(in_fp64(rows).equal(expected_values(x))) << x;
+  }
+}
+
+TEST(QuantizeFp8, KeepsWithinItsBound) {
+  const at::Tensor x = wide_values(64, 128);
+  const Fp8Rows rows = quantize_fp8(x);
+  const at::Tensor exact = x.to(at::kDouble);
+  const at::Tensor bound = at::max(exact.abs() * std::ldexp(1.0, -4),
+                                   rows.scales.to(at::kDouble) * std::ldexp(1.0, -10));
+  EXPECT_TRUE((in_fp64(rows) - exact).abs().le(bound).all().item<bool>());
+}
+
+TEST(QuantizeFp8, ChangesNothingASecondTime) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const Fp8Rows once = quantize_fp8(wide_values(64, 128).to(type));
+    const at::Tensor values = dequantize_fp8(once, type);
+    EXPECT_TRUE(values.to(at::kDouble).equal(in_fp64(once)));  // exact in this type
+    EXPECT_TRUE(in_fp64(quantize_fp8(values)).equal(in_fp64(once)));
+  }
+}
+
+// Elements of 2^-14 of the row's maximum and more are normal numbers under any of the scales.
+TEST(QuantizeFp8, GivesAPartOfARowTheValuesOfTheRow) {
+  const at::Tensor x = testing::uniform_values({16, 64}, 1, 12.0).exp2();
+  const at::Tensor whole = in_fp64(quantize_fp8(x));
+  for (const std::int64_t begin : {0, 16, 32, 48}) {
+    const at::Tensor part = x.narrow(1, begin, 16);
+    const at::Tensor normal = part.ge(x.amax({1}, true) * std::ldexp(1.0, -14));
+    EXPECT_TRUE(in_fp64(quantize_fp8(part))
+                    .masked_select(normal)
+                    .equal(whole.narrow(1, begin, 16).masked_select(normal)));
+  }
+}
+
+TEST(QuantizeFp8, KeepsZerosAndMakesRowsThatAreNotFiniteNaN) {
+  const at::Tensor x =
+      at::tensor({0.0, 0.0, 1.0, kInfinity, -kInfinity, 1.0, kNaN, 2.0, 3.0, -0.0}).view({5, 2});
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor y = in_fp64(quantize_fp8(x.to(type)));
+    EXPECT_TRUE(y[0].eq(0).all().item<bool>());
+    EXPECT_TRUE(y.narrow(0, 1, 3).isnan().all().item<bool>());
+    EXPECT_TRUE(y[4].equal(x[4].to(at::kDouble)));
+    const at::Tensor product = fp8_linear(x.to(type), at::ones({3, 2}, type));
+    EXPECT_TRUE(product[0].eq(0).all().item<bool>());
+    EXPECT_TRUE(product.narrow(0, 1, 3).isnan().all().item<bool>());
+    EXPECT_TRUE(product[4].eq(3).all().item<bool>());
+  }
+}
+
+TEST(QuantizeFp8, TakesMatricesWithoutElements) {
+  EXPECT_EQ(quantize_fp8(at::zeros({3, 0})).scales.size(0), 3);
+  EXPECT_EQ(quantize_fp8(at::zeros({0, 3})).scales.size(0), 0);
+  EXPECT_TRUE(fp8_linear(at::zeros({2, 0}), at::zeros({3, 0})).equal(at::zeros({2, 3})));
+  EXPECT_TRUE(
+      fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
+}
+
+struct Sizes {
+  std::int64_t rows, in, out;
+};
+
+class Fp8Products : public ::testing::TestWithParam<Sizes> {
+ protected:
+  at::Tensor x = normal_values({GetParam().rows, GetParam().in}, 1);
+  at::Tensor weight = normal_values({GetParam().out, GetParam().in}, 2) * 0.05;
+  at::Tensor grad = normal_values({GetParam().rows, GetParam().out}, 3) * 1e-6;
+};
+
+/// Sums of `terms` products in fp32, of factors that are exact, and one multiplication by a scale.
+void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
+                  std::int64_t terms) {
+  const at::Tensor bound =
+      a.abs().matmul(b.abs()) * (static_cast<double>(terms + 2) * std::ldexp(1.0, -24));
+  EXPECT_TRUE((y.to(at::kDouble) - a.matmul(b)).abs().le(bound).all().item<bool>());
+}
+
+/// Each factor within 2^-4 of itself, or where it is small within 2^-10 of its row's scale, which
+/// is less than 2^-8 of the row's maximum.
+void expect_near(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor exact_a = a.to(at::kDouble), exact_b = b.to(at::kDouble);
+  const auto error_of = [](const at::Tensor& x, std::int64_t dim) {
+    return at::max(x.abs() * std::ldexp(1.0, -4), x.abs().amax({dim}, true) * std::ldexp(1.0, -17));
+  };
+  const at::Tensor error_a = error_of(exact_a, 1), error_b = error_of(exact_b, 0);
+  const at::Tensor bound = error_a.matmul(exact_b.abs()) +
+                           (exact_a.abs() + error_a).matmul(error_b) +
+                           exact_a.abs().matmul(exact_b.abs()) * 1e-4;
+  const at::Tensor error = (y.to(at::kDouble) - exact_a.matmul(exact_b)).abs();
+  EXPECT_TRUE(error.le(bound).all().item<bool>());
+  EXPECT_GT(error.max().item<double>(), 0);  // it is in eight bits
+}
+
+TEST_P(Fp8Products, OfForwardSumTheQuantisedValues) {
+  const at::Tensor y = fp8_linear(x, weight);
+  expect_exact(y, in_fp64(quantize_fp8(x)), in_fp64(quantize_fp8(weight)).t(), x.size(1));
+  expect_near(y, x, weight.t());
+}
+
+/// The weight is that of forward, whose scales go into the gradient.
+TEST_P(Fp8Products, OfTheInputsGradientTakeTheWeightOfForward) {
+  const Fp8Rows w = quantize_fp8(weight);
+  const at::Tensor y = fp8_linear_input_grad(grad, weight);
+  expect_exact(y, in_fp64(quantize_fp8(grad * w.scales.t())), w.values.to(at::kDouble),
+               grad.size(1));
+  const at::Tensor of_forward = in_fp64(w);
+  const at::Tensor exact = grad.to(at::kDouble);
+  const at::Tensor bound = exact.abs().matmul(of_forward.abs()) * (std::ldexp(1.0, -4) + 1e-4) +
+                           at::amax((exact * w.scales.t()).abs(), {1}, true) *
+                               std::ldexp(1.0, -17) * w.values.to(at::kDouble).abs().sum(0, true);
+  EXPECT_TRUE((y.to(at::kDouble) - exact.matmul(of_forward)).abs().le(bound).all().item<bool>());
+}
+
+TEST_P(Fp8Products, OfTheWeightsGradientScaleColumns) {
+  const at::Tensor y = fp8_linear_weight_grad(grad, x);
+  expect_exact(y, in_fp64(quantize_fp8(grad.t())), in_fp64(quantize_fp8(x.t())).t(), x.size(0));
+  expect_near(y, grad.t(), x);
+}
+
+TEST_P(Fp8Products, OfBf16AreRoundedOnce) {
+  const at::Tensor half_x = x.to(at::kBFloat16), half_weight = weight.to(at::kBFloat16);
+  EXPECT_TRUE(
+      fp8_linear(half_x, half_weight)
+          .equal(fp8_linear(half_x.to(at::kFloat), half_weight.to(at::kFloat)).to(at::kBFloat16)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Fp8Products,
+                         ::testing::Values(Sizes{32, 64, 48}, Sizes{7, 33, 5}, Sizes{1, 1, 1},
+                                           Sizes{3, 500, 2}));
+
+TEST(Fp8Linear, KeepsLeadingDimensions) {
+  const at::Tensor x = normal_values({2, 3, 8}, 1), weight = normal_values({4, 8}, 2);
+  const at::Tensor y = fp8_linear(x, weight);
+  EXPECT_EQ(y.sizes(), (std::vector<std::int64_t>{2, 3, 4}));
+  EXPECT_TRUE(y.view({6, 4}).equal(fp8_linear(x.view({6, 8}), weight)));
+  EXPECT_EQ(fp8_linear_input_grad(y, weight).sizes(), x.sizes());
+  EXPECT_EQ(fp8_linear_weight_grad(y, x).sizes(), weight.sizes());
+  EXPECT_TRUE(fp8_linear(x[0][0], weight).equal(y[0][0]));
+}
+
+/// A plan for a GPU: libtorch's own products, whose sums have a multiple of 16 terms.
+TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
+  std::vector<std::vector<std::int64_t>> factors;
+  const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),
+                   weight = at::zeros({48, 32}, at::kBFloat16);
+  const FakeMode fake(c10::DeviceType::CUDA, [&](const FakeCall& call) {
+    if (call.name == "aten::_scaled_mm") {
+      factors.push_back(call.inputs[0].sizes().vec());
+      factors.push_back(call.inputs[1].sizes().vec());
+    }
+  });
+  const at::Tensor y = fp8_linear(x, weight);
+  EXPECT_EQ(y.sizes(), (std::vector<std::int64_t>{5, 48}));
+  EXPECT_EQ(fp8_linear_input_grad(y, weight).sizes(), x.sizes());
+  EXPECT_EQ(fp8_linear_weight_grad(y, x).sizes(), weight.sizes());
+  const std::vector<std::vector<std::int64_t>> expected{{5, 32},  {32, 48}, {5, 48},
+                                                        {48, 32}, {48, 16}, {16, 32}};
+  EXPECT_EQ(factors, expected);
+}
+
+TEST(Fp8Linear, RefusesWhatAGpuDoesNotMultiply) {
+  const FakeMode fake(c10::DeviceType::CUDA);
+  const auto zeros = [](std::int64_t rows, std::int64_t columns) {
+    return at::empty({rows, columns}, at::kBFloat16);
+  };
+  EXPECT_ERROR(fp8_linear(zeros(4, 24), zeros(16, 24)),
+               "a factor of sizes [16, 24] was asked for; on CUDA both must be multiples of 16");
+  EXPECT_ERROR(fp8_linear(zeros(4, 16).to(at::kFloat), zeros(16, 16).to(at::kFloat)),
+               "on CUDA its results are bf16");
+}
+
+}  // namespace
+}  // namespace tessera::kernels
